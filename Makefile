@@ -1,0 +1,82 @@
+# Everything a contributor runs. Needs Python 3.11 or newer and make; no root, no Docker.
+# `uv` is taken from PATH when it is there, otherwise it is installed into .venv.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/sh
+
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(shell if uv --version >/dev/null 2>&1; then echo uv; else echo $(BIN)/uv; fi)
+# Pythons for which every test server has a wheel come first.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
+COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
+
+.PHONY: help demo test check bench format sync lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## Watch a queue survive a killed worker, on an embedded server
+	@$(BIN)/python -m penstock demo
+
+test: $(VENV)/.dev ## Run the tests on all cores (ARGS="..." goes to pytest)
+	@$(BIN)/python -m pytest -n $(CORES) --dist loadgroup $(ARGS)
+
+check: $(VENV)/.dev ## Format, lint, types, direction of imports, freshness of the sync half
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python tools/generate_sync.py --check
+
+bench: $(VENV)/.dev ## Measure Penstock beside its peers (ARGS="..." goes to the harness)
+	@$(BIN)/python -m bench $(ARGS)
+
+format: $(VENV)/.dev ## Format the code and mend what ruff can mend
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+sync: $(VENV)/.dev ## Write the sync half from the async half
+	@$(BIN)/python tools/generate_sync.py
+
+lock: $(BIN)/python ## Lock the newest allowed versions into requirements/
+	@$(COMPILE) --all-extras --group dev pyproject.toml --output-file requirements/dev.txt
+	@$(COMPILE) --extra embedded --extra cli --group build --constraint requirements/dev.txt pyproject.toml \
+		--output-file requirements/demo.txt
+	@! grep -nEi 'https?:|index-url|find-links' requirements/*.txt
+
+clean: ## Remove the environment and everything that was built
+	@rm -rf $(VENV) .venvs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- environment ---------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "Penstock needs Python 3.11 or newer, and none is on PATH. Install one, or say: make PYTHON=/path/to/python3" >&2; \
+		exit 1; \
+	fi
+	@if [ "$(UV)" = uv ]; then \
+		uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV); \
+	else \
+		$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+			echo "No virtual environment could be made: install python3-venv (Debian, Ubuntu) or uv." >&2; exit 1; }; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'; \
+	fi
+
+$(VENV)/.demo: $(BIN)/python requirements/demo.txt pyproject.toml
+	@echo "Installing Penstock and its demo into $(VENV) ..."
+	@$(INSTALL) --require-hashes -r requirements/demo.txt
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python requirements/dev.txt pyproject.toml
+	@echo "Installing Penstock and its tools into $(VENV) ..."
+	@$(INSTALL) --require-hashes -r requirements/dev.txt
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@ $(VENV)/.demo

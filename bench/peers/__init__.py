@@ -1,0 +1,1 @@
+"""One module a peer; each runs in that peer's own interpreter and imports nothing of the driver."""

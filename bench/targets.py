@@ -1,0 +1,85 @@
+"""What Penstock promises of its speed, as ratios to peers of the same run; pure, without a server."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.figures import Samples
+from bench.roster import EACH_PEERS, LIMIT, PENSTOCK, PENSTOCK_EACH
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound on a figure of one peer, or on its ratio to the best of the peers it is compared with."""
+
+    name: str
+    test: str
+    figure: str
+    subject: str
+    direction: Literal["at least", "at most"]
+    bound: float
+    references: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a run stands to a target; `value` is None where the run did not measure it."""
+
+    target: Target
+    value: float | None = None
+    low: float = 0.0
+    high: float = 0.0
+    reference: str = ""
+
+    @property
+    def is_met(self) -> bool | None:
+        """Tells whether the target is met, or None where it was not measured.
+
+        The value is rounded like the bound: a heartbeat in the counted window must not turn 3 commands into a miss.
+        """
+        if self.value is None:
+            return None
+        if self.target.direction == "at least":
+            return round(self.value, 2) >= self.target.bound
+        return round(self.value, 2 if self.target.references else 1) <= self.target.bound
+
+
+TARGETS = (
+    Target("publish, one by one", "publish-one", "rate", PENSTOCK, "at least", 0.5, (LIMIT,)),
+    Target("publish, 50 callers", "publish-50", "rate", PENSTOCK, "at least", 0.5, (LIMIT,)),
+    Target("publish, bulk", "publish-bulk", "rate", PENSTOCK, "at least", 0.6, (LIMIT,)),
+    Target("drain, batch handler", "drain-batch", "rate", PENSTOCK, "at least", 0.6, (LIMIT,)),
+    Target("drain, batch handler", "drain-batch", "rate", PENSTOCK, "at least", 3.0, ("redis-stream-queue",)),
+    Target("drain, message handler", "drain-each", "rate", PENSTOCK_EACH, "at least", 15.0, EACH_PEERS),
+    Target("p50 latency, batch handler", "latency", "p50_ms", PENSTOCK, "at most", 1.5, (LIMIT,)),
+    Target("p50 latency, message handler", "latency", "p50_ms", PENSTOCK_EACH, "at most", 1.5, (LIMIT,)),
+    Target("commands sent, batch handler", "latency", "sent", PENSTOCK, "at most", 3.0),
+    Target("commands sent, message handler", "latency", "sent", PENSTOCK_EACH, "at most", 3.0),
+    Target("cost, 200,000 over 10,000 pending", "pel", "cost_ratio", PENSTOCK, "at most", 1.25),
+)
+
+
+def judge(target: Target, samples: Samples) -> Verdict:
+    """Returns the median over rounds of the value inside each round, with the lowest and the highest."""
+    own = samples.by_round(target.test, target.subject, target.figure)
+    if not target.references:
+        return _verdict(target, list(own.values()), "")
+    reference = _best_reference(target, samples)
+    if reference is None:
+        return Verdict(target)
+    theirs = samples.by_round(target.test, reference, target.figure)
+    return _verdict(target, [own[number] / theirs[number] for number in own if number in theirs], reference)
+
+
+def _best_reference(target: Target, samples: Samples) -> str | None:
+    medians = {name: samples.median(target.test, name, target.figure) for name in target.references}
+    measured = {name: value for name, value in medians.items() if value is not None}
+    return max(measured, key=lambda name: measured[name]) if measured else None
+
+
+def _verdict(target: Target, values: list[float], reference: str) -> Verdict:
+    if not values:
+        return Verdict(target)
+    return Verdict(target, statistics.median(values), min(values), max(values), reference)

@@ -1,0 +1,48 @@
+"""Reliable work queues and data pipelines on Redis Streams.
+
+The names here are async; `penstock.sync` has the same names for plain functions and threads.
+"""
+
+from penstock.config import ConsumerConfig
+from penstock.errors import PenstockError
+from penstock.model import (
+    ConsumerInfo,
+    ConsumerMetrics,
+    DeadLetter,
+    Lag,
+    PassReport,
+    PendingEntry,
+    ProducerMetrics,
+    StreamMessage,
+    StreamStats,
+)
+from penstock.redis.client import StreamClient
+from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
+from penstock.streams.consumer import StreamConsumer
+from penstock.streams.dead_letters import DeadLetters
+from penstock.streams.group import ConsumerGroup
+from penstock.streams.producer import StreamProducer
+
+__all__ = [
+    "ConsumerConfig",
+    "ConsumerGroup",
+    "ConsumerInfo",
+    "ConsumerMetrics",
+    "DeadLetter",
+    "DeadLetters",
+    "JsonSerializer",
+    "Lag",
+    "MsgpackSerializer",
+    "PassReport",
+    "PendingEntry",
+    "PenstockError",
+    "PickleSerializer",
+    "ProducerMetrics",
+    "Serializer",
+    "StreamClient",
+    "StreamConsumer",
+    "StreamMessage",
+    "StreamProducer",
+    "StreamStats",
+]
+__version__ = "0.1.0"

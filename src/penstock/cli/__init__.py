@@ -1,0 +1,8 @@
+"""The command `penstock`."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run the command line."""
+    raise SystemExit("penstock: no command yet")

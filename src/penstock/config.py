@@ -1,0 +1,112 @@
+"""How a consumer behaves: one frozen value, checked once, cross-field rules side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from penstock.errors import ConfigurationError
+from penstock.keys import check_name
+from penstock.policy import Backoff, Limits
+from penstock.worker_name import unique_worker_name
+
+_MAY_BE_ZERO = {"block_ms", "shutdown_grace_ms", "max_stream_size", "retry_jitter"}
+PREFETCH_BATCHES = 10
+
+
+@dataclass(frozen=True)
+class ConsumerConfig:
+    """Settings of a `StreamConsumer`.
+
+    `min_idle_claim_ms` is the lease: a message whose holder has not renewed it for so long goes to another
+    consumer. Durations are in milliseconds. None means: derived from the others, as the properties tell.
+    """
+
+    group: str
+    worker_name: str | None = None
+    dlq_stream: str | None = None
+    dlq_group: str | None = None
+    batch_size: int = 100
+    block_ms: int = 5_000
+    min_idle_claim_ms: int = 10_000
+    max_deliveries: int = 3
+    max_stream_size: int = 100_000
+    max_claim_passes: int | None = None
+    max_attempts: int | None = None
+    concurrency: int | None = None
+    prefetch: int | None = None
+    heartbeat_interval_ms: int | None = None
+    recovery_interval_ms: int | None = None
+    retry_initial_delay_ms: int | None = None
+    retry_max_delay_ms: int = 60_000
+    retry_jitter: float = 0.1
+    handler_timeout_ms: int | None = None
+    shutdown_grace_ms: int = 10_000
+    retention_interval_ms: int = 30_000
+    consumer_ttl_ms: int = 600_000
+    handle_signals: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        check_name("group", self.group)
+        for name in ("worker_name", "dlq_stream", "dlq_group"):
+            value = getattr(self, name)
+            if value is not None:
+                check_name(name, value)
+        self._check_numbers()
+        if self.heartbeat_interval_ms is not None and self.heartbeat_interval_ms * 3 > self.min_idle_claim_ms:
+            raise ConfigurationError(
+                f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be at most a third of the lease "
+                f"min_idle_claim_ms={self.min_idle_claim_ms}, else one lost heartbeat costs the lease: "
+                f"use {self.min_idle_claim_ms // 3} or less"
+            )
+        if self.prefetch is not None and self.prefetch < self.batch_size:
+            raise ConfigurationError(f"prefetch={self.prefetch} must not be below batch_size={self.batch_size}")
+        if self.retry_jitter > 1:
+            raise ConfigurationError(f"retry_jitter={self.retry_jitter} must be between 0 and 1")
+
+    def _check_numbers(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, str | bool) or value is None:
+                continue
+            is_number = isinstance(value, int) or (item.name == "retry_jitter" and isinstance(value, float))
+            if not is_number:
+                raise ConfigurationError(f"{item.name} must be a whole number, not {value!r}")
+            if value < 0 or (value == 0 and item.name not in _MAY_BE_ZERO):
+                least = "0 or more" if item.name in _MAY_BE_ZERO else "positive"
+                raise ConfigurationError(f"{item.name}={value} must be {least}")
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a message stays with a consumer that gives no sign of life."""
+        return self.min_idle_claim_ms
+
+    @property
+    def effective_heartbeat_ms(self) -> int:
+        """How often the leases of the messages at hand are renewed."""
+        return self.heartbeat_interval_ms or max(1, self.min_idle_claim_ms // 4)
+
+    @property
+    def effective_recovery_ms(self) -> int:
+        """How often the consumer looks for messages of dead consumers."""
+        return self.recovery_interval_ms or max(1, self.min_idle_claim_ms // 2)
+
+    @property
+    def max_prefetch(self) -> int:
+        """How many messages may wait in the process at most."""
+        return self.prefetch or self.batch_size * PREFETCH_BATCHES
+
+    @property
+    def limits(self) -> Limits:
+        """How often a message may be tried."""
+        return Limits(self.max_deliveries, self.max_attempts)
+
+    @property
+    def backoff(self) -> Backoff:
+        """How long a failed message waits."""
+        initial = self.retry_initial_delay_ms or min(1_000, self.min_idle_claim_ms)
+        return Backoff(initial, max(self.retry_max_delay_ms, initial), self.retry_jitter)
+
+    def resolved_worker_name(self) -> str:
+        """Return the given name, or a new one that no other process has."""
+        return self.worker_name or unique_worker_name(self.group)

@@ -1,0 +1,49 @@
+"""The fields of a stream entry: the payload is in `data`, everything else stands beside it.
+
+An entry with nothing but `data` is what redis-stream-queue 0.1.x writes, and it reads no other field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from penstock.errors import ConfigurationError
+
+DATA = "data"
+MESSAGE_ID = "message_id"
+KEY = "key"
+HEADERS = "headers"
+CONTENT_TYPE = "content_type"
+EXPIRES_AT = "expires_at"
+REDRIVES = "redrives"
+
+_encode_json = msgspec.json.encode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+NO_HEADERS: Mapping[str, str] = {}
+
+Fields = Sequence[bytes]  # field, value, field, value, ... as the server sends them
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    """Encode headers; raise ConfigurationError unless all names and values are text."""
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigurationError(f"headers must be text: {name!r} has a {type(value).__name__}")
+    return _encode_json(headers)
+
+
+def decode_headers(raw: bytes | None) -> Mapping[str, str]:
+    """Decode headers; what is not an object of texts is shown as one header `raw`, never an error."""
+    if not raw:
+        return NO_HEADERS
+    try:
+        return _decode_headers(raw)
+    except msgspec.DecodeError:
+        return {"raw": raw.decode(errors="replace")}
+
+
+def as_mapping(fields: Fields) -> dict[str, bytes]:
+    """Return the fields of an entry by name."""
+    return {fields[i].decode(errors="replace"): fields[i + 1] for i in range(0, len(fields), 2)}

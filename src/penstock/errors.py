@@ -1,0 +1,176 @@
+"""Every error that Penstock raises to its users, under one root."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class PenstockError(Exception):
+    """The root of all errors of this library."""
+
+
+class ConfigurationError(PenstockError, ValueError):
+    """A parameter, name or URL is unusable; the message says which, why and what to write instead."""
+
+
+# --- what Redis or the way to it answered ---------------------------------------------------------
+
+
+class RedisError(PenstockError):
+    """Redis, or the connection to it, refused or broke off a command."""
+
+
+class TransientError(RedisError):
+    """A failure that passes by itself: the same call may succeed later."""
+
+
+class PermanentError(RedisError):
+    """A failure that stays until somebody changes the server, the rights or the configuration."""
+
+
+class ConnectionFailed(TransientError):
+    """No connection could be made; the command was certainly not executed."""
+
+
+class ConnectionLost(TransientError):
+    """The connection broke after the command was written; whether it was executed is unknown."""
+
+
+class CommandTimeout(ConnectionLost):
+    """The server did not answer in time; whether the command was executed is unknown."""
+
+
+class ServerBusy(TransientError):
+    """The server is loading, runs a long script, or a cluster slot is on the move; nothing was executed."""
+
+
+class ReadOnlyServer(TransientError):
+    """The server is a replica, as happens during a failover; nothing was executed."""
+
+
+class OutOfMemory(TransientError):
+    """The server is at its memory limit and refused the write; nothing was executed."""
+
+
+class GroupLost(TransientError):
+    """The stream or its consumer group does not exist (any more)."""
+
+
+class NotReplicating(TransientError):
+    """The server has fewer replicas than `min-replicas-to-write` asks for; nothing was executed."""
+
+
+class ServerError(RedisError):
+    """Any other error reply of the server."""
+
+
+class AuthenticationFailed(PermanentError):
+    """User name or password was refused."""
+
+
+class PermissionDenied(PermanentError):
+    """The ACL of the user forbids the command or the key."""
+
+
+class WrongType(PermanentError):
+    """A key holds something else than the stream (or other type) that it should hold."""
+
+
+class ClusterSlotError(PermanentError, ConfigurationError):
+    """Keys that must change together lie in different cluster slots."""
+
+
+class UnsupportedServer(PermanentError):
+    """The server is too old or lacks a command that the chosen setting needs."""
+
+
+# --- publishing -----------------------------------------------------------------------------------
+
+
+class PublishError(PenstockError):
+    """A message was not accepted."""
+
+
+class StreamFull(PublishError):
+    """The stream holds `max_len` entries that some group still needs; the message was not added.
+
+    After push_many(), `ids` are the entries of the same call that still found room.
+    """
+
+    ids: tuple[str, ...] = ()
+
+
+class PublishUnknown(PublishError):
+    """The connection broke and the retry budget ran out: the messages may or may not be in the stream.
+
+    `message_ids` are the ids chosen by the producer, so that the caller can look for them or publish again
+    with the same `dedup_key`.
+    """
+
+    def __init__(self, text: str, message_ids: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.message_ids = tuple(message_ids)
+
+
+class NotDurable(PublishError):
+    """The messages are in the stream, but the chosen durability was not confirmed in time.
+
+    `ids` are the entries that were written.
+    """
+
+    def __init__(self, text: str, ids: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.ids = tuple(ids)
+
+
+# --- payloads -------------------------------------------------------------------------------------
+
+
+class SerializationError(PenstockError):
+    """A payload could not be turned into bytes or back."""
+
+
+class EncodeError(SerializationError, TypeError):
+    """The payload cannot be encoded; the message names the place in it."""
+
+
+class PayloadTooLarge(EncodeError):
+    """The encoded payload exceeds the serializer's `max_bytes`."""
+
+
+class DecodeError(SerializationError, ValueError):
+    """The bytes of an entry are not what the serializer writes."""
+
+
+# --- leases and consumers -------------------------------------------------------------------------
+
+
+class LeaseLost(PenstockError):
+    """The message now belongs to another consumer; whatever this one still says about it is refused."""
+
+
+class ConsumerNameTaken(PenstockError):
+    """A newer process runs under the same `worker_name`; this one is fenced off and stops."""
+
+
+# --- verdicts that a handler may raise ------------------------------------------------------------
+
+
+class FatalError(PenstockError):
+    """Raised by a handler: retrying is pointless, the message goes to the dead letters at once."""
+
+
+class RetryLater(PenstockError):
+    """Raised by a handler: a failed attempt that wants its own delay instead of the configured back-off."""
+
+    def __init__(self, delay_s: float, reason: str = "") -> None:
+        super().__init__(reason or f"retry in {delay_s} s")
+        self.delay_s = delay_s
+
+
+class Snooze(PenstockError):
+    """Raised by a handler: not now; hand the message out again after the delay, without counting an attempt."""
+
+    def __init__(self, delay_s: float, reason: str = "") -> None:
+        super().__init__(reason or f"snooze for {delay_s} s")
+        self.delay_s = delay_s

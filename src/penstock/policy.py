@@ -1,0 +1,103 @@
+"""What becomes of a message: pure decisions, carried out elsewhere."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from penstock.errors import FatalError, RetryLater, Snooze
+
+
+class Reason(StrEnum):
+    """Why a message was dead-lettered."""
+
+    DECODE_ERROR = "decode_error"
+    MAX_DELIVERIES = "max_deliveries"
+    FATAL = "fatal"
+    EXPIRED = "expired"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The message is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Hand the message out again after the delay; a snooze gives the attempt back."""
+
+    after_ms: int
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Move the message to the dead letters."""
+
+    reason: Reason
+
+
+Verdict: TypeAlias = Ack | Retry | Bury
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential delays with jitter."""
+
+    initial_ms: int
+    max_ms: int
+    jitter: float
+
+    def delay_ms(self, attempt: int, chance: random.Random) -> int:
+        """Return the delay after the given failed attempt (1 = the first)."""
+        plain = min(self.initial_ms * 2 ** min(attempt - 1, 32), self.max_ms)
+        return max(1, round(plain * (1 + self.jitter * chance.uniform(-1, 1))))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How often a message may be tried."""
+
+    max_deliveries: int
+    max_attempts: int | None
+
+    def is_exhausted(self, deliveries: int, attempts: int) -> bool:
+        """Tell whether a message with these counts must not be handed to a handler again."""
+        return deliveries >= self.max_deliveries or (self.max_attempts is not None and attempts >= self.max_attempts)
+
+    def is_last_chance(self, deliveries: int, attempts: int) -> bool:
+        """Tell whether the next run is the last one permitted.
+
+        Such a message is run alone: if it takes the process down, it takes no neighbour along.
+        """
+        return self.is_exhausted(deliveries + 1, attempts + 1)
+
+
+def after_failure(
+    error: BaseException | None, deliveries: int, attempts: int, limits: Limits, backoff: Backoff, chance: random.Random
+) -> Verdict:
+    """Decide about a message whose handler failed; `deliveries` and `attempts` include the failed run.
+
+    `error` is None when a batch handler left the id out of its reply.
+    """
+    if isinstance(error, Snooze):
+        return Retry(round(error.delay_s * 1000), counts=False)
+    if isinstance(error, FatalError):
+        return Bury(Reason.FATAL)
+    if limits.is_exhausted(deliveries, attempts):
+        return Bury(Reason.MAX_DELIVERIES)
+    if isinstance(error, RetryLater):
+        return Retry(round(error.delay_s * 1000))
+    return Retry(backoff.delay_ms(attempts, chance))
+
+
+def before_run(deliveries: int, attempts: int, expires_at_ms: int | None, now_ms: int, limits: Limits) -> Bury | None:
+    """Decide whether a redelivered message may run again; the counts do not include the coming run."""
+    if expires_at_ms is not None and now_ms >= expires_at_ms:
+        return Bury(Reason.EXPIRED)
+    if limits.is_exhausted(deliveries, attempts):
+        return Bury(Reason.MAX_DELIVERIES)
+    return None

@@ -1,0 +1,301 @@
+"""The hot lane, asyncio half: one pipelined connection over hiredis, and how to find the right server.
+
+redis-py makes the connection (TCP, TLS, AUTH, SELECT) and knows Sentinel and cluster topology; then the socket is
+ours: its asyncio layer costs six to twenty times what the same bytes cost here. The twin is blocking.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import hiredis
+import redis.asyncio as driver
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+
+from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
+from penstock.redis.settings import ConnectionSettings, Host
+from penstock.redis.translate import connect_error, error_reply
+
+Reply: TypeAlias = Any
+Command: TypeAlias = tuple[bytes | str | int, ...]
+OnReply: TypeAlias = Callable[[int, Reply], None]
+
+
+class _Expected:
+    """The replies that one caller waits for."""
+
+    __slots__ = ("count", "deadline", "future", "on_reply", "replies")
+
+    def __init__(
+        self, future: asyncio.Future[list[Reply]], count: int, deadline: float, on_reply: OnReply | None
+    ) -> None:
+        self.future, self.count, self.deadline, self.on_reply = future, count, deadline, on_reply
+        self.replies: list[Reply] = []
+
+    def add(self, reply: Reply) -> bool:
+        """Take the next reply; True = that was the last one."""
+        self.replies.append(reply)
+        if self.on_reply is not None:
+            self.on_reply(len(self.replies) - 1, reply)
+        if len(self.replies) < self.count:
+            return False
+        if not self.future.done():  # a cancelled caller left its reply behind
+            self.future.set_result(self.replies)
+        return True
+
+    def fail(self, error: PenstockError) -> None:
+        """Tell the caller that no reply will come."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _Answer:
+    """The one reply that a callback waits for."""
+
+    __slots__ = ("deadline", "on_answer")
+
+    def __init__(self, on_answer: Callable[[Reply], None], deadline: float) -> None:
+        self.on_answer, self.deadline = on_answer, deadline
+
+    def add(self, reply: Reply) -> bool:
+        """Hand the reply over."""
+        self.on_answer(reply)
+        return True
+
+    def fail(self, error: PenstockError) -> None:
+        """Hand the error over."""
+        self.on_answer(error)
+
+
+class Connection(asyncio.Protocol):
+    """One connection to one server. All commands of one loop tick go out in one write; replies come in order.
+
+    Guarantees: a command is written at most once. When the connection breaks, every caller that waits gets
+    ConnectionLost (outcome unknown); a call on a broken connection raises ConnectionFailed (not executed).
+    """
+
+    def __init__(self, timeout_s: float, where: str) -> None:
+        self.where = where
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(replyError=error_reply)
+        self._expected: deque[_Expected | _Answer] = deque()
+        self._unsent: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._keep: object = None
+        self.client_id = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether commands can be sent."""
+        return self._transport is not None
+
+    def adopt(self, transport: asyncio.Transport, keep: object) -> None:
+        """Take over a connected transport; `keep` is held so that its finalizer does not close it."""
+        self._transport, self._keep = transport, keep
+        transport.set_protocol(self)
+
+    async def call(self, *command: bytes | str | int, timeout_s: float | None = None) -> Reply:
+        """Send one command and return its reply; raise what an error reply says."""
+        reply = (await self._send(hiredis.pack_command(command), 1, timeout_s, None))[0]
+        if isinstance(reply, PenstockError):
+            raise reply
+        return reply
+
+    async def pipeline(
+        self, commands: Sequence[Command], timeout_s: float | None = None, on_reply: OnReply | None = None
+    ) -> list[Reply]:
+        """Send commands in one write and return their replies; an error reply is returned, not raised.
+
+        `on_reply` is told each reply as it comes: the last command may block for long.
+        """
+        packed = b"".join([hiredis.pack_command(command) for command in commands])
+        future = self._send(packed, len(commands), timeout_s, on_reply)
+        self._flush()  # a pipeline is a batch already: nothing is gained by waiting for more
+        return await future
+
+    def post(self, command: Command, on_answer: Callable[[Reply], None]) -> None:
+        """Send one command now; `on_answer` gets the reply, or the error that came instead, as soon as it is there."""
+        self._expect(_Answer(on_answer, self._loop.time() + self._timeout_s))
+        self._unsent.append(hiredis.pack_command(command))
+        self._flush()
+
+    def _send(
+        self, packed: bytes, count: int, timeout_s: float | None, on_reply: OnReply | None
+    ) -> asyncio.Future[list[Reply]]:
+        future: asyncio.Future[list[Reply]] = self._loop.create_future()
+        deadline = self._loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
+        self._expect(_Expected(future, count, deadline, on_reply))
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(packed)
+        return future
+
+    def _expect(self, expected: _Expected | _Answer) -> None:
+        if self._transport is None:
+            raise ConnectionFailed(f"the connection to Redis at {self.where} is closed")
+        self._expected.append(expected)
+        if self._timer is None:
+            self._timer = self._loop.call_at(expected.deadline, self._check_deadline)
+
+    def _flush(self) -> None:
+        if self._transport is not None and self._unsent:
+            self._transport.write(b"".join(self._unsent))
+            self._unsent.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser and hand complete replies to those who wait, oldest first."""
+        reader, expected = self._reader, self._expected
+        try:
+            reader.feed(data)
+            while expected:
+                reply = reader.gets()
+                if reply is False:
+                    return
+                first = expected.popleft()
+                if not first.add(reply):
+                    expected.appendleft(first)
+        except hiredis.ProtocolError as error:
+            self._break(ConnectionLost(f"Redis at {self.where} sent what is not RESP: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell everybody who waits."""
+        self._break(ConnectionLost(f"the connection to Redis at {self.where} broke: {exc or 'closed by the server'}"))
+
+    def _check_deadline(self) -> None:
+        # One timer per connection instead of one per call: it always looks at the oldest caller.
+        self._timer = None
+        if not self._expected:
+            return
+        first = self._expected[0]
+        if self._loop.time() >= first.deadline:
+            self._break(CommandTimeout(f"Redis at {self.where} did not answer in time"))
+        else:
+            self._timer = self._loop.call_at(first.deadline, self._check_deadline)
+
+    def _break(self, error: PenstockError) -> None:
+        transport, self._transport = self._transport, None
+        self._unsent.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if transport is not None:
+            transport.abort()
+        while self._expected:
+            self._expected.popleft().fail(error)
+
+    def abort(self) -> None:
+        """Close at once; whoever waits gets ConnectionLost."""
+        if self._transport is not None:
+            self._break(ConnectionLost(f"the connection to Redis at {self.where} was closed by this process"))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self.abort()
+
+
+def _no_retry() -> Retry:
+    # The driver never repeats anything: what may be repeated is decided in retry.py.
+    return Retry(NoBackoff(), 0)
+
+
+class Locator:
+    """Finds the server that serves a key, and opens connections to it."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._settings = settings
+        self._cluster: driver.RedisCluster | None = None
+        self._sentinel: Sentinel | None = None
+        self._lock = asyncio.Lock()
+
+    async def locate(self, key: str) -> Host:
+        """Return host and port of the server for the key."""
+        try:
+            if self._settings.kind == "cluster":
+                node = (await self._topology()).get_node_from_key(key)
+                if node is None:
+                    raise ConnectionFailed(f"no node of the cluster at {self._settings.where} serves {key!r}")
+                return node.host, int(node.port)
+            if self._settings.kind == "sentinel":
+                return await self._masters().discover_master(self._settings.service_name)
+        except (OSError, driver.RedisError) as error:
+            raise connect_error(error, self._settings.where) from error
+        return self._settings.hosts[0] if self._settings.hosts else ("", 0)
+
+    async def refresh(self) -> None:
+        """Ask for the topology again at the next look-up."""
+        if self._cluster is not None:
+            cluster, self._cluster = self._cluster, None
+            await cluster.aclose()
+
+    async def connect(self, host: Host) -> Connection:
+        """Open a connection to the server."""
+        settings = self._settings
+        where = settings.where if settings.kind in ("single", "unix") else f"{host[0]}:{host[1]}"
+        options = settings.driver_options() | {"retry": _no_retry(), "db": settings.db}
+        if settings.path:
+            made: Any = driver.UnixDomainSocketConnection(path=settings.path, **options)
+        elif settings.tls:
+            made = driver.SSLConnection(host=host[0], port=host[1], **options, **settings.tls_options)
+        else:
+            made = driver.Connection(host=host[0], port=host[1], **options)
+        try:
+            # redis-py bounds the TCP connect and each reply of the handshake; this bounds the sum.
+            async with asyncio.timeout(settings.connect_timeout_s):
+                await made.connect()
+        except (OSError, TimeoutError, driver.RedisError) as error:
+            await made.disconnect(nowait=True)
+            raise connect_error(error, where) from error
+        connection = Connection(settings.socket_timeout_s, where)
+        writer, made._writer, made._reader = made._writer, None, None
+        connection.adopt(writer.transport, writer)
+        return connection
+
+    async def _topology(self) -> driver.RedisCluster:
+        async with self._lock:
+            if self._cluster is None:
+                options = self._settings.driver_options() | self._settings.tls_options
+                nodes = [ClusterNode(host, port) for host, port in self._settings.hosts]
+                cluster = driver.RedisCluster(
+                    startup_nodes=nodes,
+                    ssl=self._settings.tls,
+                    retry=_no_retry(),
+                    cluster_error_retry_attempts=0,
+                    **options,
+                )
+                await cluster.initialize()
+                self._cluster = cluster
+            return self._cluster
+
+    def _masters(self) -> Sentinel:
+        if self._sentinel is None:
+            timeout_s = self._settings.connect_timeout_s
+            options = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": _no_retry()}
+            self._sentinel = Sentinel(list(self._settings.hosts), sentinel_kwargs=options)
+        return self._sentinel
+
+    async def make_driver(self) -> driver.Redis | driver.RedisCluster:
+        """Return a redis-py client to the same servers, for pub/sub and administration; the caller closes it."""
+        settings = self._settings
+        if settings.kind == "cluster":
+            return await self._topology()
+        host = await self.locate("")
+        options = settings.driver_options() | {"retry": _no_retry(), "db": settings.db}
+        if settings.path:
+            return driver.Redis(unix_socket_path=settings.path, **options)
+        return driver.Redis(host=host[0], port=host[1], ssl=settings.tls, **options, **settings.tls_options)
+
+    async def close(self) -> None:
+        """Close what was opened to learn the topology."""
+        await self.refresh()
+        if self._sentinel is not None:
+            for sentinel in self._sentinel.sentinels:
+                await sentinel.aclose()
+            self._sentinel = None

@@ -1,0 +1,220 @@
+"""The hot lane, blocking half: the twin of aio.py for threads, method by method."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import hiredis
+import redis as driver
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
+from penstock.redis.settings import ConnectionSettings, Host
+from penstock.redis.translate import connect_error, error_reply
+
+Reply: TypeAlias = Any
+Command: TypeAlias = tuple[bytes | str | int, ...]
+OnReply: TypeAlias = Callable[[int, Reply], None]
+_CHUNK = 1 << 16
+
+
+class Connection:
+    """One connection to one server, shared by threads: one of them at a time sends and waits.
+
+    Guarantees: a command is written at most once. When the connection breaks, the caller that waits gets
+    ConnectionLost (outcome unknown); a call on a broken connection raises ConnectionFailed (not executed).
+    """
+
+    def __init__(self, timeout_s: float, where: str) -> None:
+        self.where = where
+        self._timeout_s = timeout_s
+        self._reader = hiredis.Reader(replyError=error_reply)
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+        self.client_id = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether commands can be sent."""
+        return self._socket is not None
+
+    def adopt(self, connected: socket.socket) -> None:
+        """Take over a connected socket."""
+        connected.settimeout(self._timeout_s)
+        self._socket = connected
+
+    def call(self, *command: bytes | str | int, timeout_s: float | None = None) -> Reply:
+        """Send one command and return its reply; raise what an error reply says."""
+        reply = self._send(hiredis.pack_command(command), 1, timeout_s, None)[0]
+        if isinstance(reply, PenstockError):
+            raise reply
+        return reply
+
+    def pipeline(
+        self, commands: Sequence[Command], timeout_s: float | None = None, on_reply: OnReply | None = None
+    ) -> list[Reply]:
+        """Send commands in one write and return their replies; an error reply is returned, not raised.
+
+        `on_reply` is told each reply as it comes: the last command may block for long.
+        """
+        packed = b"".join([hiredis.pack_command(command) for command in commands])
+        return self._send(packed, len(commands), timeout_s, on_reply)
+
+    def _send(self, packed: bytes, count: int, timeout_s: float | None, on_reply: OnReply | None) -> list[Reply]:
+        with self._lock:
+            connected = self._socket
+            if connected is None:
+                raise ConnectionFailed(f"the connection to Redis at {self.where} is closed")
+            deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+            try:
+                connected.settimeout(self._timeout_s)
+                connected.sendall(packed)
+                replies: list[Reply] = []
+                while len(replies) < count:
+                    replies.append(self._next(connected, deadline))
+                    if on_reply is not None:
+                        on_reply(len(replies) - 1, replies[-1])
+                return replies
+            except TimeoutError:
+                raise self._broken(CommandTimeout(f"Redis at {self.where} did not answer in time")) from None
+            except (OSError, hiredis.ProtocolError) as error:
+                text = f"the connection to Redis at {self.where} broke: {error}"
+                raise self._broken(ConnectionLost(text)) from error
+            except BaseException:
+                # KeyboardInterrupt between request and reply: the connection is out of step from here on.
+                self.abort()
+                raise
+
+    def _next(self, connected: socket.socket, deadline: float) -> Reply:
+        while (reply := self._reader.gets()) is False:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError
+            connected.settimeout(remaining)
+            data = connected.recv(_CHUNK)
+            if not data:
+                raise ConnectionResetError("closed by the server")
+            self._reader.feed(data)
+        return reply
+
+    def _broken(self, error: PenstockError) -> PenstockError:
+        self.abort()
+        return error
+
+    def abort(self) -> None:
+        """Close at once, from any thread; whoever waits gets ConnectionLost."""
+        connected, self._socket = self._socket, None
+        if connected is not None:
+            with contextlib.suppress(OSError):  # not connected any more
+                connected.shutdown(socket.SHUT_RDWR)
+            connected.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.abort()
+
+
+def _no_retry() -> Retry:
+    # The driver never repeats anything: what may be repeated is decided in retry.py.
+    return Retry(NoBackoff(), 0)
+
+
+class Locator:
+    """Finds the server that serves a key, and opens connections to it."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._settings = settings
+        self._cluster: driver.RedisCluster | None = None
+        self._sentinel: Sentinel | None = None
+        self._lock = threading.Lock()
+
+    def locate(self, key: str) -> Host:
+        """Return host and port of the server for the key."""
+        try:
+            if self._settings.kind == "cluster":
+                node = self._topology().get_node_from_key(key)
+                if node is None:
+                    raise ConnectionFailed(f"no node of the cluster at {self._settings.where} serves {key!r}")
+                return node.host, int(node.port)
+            if self._settings.kind == "sentinel":
+                return self._masters().discover_master(self._settings.service_name)
+        except (OSError, driver.RedisError) as error:
+            raise connect_error(error, self._settings.where) from error
+        return self._settings.hosts[0] if self._settings.hosts else ("", 0)
+
+    def refresh(self) -> None:
+        """Ask for the topology again at the next look-up."""
+        if self._cluster is not None:
+            cluster, self._cluster = self._cluster, None
+            cluster.close()
+
+    def connect(self, host: Host) -> Connection:
+        """Open a connection to the server."""
+        settings = self._settings
+        where = settings.where if settings.kind in ("single", "unix") else f"{host[0]}:{host[1]}"
+        options = settings.driver_options() | {"retry": _no_retry(), "db": settings.db}
+        # The handshake is part of connecting and gets the connect timeout, not that of commands.
+        options["socket_timeout"] = settings.connect_timeout_s
+        if settings.path:
+            made: Any = driver.UnixDomainSocketConnection(path=settings.path, **options)
+        elif settings.tls:
+            made = driver.SSLConnection(host=host[0], port=host[1], **options, **settings.tls_options)
+        else:
+            made = driver.Connection(host=host[0], port=host[1], **options)
+        try:
+            made.connect()
+        except (OSError, TimeoutError, driver.RedisError) as error:
+            made.disconnect()
+            raise connect_error(error, where) from error
+        connection = Connection(settings.socket_timeout_s, where)
+        connected, made._sock = made._sock, None
+        connection.adopt(connected)
+        return connection
+
+    def _topology(self) -> driver.RedisCluster:
+        with self._lock:
+            if self._cluster is None:
+                options = self._settings.driver_options() | self._settings.tls_options
+                nodes = [ClusterNode(host, port) for host, port in self._settings.hosts]
+                self._cluster = driver.RedisCluster(
+                    startup_nodes=nodes,
+                    ssl=self._settings.tls,
+                    retry=_no_retry(),
+                    cluster_error_retry_attempts=0,
+                    **options,
+                )
+            return self._cluster
+
+    def _masters(self) -> Sentinel:
+        if self._sentinel is None:
+            timeout_s = self._settings.connect_timeout_s
+            options = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": _no_retry()}
+            self._sentinel = Sentinel(list(self._settings.hosts), sentinel_kwargs=options)
+        return self._sentinel
+
+    def make_driver(self) -> driver.Redis | driver.RedisCluster:
+        """Return a redis-py client to the same servers, for pub/sub and administration; the caller closes it."""
+        settings = self._settings
+        if settings.kind == "cluster":
+            return self._topology()
+        host = self.locate("")
+        options = settings.driver_options() | {"retry": _no_retry(), "db": settings.db}
+        if settings.path:
+            return driver.Redis(unix_socket_path=settings.path, **options)
+        return driver.Redis(host=host[0], port=host[1], ssl=settings.tls, **options, **settings.tls_options)
+
+    def close(self) -> None:
+        """Close what was opened to learn the topology."""
+        self.refresh()
+        if self._sentinel is not None:
+            for sentinel in self._sentinel.sentinels:
+                sentinel.close()
+            self._sentinel = None

@@ -1,0 +1,360 @@
+"""StreamClient: one way to Redis for producers, consumers and groups."""
+
+from __future__ import annotations
+
+import random
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from penstock.errors import ConfigurationError, ConnectionFailed, PenstockError, UnsupportedServer
+from penstock.keys import StreamKeys
+from penstock.redis.address import Address, parse_url
+from penstock.redis.aio import Command, Connection, Locator, Reply
+from penstock.redis.capabilities import MINIMUM, PROBED, Capabilities, describe, known_commands, parse_info
+from penstock.redis.embedded import EmbeddedServer
+from penstock.redis.retry import Repeat, pause_s
+from penstock.redis.scripts import Script, script
+from penstock.redis.settings import ConnectionSettings, Host
+from penstock.redis.translate import Redirected, ScriptMissing
+from penstock.runtime.aio import Lock, home, is_alive, pause
+
+_TRIES = 3
+_BUSY_BUDGET_S = 5.0
+
+
+class _Lane:
+    """The connections of one client in one event loop."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.locator = Locator(settings)
+        self.shared: dict[Host, Connection] = {}
+        self.dedicated: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self.lock = Lock()
+
+    async def to(self, host: Host) -> Connection:
+        """Return the shared connection to a server, opened anew when it is broken."""
+        connection = self.shared.get(host)
+        if connection is not None and connection.is_open:
+            return connection
+        async with self.lock:
+            connection = self.shared.get(host)
+            if connection is None or not connection.is_open:
+                connection = self.shared[host] = await self.locator.connect(host)
+            return connection
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for connection in [*self.shared.values(), *self.dedicated]:
+            await connection.close()
+        self.shared.clear()
+        await self.locator.close()
+
+
+class StreamClient:
+    """A way to one Redis, Valkey, cluster or Sentinel group.
+
+    Connects when it is first used. Connections belong to the event loop in which they were opened, so that one client
+    may serve several loops one after the other. Whoever made the client closes it; producers and consumers never do.
+    """
+
+    def __init__(
+        self,
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        username: str | None = None,
+        password: str | None = None,
+        prefix: str = "",
+        max_connections: int = 1000,
+        pool_timeout: float = 5,
+        client_name: str | None = None,
+        ssl: bool = False,
+        socket_timeout: float = 30.0,
+        socket_connect_timeout: float = 5.0,
+        socket_keepalive: bool = True,
+        socket_keepalive_options: Mapping[int, int] | None = None,
+        **tls_options: Any,
+    ) -> None:
+        for name, value in (("socket_timeout", socket_timeout), ("socket_connect_timeout", socket_connect_timeout)):
+            if not value or value <= 0:
+                raise ConfigurationError(f"{name}={value!r} must be a positive number of seconds")
+        settings = ConnectionSettings(
+            hosts=((host, port),),
+            db=db,
+            username=username,
+            password=password,
+            client_name=client_name,
+            tls=ssl,
+            tls_options=_checked_tls(tls_options),
+            socket_timeout_s=socket_timeout,
+            connect_timeout_s=socket_connect_timeout,
+            keepalive=socket_keepalive,
+            keepalive_options=socket_keepalive_options,
+            max_connections=max_connections,
+            pool_timeout_s=pool_timeout,
+        )
+        self._setup(settings, prefix)
+
+    def _setup(self, settings: ConnectionSettings, prefix: str, server: EmbeddedServer | None = None) -> None:
+        self.settings, self.prefix, self._server = settings, prefix, server
+        self._lanes: dict[object, _Lane] = {}
+        self._chance = random.Random()
+        self._is_closed = False
+        self._capabilities: Capabilities | None = None
+
+    @classmethod
+    def _of(cls, settings: ConnectionSettings, prefix: str, server: EmbeddedServer | None = None) -> Self:
+        client = cls.__new__(cls)
+        client._setup(settings, prefix, server)
+        return client
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Self:
+        """Make a client from a URL: redis, rediss, unix, redis+cluster, rediss+cluster, redis+sentinel or embedded.
+
+        Options are those of the constructor; they win over what the URL says.
+        """
+        address = parse_url(url)
+        given = {**address.options, **options}
+        if address.kind == "embedded":
+            return cls.embedded(directory=address.path, **given)
+        return cls._from_address(address, given)
+
+    @classmethod
+    def _from_address(cls, address: Address, given: dict[str, Any]) -> Self:
+        prefix = given.pop("prefix", "")
+        tls_options = {name: given.pop(name) for name in list(given) if name.startswith("ssl_")}
+        renamed = {
+            "socket_timeout": "socket_timeout_s",
+            "socket_connect_timeout": "connect_timeout_s",
+            "socket_keepalive": "keepalive",
+            "socket_keepalive_options": "keepalive_options",
+            "pool_timeout": "pool_timeout_s",
+            "ssl": "tls",
+        }
+        known: dict[str, Any] = {
+            "kind": address.kind,
+            "hosts": address.hosts,
+            "path": address.path,
+            "service_name": address.service_name,
+            "db": address.db,
+            "username": address.username,
+            "password": address.password,
+            "tls": address.tls,
+            "tls_options": _checked_tls(tls_options),
+        }
+        for name, value in given.items():
+            target = renamed.get(name, name)
+            if target not in ConnectionSettings.__dataclass_fields__:
+                raise ConfigurationError(f"unknown option {name!r}; the options are those of StreamClient()")
+            known[target] = value
+        return cls._of(ConnectionSettings(**known), prefix)
+
+    @classmethod
+    def from_cluster(
+        cls,
+        startup_nodes: Sequence[Mapping[str, Any]],
+        password: str | None = None,
+        username: str | None = None,
+        prefix: str = "",
+        **options: Any,
+    ) -> Self:
+        """Make a client for a Redis Cluster from some of its nodes, each a mapping with `host` and `port`."""
+        hosts = _checked_hosts("startup_nodes", startup_nodes)
+        address = Address(kind="cluster", hosts=hosts, username=username, password=password)
+        return cls._from_address(address, {**options, "prefix": prefix})
+
+    @classmethod
+    def from_sentinel(
+        cls, sentinels: Sequence[Mapping[str, Any] | tuple[str, int]], service_name: str, **options: Any
+    ) -> Self:
+        """Make a client for the master that the Sentinels name for a service."""
+        hosts = _checked_hosts("sentinels", sentinels)
+        if not service_name:
+            raise ConfigurationError("service_name must be the name under which the Sentinels know the master")
+        return cls._from_address(Address(kind="sentinel", hosts=hosts, service_name=service_name), options)
+
+    @classmethod
+    def embedded(cls, directory: str | None = None, prefix: str = "", **options: Any) -> Self:
+        """Start a real server of its own, on a unix socket, and make a client for it; close() stops the server.
+
+        With a directory the data is kept there between runs.
+        """
+        server = EmbeddedServer(directory=directory, persistent=directory is not None)
+        server.start()
+        made = cls._from_address(Address(kind="unix", hosts=(), path=server.unix_socket), {**options, "prefix": prefix})
+        made._server = server
+        return made
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the client."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections of this client, and stop the embedded server if it has one."""
+        self._is_closed = True
+        lanes, self._lanes = self._lanes, {}
+        here = home()
+        for owner, lane in lanes.items():
+            if owner is here and is_alive(owner):
+                await lane.close()
+        if self._server is not None:
+            self._server.stop()
+
+    def __repr__(self) -> str:
+        """Show where the client leads, without secrets."""
+        return f"StreamClient({self.settings.kind} {self.settings.where})"
+
+    # --- names --------------------------------------------------------------------------------------
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys that change together must share a hash tag."""
+        return self.settings.kind == "cluster"
+
+    def keys(self, stream: str) -> StreamKeys:
+        """Return the keys of a stream, with the prefix of this client."""
+        return StreamKeys.of(stream, self.prefix)
+
+    # --- commands -----------------------------------------------------------------------------------
+
+    def _lane(self) -> _Lane:
+        if self._is_closed:
+            raise ConnectionFailed(f"{self!r} is closed; make a new client")
+        here = home()
+        lane = self._lanes.get(here)
+        if lane is None:
+            self._lanes = {owner: known for owner, known in self._lanes.items() if is_alive(owner)}
+            lane = self._lanes[here] = _Lane(self.settings)
+        return lane
+
+    async def connection(self, key: str) -> Connection:
+        """Return the shared connection to the server of the key."""
+        lane = self._lane()
+        return await lane.to(await lane.locator.locate(key))
+
+    async def dedicated(self, key: str) -> Connection:
+        """Open a connection to the server of the key for the caller alone; it is closed with the client at the latest."""
+        lane = self._lane()
+        connection = await lane.locator.connect(await lane.locator.locate(key))
+        lane.dedicated.add(connection)
+        return connection
+
+    async def refresh(self) -> None:
+        """Look up again which server serves which key."""
+        await self._lane().locator.refresh()
+
+    async def call(self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ) -> Reply:
+        """Send a command to the server of the key; repeat it after a failure where its class allows that."""
+        return (await self._deliver(key, command, repeat))[0]
+
+    async def run(self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], repeat: Repeat) -> Reply:
+        """Run a script on the server of its first key."""
+        wanted = script(name)
+        try:
+            return await self.call(keys[0], "EVALSHA", wanted.sha, len(keys), *keys, *args, repeat=repeat)
+        except ScriptMissing:
+            return await self.call(keys[0], "EVAL", wanted.source, len(keys), *keys, *args, repeat=repeat)
+
+    async def _deliver(self, key: str, command: Command, repeat: Repeat) -> list[Reply]:
+        failures, busy_until, asked = 0, time.monotonic() + _BUSY_BUDGET_S, None
+        while True:
+            connection = await self._find(key, asked)
+            try:
+                commands = [("ASKING",), command] if asked else [command]
+                replies = await connection.pipeline(commands)
+                if isinstance(replies[-1], PenstockError):
+                    raise replies[-1]
+                return replies[-1:]
+            except ScriptMissing:
+                raise
+            except Redirected as error:
+                failures += 1
+                asked = (error.host, error.port) if error.is_asking else None
+                if not error.is_asking:
+                    await self.refresh()
+                if time.monotonic() > busy_until:
+                    raise
+            except PenstockError as error:
+                failures += 1
+                is_busy = isinstance(error, PenstockError) and connection.is_open
+                exhausted = time.monotonic() > busy_until if is_busy else failures >= _TRIES
+                if not repeat.allows(error) or exhausted:
+                    raise
+                asked = None
+                await pause(pause_s(failures, self._chance))
+
+    async def _find(self, key: str, asked: Host | None) -> Connection:
+        return await self._lane().to(asked) if asked else await self.connection(key)
+
+    async def load(self, connection: Connection, scripts: Sequence[Script]) -> None:
+        """Make the scripts known to the server behind a connection."""
+        for reply in await connection.pipeline([("SCRIPT", "LOAD", wanted.source) for wanted in scripts]):
+            if isinstance(reply, PenstockError):
+                raise reply
+
+    # --- questions to the server --------------------------------------------------------------------
+
+    async def ping(self) -> bool:
+        """Return True when the server answers."""
+        return bool(await self.call("", "PING") == b"PONG")
+
+    async def capabilities(self) -> Capabilities:
+        """Ask the server, once, what it can do; raise UnsupportedServer when it is too old."""
+        if self._capabilities is None:
+            names = (MINIMUM, *PROBED)
+            commands = known_commands(names, await self.call("", "COMMAND", "INFO", *names))
+            info = parse_info((await self.call("", "INFO")).decode())
+            config: dict[str, str] = {}
+            for setting in ("appendfsync", "maxmemory-policy"):
+                config |= await self._config(setting)
+            found = describe(info, commands, config)
+            if MINIMUM not in commands:
+                raise UnsupportedServer(f"{found.product} {found.version} is too old: 6.2 or newer is needed")
+            self._capabilities = found
+        return self._capabilities
+
+    async def _config(self, setting: str) -> dict[str, str]:
+        try:
+            reply = await self.call("", "CONFIG", "GET", setting)
+        except PenstockError:
+            return {}  # forbidden on many managed servers
+        return {reply[i].decode(): reply[i + 1].decode() for i in range(0, len(reply), 2)}
+
+
+def _checked_tls(options: dict[str, Any]) -> dict[str, Any]:
+    known = {
+        "ssl_ca_certs",
+        "ssl_ca_data",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_check_hostname",
+        "ssl_cert_reqs",
+        "ssl_min_version",
+        "ssl_ciphers",
+    }
+    for name in options:
+        if name not in known:
+            raise ConfigurationError(f"unknown option {name!r}; TLS options are {', '.join(sorted(known))}")
+    return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **options} if options else {}
+
+
+def _checked_hosts(what: str, nodes: Sequence[Mapping[str, Any] | tuple[str, int]]) -> tuple[Host, ...]:
+    hosts = []
+    for node in nodes:
+        try:
+            host, port = (node["host"], node["port"]) if isinstance(node, Mapping) else node
+            hosts.append((str(host), int(port)))
+        except (KeyError, TypeError, ValueError):
+            raise ConfigurationError(f"{what} must be mappings with 'host' and 'port', not {node!r}") from None
+    if not hosts:
+        raise ConfigurationError(f"{what} must name at least one server")
+    return tuple(hosts)

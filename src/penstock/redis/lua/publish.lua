@@ -1,0 +1,84 @@
+-- Adds a batch of messages, once, however often it is sent.
+-- KEYS: 1 stream, 2 marker of the producer, 3.. one deduplication key for each message that has one, in order
+-- ARGV: 1 sequence number of the batch, 2 marker TTL in s, 3 max_len (0 = none), 4 'reject' or 'drop_oldest',
+--       5 number of messages, 6 layout of the rest:
+--       'plain': payload, message id, payload, message id, ...
+--       'full': per message: number of field arguments, deduplication window in ms (0 = none), field, value, ...
+-- Returns: 'dropped answer answer ...'. An answer is the id, '=' .. id of the earlier entry for a duplicate, or '!' for a
+--       message that found the stream full. 'dropped first..last' stands for ids that follow each other.
+-- Called twice: a batch with the sequence number of the last one adds nothing and gets the recorded answers; an older
+--       batch (a late copy of something answered long ago) is refused with STALEBATCH. So a producer sends one batch at a time.
+-- include: needed.lua
+local call = redis.call
+local stream, marker = KEYS[1], KEYS[2]
+local sequence, max_len, count = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[5])
+
+local last = call('GET', marker)
+if last then
+  local done, answers = string.match(last, '^(%d+) (.*)$')
+  if done == sequence then return answers end
+  if tonumber(done) > tonumber(sequence) then
+    return redis.error_reply('STALEBATCH batch ' .. sequence .. ' of this producer is older than ' .. done)
+  end
+end
+
+-- XINFO GROUPS costs, so room is made a thousand entries at a time: that is paid once per thousand messages.
+local function make_room()
+  local limit = needed_from(stream)
+  if not limit then return end
+  call('XTRIM', stream, 'MINID', '~', limit, 'LIMIT', math.max(1000, count * 2))
+  if call('XLEN', stream) + count > max_len then call('XTRIM', stream, 'MINID', limit) end
+end
+
+local length = max_len > 0 and call('XLEN', stream) or 0
+if max_len > 0 and length > 0 and length + count > max_len then
+  make_room()
+  length = call('XLEN', stream)
+end
+local room = count
+if max_len > 0 and ARGV[4] == 'reject' then room = max_len - length end
+
+local answers = {}
+if ARGV[6] == 'plain' then
+  local i = 7
+  for n = 1, count do
+    if n > room then
+      answers[n] = '!'
+    else
+      answers[n] = call('XADD', stream, '*', 'data', ARGV[i], 'message_id', ARGV[i + 1])
+    end
+    i = i + 2
+  end
+else
+  local i, key_index = 7, 3
+  for n = 1, count do
+    local size, window = tonumber(ARGV[i]), ARGV[i + 1]
+    local earlier = window ~= '0' and call('GET', KEYS[key_index])
+    if earlier then
+      answers[n] = '=' .. earlier
+    elseif room <= 0 then
+      answers[n] = '!'
+    else
+      answers[n] = call('XADD', stream, '*', unpack(ARGV, i + 2, i + 1 + size))
+      room = room - 1
+      if window ~= '0' then call('SET', KEYS[key_index], answers[n], 'PX', window) end
+    end
+    if window ~= '0' then key_index = key_index + 1 end
+    i = i + 2 + size
+  end
+end
+
+local dropped = 0
+if max_len > 0 and ARGV[4] == 'drop_oldest' and length + count > max_len then
+  dropped = call('XTRIM', stream, 'MAXLEN', max_len)
+end
+-- Ids of one script call follow each other within one millisecond: the first and the last tell all of them.
+local answer
+local first_ms, last_ms = string.match(answers[1], '^(%d+)-'), string.match(answers[count], '^(%d+)-')
+if ARGV[6] == 'plain' and count > 2 and first_ms and first_ms == last_ms then
+  answer = dropped .. ' ' .. answers[1] .. '..' .. answers[count]
+else
+  answer = dropped .. ' ' .. table.concat(answers, ' ')
+end
+call('SET', marker, sequence .. ' ' .. answer, 'EX', ARGV[2])
+return answer

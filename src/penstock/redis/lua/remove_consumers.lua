@@ -1,0 +1,16 @@
+-- Removes consumers that hold nothing and were silent for long. A consumer with pending entries is never removed:
+-- the server would drop its pending list and the messages with it.
+-- KEYS: 1 stream
+-- ARGV: 1 group, 2 consumer that asks, 3 silent for at least so many ms
+-- Returns: {names removed}
+-- Called twice: the second call finds none.
+local removed = {}
+for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  local info = {}
+  for i = 1, #consumer, 2 do info[consumer[i]] = consumer[i + 1] end
+  if info['pending'] == 0 and info['idle'] >= tonumber(ARGV[3]) and info['name'] ~= ARGV[2] then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], info['name'])
+    removed[#removed + 1] = info['name']
+  end
+end
+return removed

@@ -1,0 +1,22 @@
+-- Renews the leases of messages that this consumer holds. Never takes one back from another consumer.
+-- KEYS: 1 stream, 2 worker
+-- ARGV: 1 group, 2 consumer, 3 incarnation ('' = the name is unique anyway), 4 TTL of the worker key in ms, 5.. ids
+-- Returns: {refused ids}
+-- Called twice: renews again.
+local stream, group, me = KEYS[1], ARGV[1], ARGV[2]
+if ARGV[3] ~= '' then
+  local holder = redis.call('GET', KEYS[2])
+  if holder and holder ~= ARGV[3] then return redis.error_reply('FENCED a newer process runs as ' .. me) end
+end
+local mine, refused = {}, {}
+for i = 5, #ARGV do
+  if #redis.call('XPENDING', stream, group, ARGV[i], ARGV[i], 1, me) == 1 then
+    mine[#mine + 1] = ARGV[i]
+  else
+    refused[#refused + 1] = ARGV[i]
+  end
+end
+-- JUSTID leaves the delivery count alone; idle time starts from 0.
+if #mine > 0 then redis.call('XCLAIM', stream, group, me, 0, unpack(mine), 'JUSTID') end
+if ARGV[3] ~= '' then redis.pcall('SET', KEYS[2], ARGV[3], 'PX', ARGV[4]) end
+return refused

@@ -1,0 +1,12 @@
+-- Takes back messages that are pending with this very consumer but that none of its handlers holds, as after a lost reply.
+-- KEYS: 1 stream, 2 retries, 3 attempts, 4 dead letters
+-- ARGV: 1 group, 2 consumer, 3.. ids
+-- Returns: {{{id, count, attempts, fields}, ...}, {missing ids}}
+-- Called twice: gives the same again.
+-- include: claim.lua
+local out, missing = {}, {}
+for i = 3, #ARGV do
+  local entry = redis.call('XPENDING', stream, group, ARGV[i], ARGV[i], 1, me)[1]
+  if entry and not redis.call('ZSCORE', retries, ARGV[i]) then claim(entry, out, missing) end
+end
+return {out, missing}

@@ -1,0 +1,45 @@
+"""One question to one server over a plain socket, for those who start servers before any client exists."""
+
+from __future__ import annotations
+
+import socket
+from typing import TypeAlias
+
+import hiredis
+
+SocketAddress: TypeAlias = str | tuple[str, int]
+"""The path of a unix socket, or a host and a port."""
+
+_UNFINISHED = object()
+
+
+def ask(address: SocketAddress, *words: str | int | bytes, timeout_s: float = 1.0) -> object:
+    """Sends one command on a fresh connection and returns the reply; an error reply is returned, not raised.
+
+    Raises:
+        OSError: nobody listens there, or the answer did not come in time.
+
+    """
+    reader = hiredis.Reader(notEnoughData=_UNFINISHED)
+    with connect(address, timeout_s) as connection:
+        connection.sendall(hiredis.pack_command(words))  # type: ignore[arg-type]  # its stub says one word only
+        while (reply := reader.gets()) is _UNFINISHED:
+            received = connection.recv(65536)
+            if not received:
+                raise ConnectionResetError(f"{address} hung up before it answered {words[0]!r}")
+            reader.feed(received)
+    return reply
+
+
+def connect(address: SocketAddress, timeout_s: float) -> socket.socket:
+    """Opens a blocking socket to the address."""
+    if isinstance(address, tuple):
+        return socket.create_connection(address, timeout_s)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection

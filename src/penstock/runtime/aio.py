@@ -1,0 +1,277 @@
+"""The asyncio half. The sync half of the library is generated against the twin, threads.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Lock = asyncio.Lock
+Cancelled = asyncio.CancelledError
+IS_ASYNC = True
+
+
+async def pause(seconds: float) -> None:
+    """Wait."""
+    await asyncio.sleep(seconds)
+
+
+def home() -> object:
+    """Return what connections are bound to: the running event loop."""
+    return asyncio.get_running_loop()
+
+
+def call_home(home: object, function: Callable[..., None], *args: object) -> None:
+    """Run a function where the connections are, from any thread."""
+    if isinstance(home, asyncio.AbstractEventLoop) and not home.is_closed():
+        home.call_soon_threadsafe(function, *args)
+
+
+def is_alive(home: object) -> bool:
+    """Tell whether connections bound to the home can still be used."""
+    return isinstance(home, asyncio.AbstractEventLoop) and not home.is_closed()
+
+
+class Event:
+    """A flag that can be awaited, and set from any thread."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def set(self) -> None:
+        """Raise the flag."""
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        loop = self._loop
+        if loop is None or loop is running or loop.is_closed():
+            self._event.set()
+        if loop is not None and not loop.is_closed():
+            # Also from a signal handler, which runs inside the loop's thread while the loop sleeps.
+            loop.call_soon_threadsafe(self._event.set)
+
+    def clear(self) -> None:
+        """Lower the flag."""
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        """Tell whether the flag is raised."""
+        return self._event.is_set()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the flag is raised; return False when the time is over first."""
+        self._loop = asyncio.get_running_loop()
+        if timeout_s is None:
+            return await self._event.wait()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._event.wait()
+        except TimeoutError:
+            return self._event.is_set()
+
+
+class Turnstile:
+    """Lets those pass who wait for a condition, as many as are called."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def call(self, count: int = 1) -> None:
+        """Wake so many of those who wait, to look at their condition again."""
+        while count > 0 and self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                count -= 1
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition holds."""
+        while not condition():
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            try:
+                await future
+            except asyncio.CancelledError:
+                if future.done() and not future.cancelled():
+                    self.call()  # woken and cancelled at once: pass the wake-up on
+                raise
+
+
+Promise: TypeAlias = asyncio.Future[T]
+
+
+def new_promise() -> Promise[Any]:
+    """Return a result that somebody else will give."""
+    return asyncio.get_running_loop().create_future()
+
+
+class Job:
+    """One activity of a crew."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def interrupt(self) -> None:
+        """Cancel what the activity awaits now."""
+        self._task.cancel()
+
+    @staticmethod
+    def resume() -> None:
+        """Take back, inside the activity, a cancellation that was meant for one step only."""
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+
+    @staticmethod
+    def current() -> Job | None:
+        """Return the running activity."""
+        task = asyncio.current_task()
+        return Job(task) if task is not None else None
+
+
+class Crew:
+    """Activities side by side, owned by whoever made the crew and joined by it."""
+
+    def __init__(self, on_failure: Callable[[], None]) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._on_failure = on_failure
+
+    def start(self, activity: Callable[..., Coroutine[Any, Any, None]], *args: object) -> Job:
+        """Start an activity."""
+        task = asyncio.get_running_loop().create_task(activity(*args))
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return Job(task)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+            self._on_failure()
+
+    async def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until all have ended; return False when the time is over first."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout_s)
+        return not self._tasks
+
+    async def cancel(self) -> None:
+        """Cancel whatever still runs and wait for it."""
+        for task in set(self._tasks):
+            task.cancel()
+        await self.join()
+
+    def raise_failure(self) -> None:
+        """Raise the first failure, if there was one."""
+        if self._failure is not None:
+            raise self._failure
+
+
+class Threads:
+    """Runs plain functions without blocking the event loop."""
+
+    def __init__(self, size: int) -> None:
+        self._pool = ThreadPoolExecutor(size, thread_name_prefix="penstock-handler")
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Run the function in a thread and return what it returns."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    def close(self) -> None:
+        """Let the threads end; does not wait for a hung one."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+Express: TypeAlias = Callable[[list[T], Callable[[], None]], bool]
+
+
+class Combiner(Generic[T]):
+    """Collects what many callers put in and sends it on in batches, one batch at a time.
+
+    Whatever is put in during one turn of the event loop, or while a batch is under way, travels together. `express`, if
+    set, may send a batch by itself and calls back when it is done; where it declines, a task runs `send`.
+    """
+
+    def __init__(self, send: Callable[[list[T]], Awaitable[None]], linger_s: float, max_waiting: int) -> None:
+        self._send, self._linger_s, self._max_waiting = send, linger_s, max_waiting
+        self.express: Express[T] | None = None
+        self._waiting: list[T] = []
+        self._room = Turnstile()
+        self._is_busy = False
+        self._task: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+
+    def is_full(self) -> bool:
+        """Tell whether so many are waiting that the next one must wait outside."""
+        return len(self._waiting) >= self._max_waiting
+
+    async def wait_for_room(self) -> None:
+        """Wait until there is room."""
+        await self._room.wait_until(lambda: not self.is_full())
+
+    def put(self, item: T) -> None:
+        """Take an item in; it is sent in the next turn of the event loop, or with the next batch."""
+        self._waiting.append(item)
+        if not self._is_busy:
+            self._is_busy = True
+            loop = asyncio.get_running_loop()
+            if self._linger_s:
+                loop.call_later(self._linger_s, self._next)
+            else:
+                loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        # The batch before is done.
+        if not self._waiting:
+            self._is_busy = False
+            self._idle.set()
+            return
+        batch, self._waiting = self._waiting, []
+        self._room.call(len(batch))
+        if self.express is None or not self.express(batch, self._next):
+            self.go_on(self._send(batch))
+
+    def go_on(self, step: Awaitable[None]) -> None:
+        """Let a task do the rest of the batch under way."""
+        self._task = asyncio.ensure_future(step)
+        self._task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.exception()  # whoever waits for the batch has been told
+        self._next()
+
+    async def flush(self) -> None:
+        """Wait until nothing is waiting or under way."""
+        while self._is_busy:
+            self._idle.clear()
+            await self._idle.wait()
+
+
+async def shielded(step: Awaitable[T]) -> T:
+    """Finish the step even if the caller is cancelled meanwhile; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(step)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
+
+
+async def next_tick() -> None:
+    """Let everybody else who is ready run once."""
+    await asyncio.sleep(0)

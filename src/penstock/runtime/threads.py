@@ -1,0 +1,231 @@
+"""The threads half: the twin of aio.py, name by name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+T = TypeVar("T")
+
+Lock = threading.Lock
+IS_ASYNC = False
+
+
+class Cancelled(BaseException):
+    """Never raised: threads cannot be cancelled. It stands where asyncio raises CancelledError."""
+
+
+def pause(seconds: float) -> None:
+    """Wait."""
+    time.sleep(seconds)
+
+
+_PROCESS = object()
+
+
+def home() -> object:
+    """Return what connections are bound to: sockets belong to the process."""
+    return _PROCESS
+
+
+def call_home(_home: object, function: Callable[..., None], *args: object) -> None:
+    """Run a function where the connections are: here."""
+    function(*args)
+
+
+def is_alive(home: object) -> bool:
+    """Tell whether connections bound to the home can still be used."""
+    return home is _PROCESS
+
+
+class Event:
+    """A flag that can be waited for, and set from any thread."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """Raise the flag."""
+        self._event.set()
+
+    def clear(self) -> None:
+        """Lower the flag."""
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        """Tell whether the flag is raised."""
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the flag is raised; return False when the time is over first."""
+        return self._event.wait(timeout_s)
+
+
+class Turnstile:
+    """Lets those pass who wait for a condition, as many as are called."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+
+    def call(self, count: int = 1) -> None:
+        """Wake so many of those who wait, to look at their condition again."""
+        with self._condition:
+            self._condition.notify(count)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition holds."""
+        with self._condition:
+            self._condition.wait_for(condition)
+
+
+class Promise(Generic[T]):
+    """A result that somebody else gives. In this half it is there before anybody asks: see Combiner."""
+
+    __slots__ = ("_error", "_is_done", "_result")
+
+    def __init__(self) -> None:
+        self._is_done = False
+        self._error: BaseException | None = None
+        self._result: T | None = None
+
+    def done(self) -> bool:
+        """Tell whether the result is there."""
+        return self._is_done
+
+    def set_result(self, result: T) -> None:
+        """Give the result."""
+        self._result, self._is_done = result, True
+
+    def set_exception(self, error: BaseException) -> None:
+        """Give an error instead."""
+        self._error, self._is_done = error, True
+
+    def result(self) -> T:
+        """Return the result."""
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._result)
+
+
+def new_promise() -> Promise[Any]:
+    """Return a result that somebody else will give."""
+    return Promise()
+
+
+class Job:
+    """One activity of a crew."""
+
+    def interrupt(self) -> None:
+        """Do nothing: a thread cannot be interrupted; the message it works on is flagged instead."""
+
+    @staticmethod
+    def resume() -> None:
+        """Do nothing: see interrupt."""
+
+    @staticmethod
+    def current() -> Job | None:
+        """Return the running activity."""
+        return Job()
+
+
+class Crew:
+    """Activities side by side, owned by whoever made the crew and joined by it."""
+
+    def __init__(self, on_failure: Callable[[], None]) -> None:
+        self._threads: set[threading.Thread] = set()
+        self._failure: BaseException | None = None
+        self._on_failure = on_failure
+
+    def start(self, activity: Callable[..., None], *args: object) -> Job:
+        """Start an activity."""
+        # Daemon threads: a hung handler must not keep the process from ending after the grace period.
+        thread = threading.Thread(target=self._run, args=(activity, args), daemon=True, name="penstock")
+        self._threads.add(thread)
+        thread.start()
+        return Job()
+
+    def _run(self, activity: Callable[..., None], args: tuple[object, ...]) -> None:
+        try:
+            activity(*args)
+        except BaseException as error:
+            self._failure = self._failure or error
+            self._on_failure()
+        finally:
+            self._threads.discard(threading.current_thread())
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until all have ended; return False when the time is over first."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in set(self._threads):
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def cancel(self) -> None:
+        """Leave behind whatever still runs: its leases are given up, so what it says is refused."""
+
+    def raise_failure(self) -> None:
+        """Raise the first failure, if there was one."""
+        if self._failure is not None:
+            raise self._failure
+
+
+class Threads:
+    """Runs plain functions; here the caller is a thread already."""
+
+    def __init__(self, size: int) -> None:
+        pass
+
+    def run(self, function: Callable[..., T], *args: object) -> T:
+        """Run the function and return what it returns."""
+        return function(*args)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Combiner(Generic[T]):
+    """Collects what many callers submit and sends it on in batches, one batch at a time.
+
+    Whatever other threads submit while a batch is under way travels together in the next one, sent by whichever of
+    them comes first: no thread of its own, no hand-over between threads for a lone caller.
+    """
+
+    def __init__(self, send: Callable[[list[T]], None], linger_s: float, max_waiting: int) -> None:
+        self._send, self._linger_s, self._max_waiting = send, linger_s, max_waiting
+        self._waiting: deque[T] = deque()
+        self._turn = threading.Lock()
+
+    def is_full(self) -> bool:
+        """Return False: the number of threads bounds what can wait."""
+        return False
+
+    def wait_for_room(self) -> None:
+        """Do nothing: see is_full."""
+
+    def put(self, item: T) -> None:
+        """Take an item in and return when it was sent."""
+        self._waiting.append(item)
+        with self._turn:
+            if item not in self._waiting:
+                return  # the thread before us took it along
+            if self._linger_s:
+                time.sleep(self._linger_s)
+            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            self._send(batch)
+
+    def flush(self) -> None:
+        """Wait until nothing is under way."""
+        with self._turn:
+            pass
+
+
+def shielded(step: T) -> T:
+    """Return the result of the step, which ran before this was called."""
+    return step
+
+
+def next_tick() -> None:
+    """Do nothing: other threads run anyway."""

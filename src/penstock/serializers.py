@@ -1,0 +1,400 @@
+"""How payloads become bytes and back: JSON (the default), msgpack, pickle, or a serializer of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
+
+ENTRY_POINT_GROUP = "penstock.serializers"
+DEFAULT_MAX_BYTES = 1_048_576
+DEFAULT_MAX_DEPTH = 100
+_MAX_NODES_SEARCHED = 1_000_000
+_MAX_PATH = 1_000
+_Error = TypeVar("_Error", bound=Exception)
+_REFUSALS = (msgspec.MsgspecError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, MemoryError)
+
+
+@runtime_checkable
+class Serializer(Protocol):
+    """Turns payloads into bytes and back.
+
+    An optional attribute `content_type` (str) is written beside the payload, so that other readers know what
+    it is; without it, or with `application/json`, nothing is written.
+    """
+
+    # `Any`, so that a serializer for one payload type may say so: `encode(self, data: Order) -> bytes`.
+    def encode(self, data: Any) -> bytes:
+        """Return the bytes of a payload, or raise EncodeError."""
+
+    def decode(self, raw: bytes) -> Any:
+        """Return the payload of the bytes, or raise DecodeError."""
+
+
+class _Bounded:
+    """What JSON and msgpack share: msgspec does the work, size and depth are limited in both directions."""
+
+    _form = ""
+    _bytes_per_level = 1
+
+    def __init__(self, max_bytes: int, max_depth: int) -> None:
+        self._max_bytes = _positive("max_bytes", max_bytes)
+        self._max_depth = _positive("max_depth", max_depth)
+        self._harmless_bytes = min(max_bytes, max_depth * self._bytes_per_level)  # too few to be too deep
+        self._dumps: Callable[[Any], bytes]
+        self._loads: Callable[[bytes], Any]
+
+    def encode(self, data: Any) -> bytes:
+        """Return the bytes of the payload."""
+        try:
+            raw = self._dumps(data)
+        except _REFUSALS as error:
+            raw = self._encode_slowly(data, error)
+        if len(raw) > self._harmless_bytes:
+            self._check_size(raw)
+        return raw
+
+    def decode(self, raw: bytes) -> Any:
+        """Return the payload that the bytes stand for."""
+        if len(raw) > self._max_bytes:
+            raise _too_large(DecodeError, raw, self._max_bytes)
+        try:
+            data = self._loads(raw)
+        except _REFUSALS as error:
+            data = self._decode_slowly(raw, error)
+        if len(raw) > self._harmless_bytes and self._may_be_deep(raw) and _is_deeper(data, self._max_depth):
+            raise self._too_deep(DecodeError)
+        return data
+
+    def _encode_slowly(self, data: Any, error: Exception) -> bytes:
+        if isinstance(error, RecursionError):
+            raise self._too_deep(EncodeError) from error
+        try:
+            return self._second_dumps(data)
+        except _REFUSALS as refusal:
+            why = _find_culprit(data, self._attempt) or f"something in this {_type_name(data)} is refused: {refusal}"
+            why = f"{_cut(why, 500)}; convert it to a type that {self._form} has"
+            raise EncodeError(f"cannot encode the payload as {self._form}: {why}") from refusal
+
+    def _decode_slowly(self, raw: bytes, error: Exception) -> Any:
+        if isinstance(error, RecursionError):
+            raise self._too_deep(DecodeError) from error
+        try:
+            return self._second_loads(raw)
+        except _REFUSALS as refusal:
+            raise _bad_payload(self._form, refusal, raw) from refusal
+
+    def _second_dumps(self, data: Any) -> bytes:
+        return self._dumps(data)
+
+    def _second_loads(self, raw: bytes) -> Any:
+        return self._loads(raw)
+
+    def _attempt(self, value: object) -> None:
+        self._dumps(value)
+
+    def _check_size(self, raw: bytes) -> None:
+        if len(raw) > self._max_bytes:
+            raise _too_large(PayloadTooLarge, raw, self._max_bytes)
+        if self._may_be_deep(raw):
+            try:
+                self.decode(raw)
+            except DecodeError as error:
+                raise self._too_deep(EncodeError) from error
+
+    def _may_be_deep(self, raw: bytes) -> bool:
+        raise NotImplementedError
+
+    def _too_deep(self, kind: type[_Error]) -> _Error:
+        return kind(
+            f"the {self._form} payload is nested deeper than max_depth={self._max_depth}, or contains itself: "
+            "flatten it, or raise max_depth in the producers and the consumers"
+        )
+
+
+class JsonSerializer(_Bounded):
+    """JSON in UTF-8, at msgspec's speed and with the meaning of Python's `json`.
+
+    Besides what `json` takes it writes datetimes, UUIDs, Decimals, enums and bytes (base64) as strings,
+    sets as arrays, dataclasses and Structs as objects; they come back as those plain types.
+
+    Raises: EncodeError for what JSON cannot say, NaN and infinity included, naming the place in the payload;
+    PayloadTooLarge beyond `max_bytes`; DecodeError for anything that `json` would refuse or that is larger or
+    deeper than allowed. NaN and Infinity in text of other producers are understood.
+    """
+
+    content_type = "application/json"
+    _form = "JSON"
+    _bytes_per_level = 2
+
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, max_depth: int = DEFAULT_MAX_DEPTH) -> None:
+        super().__init__(max_bytes, max_depth)
+        self._dumps = msgspec.json.Encoder(enc_hook=_base_value).encode
+        self._loads = msgspec.json.Decoder().decode
+        self._plain_dumps = json.JSONEncoder(
+            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=msgspec.to_builtins
+        ).encode
+
+    def encode(self, data: Any) -> bytes:
+        """Return the payload as JSON in UTF-8."""
+        try:  # not super().encode(), which costs as much as all the checks
+            raw = self._dumps(data)
+        except _REFUSALS as error:
+            raw = self._encode_slowly(data, error)
+        if len(raw) > self._harmless_bytes:
+            self._check_size(raw)
+        # msgspec writes NaN and infinity as null, so only a text with a null needs the look at the payload.
+        if b"null" in raw and _may_hold_nan(data) and (culprit := _find_culprit(data, _refuse_nan)):
+            raise EncodeError(f"cannot encode the payload as JSON: {culprit}")
+        return raw
+
+    def _second_dumps(self, data: Any) -> bytes:
+        # A lone surrogate has no UTF-8 form; `backslashreplace` writes exactly the escape that JSON has for it.
+        return self._plain_dumps(data).encode("utf-8", "backslashreplace")
+
+    def _second_loads(self, raw: bytes) -> Any:
+        return json.loads(raw)
+
+    def _attempt(self, value: object) -> None:
+        _refuse_nan(value)
+        try:
+            self._dumps(value)
+        except _REFUSALS:
+            self._second_dumps(value)
+
+    def _may_be_deep(self, raw: bytes) -> bool:
+        if raw.count(b"{") + raw.count(b"[") <= self._max_depth:
+            return False
+        # Leave only the brackets, then take away the innermost pairs once per level. Texts vanish as pairs of
+        # quotes unless they hold brackets or escapes; then it takes a walk through the data to know.
+        shape = raw.translate(_ONE_BRACKET, _NO_SHAPE).replace(b'""', b"")
+        if b'"' in shape or b"\\" in shape:
+            return True
+        for _ in range(self._max_depth):
+            shape = shape.replace(b"[]", b"")
+            if not shape:
+                return False
+        return True
+
+
+class MsgpackSerializer(_Bounded):
+    """MessagePack, byte-compatible with the `msgpack` package (`use_bin_type=True`, `raw=False`).
+
+    Raises: EncodeError for what msgpack cannot say, naming the place in the payload; PayloadTooLarge beyond
+    `max_bytes`; DecodeError for malformed bytes or a payload larger or deeper than allowed. A header that
+    declares more elements than there are bytes costs no memory.
+    """
+
+    content_type = "application/msgpack"
+    _form = "msgpack"
+
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, max_depth: int = DEFAULT_MAX_DEPTH) -> None:
+        super().__init__(max_bytes, max_depth)
+        self._dumps = msgspec.msgpack.Encoder(enc_hook=_base_value).encode
+        self._loads = msgspec.msgpack.Decoder().decode
+
+    def _may_be_deep(self, raw: bytes) -> bool:
+        # Each level starts with a container header; the same bytes inside texts only make us look.
+        return len(raw.translate(None, _NO_CONTAINER_HEADER)) > self._max_depth
+
+
+class PickleSerializer:
+    """Pickle, for any Python object between processes that trust each other completely.
+
+    It needs `allow_pickle=True`, because whoever can write to the stream runs any code in every consumer.
+    """
+
+    content_type = "application/x-python-pickle"
+
+    def __init__(self, allow_pickle: bool = False, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        if allow_pickle is not True:
+            raise ConfigurationError(
+                "PickleSerializer needs allow_pickle=True: decoding a pickle runs whatever code its author chose, so "
+                "anyone who can write to the stream takes over every consumer. Use JsonSerializer or "
+                "MsgpackSerializer unless you trust every producer and everybody who can reach the Redis server"
+            )
+        self._max_bytes = _positive("max_bytes", max_bytes)
+
+    def encode(self, data: Any) -> bytes:
+        """Return the pickle of the payload."""
+        try:
+            raw = pickle.dumps(data, protocol=5)
+        except Exception as error:
+            raise EncodeError(
+                f"cannot pickle this {_type_name(data)}: {_cut(error)}; send plain data instead"
+            ) from error
+        if len(raw) > self._max_bytes:
+            raise _too_large(PayloadTooLarge, raw, self._max_bytes)
+        return raw
+
+    def decode(self, raw: bytes) -> Any:
+        """Return the payload of the pickle; this runs whatever code the pickle names."""
+        if len(raw) > self._max_bytes:
+            raise _too_large(DecodeError, raw, self._max_bytes)
+        try:
+            return pickle.loads(raw)  # noqa: S301  chosen twice by the user, see the constructor
+        except Exception as error:
+            raise _bad_payload("pickle", f"{type(error).__name__}: {_cut(error)}", raw) from error
+
+
+_Factory = Callable[..., Serializer]
+_BUILT_IN: dict[str, _Factory] = {"json": JsonSerializer, "msgpack": MsgpackSerializer, "pickle": PickleSerializer}
+
+
+def load_serializer(name: str, **options: object) -> Serializer:
+    """Return the serializer of that name: json, msgpack, pickle, or what an installed package offers.
+
+    Packages offer a class or factory, called with the options, under the entry point group
+    `penstock.serializers`. Only the one that is asked for is imported.
+
+    Raises: ConfigurationError for an unknown name, and for a plug-in that cannot be imported or made.
+    """
+    factory = _BUILT_IN.get(name) or _load_plugin(name)
+    try:
+        serializer = factory(**options)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {_cut(error)}"
+        raise ConfigurationError(f"serializer {name!r} cannot be made with {sorted(options)}: {reason}") from error
+    if not isinstance(serializer, Serializer):
+        raise ConfigurationError(f"serializer {name!r}, a {_type_name(serializer)}, lacks encode() or decode()")
+    return serializer
+
+
+def _load_plugin(name: str) -> _Factory:
+    points = entry_points(group=ENTRY_POINT_GROUP)
+    matching = {point.value: point for point in points if point.name == name}
+    if len(matching) > 1:
+        raise ConfigurationError(f"several packages offer a serializer {name!r}: {', '.join(sorted(matching))}")
+    if not matching:
+        known = sorted({*_BUILT_IN, *(point.name for point in points)})
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigurationError(f"there is no serializer {name!r}: {hint}known are {', '.join(known)}")
+    target, point = matching.popitem()
+    try:
+        factory: _Factory = point.load()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {_cut(error)}"
+        raise ConfigurationError(f"serializer {name!r} ({target}) cannot be imported: {reason}") from error
+    return factory
+
+
+_ONE_BRACKET = bytes.maketrans(b"{}", b"[]")
+_NO_SHAPE = bytes(set(range(256)) - set(b'[]{}"\\'))
+_NO_CONTAINER_HEADER = bytes(set(range(256)) - {*range(0x80, 0xA0), *range(0xDC, 0xE0)})
+
+
+def _base_value(value: object) -> object:
+    """Return the str, int or float behind an instance of a subclass, which msgspec does not take by itself."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
+    raise TypeError(f"Encoding objects of type {_type_name(value)} is unsupported")
+
+
+def _is_deeper(data: Any, limit: int) -> bool:
+    """Tell whether decoded data is nested deeper than the limit."""
+    level = [data] if isinstance(data, dict | list) else []
+    for _ in range(limit):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if type(node) is dict else node)
+            if type(child) is dict or type(child) is list
+        ]
+    return bool(level)
+
+
+def _may_hold_nan(data: object) -> bool:
+    """Tell at msgspec's speed that no float is NaN or infinite, or that it takes a look at each to know."""
+    try:
+        raw = msgspec.msgpack.encode(data, enc_hook=_base_value)
+    except _REFUSALS:
+        return True
+    # In msgpack a float is 0xCB and eight bytes, which begin with 0x7F or 0xFF for NaN and infinity.
+    return b"\xcb\x7f" in raw or b"\xcb\xff" in raw
+
+
+def _refuse_nan(value: object) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"JSON has no {float(value)!r}; use None, a string or MsgpackSerializer")
+
+
+def _find_culprit(data: object, attempt: Callable[[Any], object]) -> str | None:
+    """Describe the first value that the attempt refuses: where it is, its type, why; gives up on absurd sizes."""
+    waiting: list[tuple[str, Any]] = [("", data)]
+    for _ in range(_MAX_NODES_SEARCHED):
+        if not waiting:
+            break
+        path, node = waiting.pop()
+        children = list(_children(path, node))
+        place, suspects = path or "the payload itself", [] if children else [(node, node)]
+        if isinstance(node, dict):
+            place, suspects = f"a key of {path or 'the payload'}", [(key, {key: None}) for key in node]
+        for suspect, probe in suspects:
+            try:
+                attempt(probe)
+            except _REFUSALS as refusal:
+                return f"{place} is a {_type_name(suspect)}: {refusal}"
+        waiting.extend(reversed(children))
+    return None
+
+
+def _children(path: str, node: object) -> Iterator[tuple[str, object]]:
+    if len(path) > _MAX_PATH:  # the payload contains itself
+        return
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield _step(path, key), value
+    elif isinstance(node, list | tuple | set | frozenset):
+        for index, value in enumerate(node):
+            yield f"{path}[{index}]", value
+    else:
+        kind = type(node)
+        names = getattr(kind, "__struct_fields__", ()) or getattr(kind, "__dataclass_fields__", ())
+        for name in names or [attribute.name for attribute in getattr(kind, "__attrs_attrs__", ())]:
+            yield _step(path, name), getattr(node, name, None)
+
+
+def _step(path: str, key: object) -> str:
+    if isinstance(key, str) and key.isidentifier() and len(key) <= 40:
+        return f"{path}.{key}" if path else key
+    return f"{path}[{_cut(repr(key), 40)}]"
+
+
+def _positive(name: str, value: int) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigurationError(f"{name}={value!r} must be a positive whole number")
+    return value
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _cut(text: object, length: int = 200) -> str:
+    whole = str(text)
+    return whole if len(whole) <= length else f"{whole[:length]}..."
+
+
+def _too_large(kind: type[_Error], raw: bytes, max_bytes: int) -> _Error:
+    return kind(
+        f"the payload has {len(raw)} bytes, max_bytes={max_bytes} are allowed: keep it elsewhere and send a reference, "
+        "or raise max_bytes in the producers and the consumers"
+    )
+
+
+def _bad_payload(form: str, reason: object, raw: bytes) -> DecodeError:
+    return DecodeError(f"the payload is not usable {form}: {_cut(reason)} ({len(raw)} bytes, beginning {raw[:60]!r})")

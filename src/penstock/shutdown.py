@@ -1,0 +1,124 @@
+"""SIGTERM and SIGINT: the first asks politely, the second ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+logger = logging.getLogger("penstock.shutdown")
+
+_Handler = Callable[[int, Any], Any] | int | None
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_RUNNER_METHOD = getattr(asyncio.Runner, "_on_sigint", None)
+
+
+class SignalWatch:
+    """Tells whoever subscribed that the process was asked to end; there is one per process.
+
+    Handlers are installed with the first subscriber, in the main thread only, and only where nobody else has
+    installed one (a default, or the one of `asyncio.run`); they go with the last subscriber. They are plain
+    signal handlers and not those of an event loop, so that asyncio, uvloop and threads are served alike.
+
+    Guarantees: the first signal calls every subscriber once, and whoever subscribes while the others still stop is
+    called at once. The second signal, or one that finds no subscriber, has the effect it had before: SIGTERM kills,
+    SIGINT raises KeyboardInterrupt. A forked child starts without subscribers and handlers of its parent.
+    """
+
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+    _subscribers: ClassVar[dict[object, Callable[[], object]]] = {}  # replaced, never changed: handlers take no lock
+    _previous: ClassVar[dict[signal.Signals, _Handler]] = {}
+    _is_asked: ClassVar[bool] = False
+
+    @classmethod
+    def subscribe(cls, callback: Callable[[], object]) -> Callable[[], None]:
+        """Have the callback called on the first signal; returns the function that ends the subscription.
+
+        The callback runs in the main thread, between any two instructions of it: it should do no more than set a
+        flag, or `loop.call_soon_threadsafe`, which also wakes a loop that waits.
+        """
+        token = object()
+        with cls._lock:
+            cls._subscribers = {**cls._subscribers, token: callback}
+            if _is_main_thread():
+                cls._install()
+        if cls._is_asked:
+            callback()
+        return functools.partial(cls._unsubscribe, token)
+
+    @classmethod
+    def _unsubscribe(cls, token: object) -> None:
+        with cls._lock:
+            cls._subscribers = {other: callback for other, callback in cls._subscribers.items() if other is not token}
+            if cls._subscribers:
+                return
+            cls._is_asked = False
+            # From another thread nothing can be restored; then the handler does it when a signal finds nobody.
+            if _is_main_thread():
+                cls._restore()
+
+    @classmethod
+    def _install(cls) -> None:
+        for number in _SIGNALS:
+            current = signal.getsignal(number)
+            if current in (signal.SIG_DFL, signal.default_int_handler) or _is_of_runner(current):
+                cls._previous[number] = current
+                signal.signal(number, cls._handle)
+
+    @classmethod
+    def _restore(cls) -> None:
+        for number in list(cls._previous):
+            previous = cls._previous.pop(number)
+            if signal.getsignal(number) is not cls._handle:
+                continue  # somebody else has taken the signal over since
+            if _is_of_runner(previous) and previous.keywords["main_task"].done():  # type: ignore[union-attr]
+                previous = signal.default_int_handler  # as the runner itself leaves it behind
+            signal.signal(number, previous)
+
+    @staticmethod
+    def _handle(number: int, _frame: object) -> None:
+        cls = SignalWatch
+        if cls._is_asked or not cls._subscribers:
+            cls._end(signal.Signals(number))
+            return
+        cls._is_asked = True
+        for callback in cls._subscribers.values():
+            try:
+                callback()
+            except Exception:
+                # Raised from here it would strike whatever the main thread is doing, and keep it from the others.
+                logger.exception("a subscriber to %s failed", signal.Signals(number).name)
+
+    @classmethod
+    def _end(cls, number: signal.Signals) -> None:
+        previous = cls._previous.pop(number, signal.SIG_DFL)
+        # The handler of asyncio.run would only cancel the main task, which a blocked loop never notices.
+        signal.signal(number, signal.default_int_handler if _is_of_runner(previous) else previous)
+        signal.raise_signal(number)
+
+    @classmethod
+    def forget_parent(cls) -> None:
+        """Start afresh in a forked child; called by the interpreter."""
+        cls._lock = threading.RLock()  # a thread that exists only in the parent may hold the old one
+        cls._subscribers, cls._is_asked = {}, False
+        cls._restore()
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _is_of_runner(handler: _Handler) -> bool:
+    """Tell whether a handler is the one that asyncio.run installs for SIGINT."""
+    if not isinstance(handler, functools.partial):
+        return False
+    return _RUNNER_METHOD is not None and getattr(handler.func, "__func__", None) is _RUNNER_METHOD
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=SignalWatch.forget_parent)

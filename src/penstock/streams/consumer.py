@@ -1,0 +1,382 @@
+"""StreamConsumer: messages of a group to a handler, at least once, each with one live holder at a time."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import time
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.config import ConsumerConfig
+from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, PenstockError, TransientError
+from penstock.events import Event as Occurrence
+from penstock.events import EventName, EventSink
+from penstock.keys import check_same_slot
+from penstock.model import ConsumerMetrics, PassReport, StreamMessage
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import pause_s
+from penstock.runtime.aio import Cancelled, Crew, Event, Threads, call_home, home, shielded
+from penstock.serializers import Serializer
+from penstock.shutdown import SignalWatch
+from penstock.streams.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
+from penstock.streams.group import ConsumerGroup
+from penstock.streams.heartbeat import Heartbeat
+from penstock.streams.inbox import Inbox
+from penstock.streams.incoming import Decoder, Incoming, Rejected
+from penstock.streams.intake import Appetite, Intake
+from penstock.streams.ledger import MAX_IDS, Ledger, Parking
+from penstock.streams.recovery import Recovery
+from penstock.streams.settler import Settler
+from penstock.streams.tally import Tally
+from penstock.streams.undertaker import Undertaker, undecoded
+from penstock.streams.upkeep import Upkeep
+from penstock.streams.workers import Workers
+
+logger = logging.getLogger("penstock.streams")
+_MESSAGE_WORKERS = 16
+
+
+class StreamConsumer:
+    """Runs a handler on the messages of one stream, as one consumer of a group.
+
+    `handler` gets a list of messages and returns the ids that are done; `message_handler` gets one message, and returning
+    means that it is done. Both may be async or plain functions. An exception, or an id that is not returned, is a failed
+    attempt: the message comes again after a growing delay, and goes to the dead letters when its chances are used up.
+    """
+
+    _instances: weakref.WeakSet[StreamConsumer] = weakref.WeakSet()
+
+    def __init__(
+        self,
+        client: StreamClient,
+        stream: str,
+        config: ConsumerConfig,
+        handler: BatchHandler | None = None,
+        dlq_handler: Callable[[StreamMessage, str], Any] | None = None,
+        serializer: Serializer | None = None,
+        error_hook: Callable[[BaseException, list[StreamMessage]], Any] | None = None,
+        *,
+        message_handler: MessageHandler | None = None,
+        on_event: EventSink | None = None,
+    ) -> None:
+        if (handler is None) == (message_handler is None):
+            raise ConfigurationError("give exactly one of handler (a batch) and message_handler (one message)")
+        self.client, self.stream, self.config = client, stream, config
+        self.worker_name = config.resolved_worker_name()
+        self._on_event = on_event
+        self._group = ConsumerGroup(client, stream, config.group)
+        self._tally = Tally()
+        self._stopping, self._chance = Event(), random.Random()
+        self._concurrency = config.concurrency or (1 if handler is not None else _MESSAGE_WORKERS)
+        self._threads = Threads(self._concurrency)
+        self._rejected: list[Rejected] = []
+        self._has_rejected = Event()
+        self._home: object = None
+        self._fenced: ConsumerNameTaken | None = None
+        self._is_open = False
+        self._last_recovery_s = float("-inf")
+        self._build(handler, message_handler, dlq_handler, serializer, error_hook)
+        StreamConsumer._instances.add(self)
+
+    def _build(self, handler: Any, message_handler: Any, dlq_handler: Any, serializer: Any, error_hook: Any) -> None:
+        # The parts, each of which knows only those it is given.
+        config, keys, threads = self.config, self.client.keys(self.stream), self._threads
+        dead_letters = self.client.keys(config.dlq_stream).stream if config.dlq_stream else keys.default_dead_letters()
+        if self.client.is_cluster:
+            check_same_slot(keys.stream, dead_letters, "dlq_stream")
+        self._ledger = Ledger(self.client, keys, config.group, self.worker_name, dead_letters)
+        limits = config.limits
+        self._inbox = Inbox(lambda message: limits.is_last_chance(message.delivery_count, message.attempts))
+        self._settler = Settler(self._ledger, self._inbox, self._tally, self._ack_refused)
+        hook = awaitable(dlq_handler, threads, "dlq_handler") if dlq_handler is not None else None
+        self._undertaker = Undertaker(self._ledger, self._tally, self._emit, hook)
+        if handler is not None:
+            call, limit = batch_call(awaitable(handler, threads, "handler")), config.batch_size
+        else:
+            call, limit = message_call(awaitable(message_handler, threads, "message_handler")), 1
+        self._intake = Intake(
+            self.client, self._ledger, self._inbox, self._settler, Decoder(self.stream, serializer), self._tally,
+            self._emit, Appetite(config.batch_size, config.max_prefetch), config.effective_recovery_ms / 1000,
+            self._set_apart,
+        )  # fmt: skip
+        self._recovery = Recovery(
+            self._ledger, self._inbox, self._intake, self._tally, self._emit, config.lease_ms, config.max_prefetch,
+            config.max_claim_passes,
+        )  # fmt: skip
+        self._workers = Workers(
+            self._inbox, self._settler, self._ledger, self._undertaker, self._tally, self._emit, call,
+            awaitable(error_hook, threads, "error_hook") if error_hook is not None else None,
+            limits, config.backoff, limit, self._recovery.wake.set,
+        )  # fmt: skip
+        self._heartbeat = Heartbeat(
+            self.client.settings, keys, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
+            self._inbox.held, self._leases_lost, self._set_fenced, self._overdue,
+        )  # fmt: skip
+        self._upkeep = Upkeep(self.client, self._group, keys, config, self.worker_name, self._emit)
+
+    # --- public -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Handle messages until stop(), SIGTERM, SIGINT, or an error that does not pass by itself, which is raised.
+
+        Guarantees: on the way out nothing new begins, running handlers get `shutdown_grace_ms`, and what is left is
+        handed back at once without counting an attempt. Cancelling run() hands back too.
+        """
+        watch = SignalWatch.subscribe(self.stop) if self.config.handle_signals else None
+        crew, workers = Crew(self._stopping.set), Crew(self._stopping.set)
+        self._inbox.reopen()
+        try:
+            await self._persist(self._open)
+            self._heartbeat.start()
+            self._start(crew, workers)
+            await self._stopping.wait()
+        except Cancelled:
+            logger.info("%s was cancelled", self.worker_name)
+            raise
+        finally:
+            try:
+                await shielded(self._wind_up(crew, workers))
+            finally:
+                if watch is not None:
+                    watch()
+        crew.raise_failure()
+        workers.raise_failure()
+        if self._fenced is not None:
+            raise self._fenced
+
+    async def run_once(self) -> PassReport:
+        """Do one full pass: the group, new messages, failed ones that are due, recovery when it is due."""
+        mark = self._tally.mark()
+        await self._open()
+        self._heartbeat.start()
+        try:
+            await self._pass(self._read_pass)
+            await self._pass(self._recovery.take_due)
+            if time.monotonic() - self._last_recovery_s >= self.config.effective_recovery_ms / 1000:
+                self._last_recovery_s = time.monotonic()
+                await self._pass(self._recovery.take_expired)
+            await self._upkeep.run_due()
+        finally:
+            self._heartbeat.stop()
+        return self._tally.report_since(mark)
+
+    def stop(self) -> None:
+        """Make run() return; may be called from any thread and from signal handlers."""
+        self._stopping.set()
+
+    async def close(self) -> None:
+        """Give up the connection that run_once() keeps open; the client stays open."""
+        await self._intake.close()
+        self._threads.close()
+
+    def metrics(self) -> ConsumerMetrics:
+        """Return the counters of this consumer; asks nothing of Redis."""
+        return self._tally.metrics()
+
+    @classmethod
+    def all_metrics(cls) -> list[ConsumerMetrics]:
+        """Return the counters of every living consumer of this process."""
+        return [consumer.metrics() for consumer in list(cls._instances)]
+
+    # --- one pass -----------------------------------------------------------------------------------
+
+    async def _read_pass(self) -> None:
+        await self._intake.read(self.config.batch_size, self.config.block_ms or None)
+
+    async def _pass(self, step: Callable[[], Awaitable[Any]]) -> None:
+        # Bring messages in, handle all of them, and say so before the pass goes on.
+        try:
+            await step()
+            await self._bury_rejected()
+            await self._workers.drain(_directly)
+            await self._settler.flush()
+        except GroupLost:
+            await self._restore_group()
+
+    # --- running ------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+        config = self.config
+        self._home = home()
+        await self._group.ensure(config.dlq_stream, config.dlq_group)
+        if not self._is_open:
+            if config.worker_name is not None:
+                await self._ledger.take_name(secrets.token_hex(8), self._heartbeat.name_ttl_ms)
+                self._heartbeat.incarnation = self._ledger.incarnation
+            await self._ledger.ack([], forget=False, record=True)
+            self._is_open = True
+
+    def _start(self, crew: Crew, workers: Crew) -> None:
+        config = self.config
+        for _ in range(self._concurrency):
+            workers.start(self._workers.work, self._persist)
+        recovery_s = config.effective_recovery_ms / 1000
+        crew.start(self._repeat, lambda: self._intake.read_ahead(config.block_ms), 0.0)
+        crew.start(self._repeat, self._settler.run_once, 0.0)
+        crew.start(self._repeat, self._bury_once, 0.0)
+        crew.start(self._repeat, self._recovery.retry_once, 0.0)
+        crew.start(self._repeat, self._recovery.take_expired, recovery_s)
+        crew.start(self._repeat, self._upkeep.run_due, min(1.0, config.retention_interval_ms / 1000))
+        if config.handler_timeout_ms is not None:
+            crew.start(self._watch_timeouts, config.handler_timeout_ms / 1000)
+
+    async def _repeat(self, step: Callable[[], Awaitable[Any]], every_s: float) -> None:
+        while not self._is_over():
+            await self._persist(step)
+            if every_s:
+                await self._stopping.wait(every_s * self._chance.uniform(0.8, 1.0))
+
+    async def _watch_timeouts(self, timeout_s: float) -> None:
+        while not self._is_over():
+            self._workers.interrupt_overdue(timeout_s)
+            await self._stopping.wait(min(1.0, timeout_s / 4))
+
+    def _is_over(self) -> bool:
+        return self._stopping.is_set() or self._inbox.is_closed
+
+    async def _persist(self, step: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Repeat a step through outages of Redis until it succeeds, the consumer is over, or the error is permanent."""
+        failures = 0
+        while True:
+            try:
+                return await step(*args)
+            except GroupLost:
+                if self._is_over():
+                    return None
+                await self._restore_group()
+            except TransientError as error:
+                failures += 1
+                if self._is_over():
+                    return None
+                logger.warning("%s: %s; trying again", self.worker_name, error)
+            if failures:
+                await self._stopping.wait(pause_s(failures, self._chance))
+
+    async def _restore_group(self) -> None:
+        try:
+            position = await self._group.recorded_position() or "0"
+            if await self._group.create(position):
+                logger.error("group %s of %s was gone: created again at %s", self.config.group, self.stream, position)
+                self._emit(EventName.GROUP_LOST, position=position)
+        except TransientError as error:
+            logger.warning("%s: %s", self.worker_name, error)
+        self._intake.must_sweep()
+
+    # --- winding up ---------------------------------------------------------------------------------
+
+    async def _wind_up(self, crew: Crew, workers: Crew) -> None:
+        self._inbox.close()
+        waiting = self._inbox.empty()
+        await self._quietly(self._intake.unblock)
+        await self._quietly(self._hand_back, *waiting)
+        if not await workers.join(self.config.shutdown_grace_ms / 1000):
+            await workers.cancel()
+        for waited_for in (self._settler.dirty, self._recovery.wake, self._has_rejected):
+            waited_for.set()
+        if not await crew.join(1.0):
+            await crew.cancel()
+        await self._quietly(self._settler.flush)
+        unfinished = list(self._inbox.held.values())
+        await self._quietly(self._hand_back, unfinished, [])
+        await self._quietly(self._hand_back_stranded)
+        self._heartbeat.stop()
+        await self._quietly(self._ledger.leave_name)
+        await self._intake.close()
+        self._is_open = False
+        self._group.reset()
+        self._stopping.clear()
+        self._emit(EventName.STOPPED)
+
+    async def _quietly(self, step: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        # On the way out a broken Redis must not hide why we leave; leases run out by themselves.
+        try:
+            await step(*args)
+        except PenstockError as error:
+            logger.warning("%s, while stopping: %s", self.worker_name, error)
+
+    async def _hand_back(self, begun: list[StreamMessage], waiting_again: list[StreamMessage]) -> None:
+        # New messages count as delivered once; those that wait to run again have not been counted for the coming run.
+        parkings = [
+            Parking(m.id, 0, max(0, m.delivery_count - 1), max(0, m.attempts - 1))
+            for m in begun
+            if m.id in self._inbox.held
+        ]
+        parkings += [Parking(m.id, 0, m.delivery_count, m.attempts) for m in waiting_again]
+        self._inbox.settle([*begun, *waiting_again])
+        if parkings:
+            answers = await self._ledger.park(parkings)
+            self._tally.handed_back += sum(answers)
+            self._emit(EventName.HANDED_BACK, count=sum(answers))
+
+    async def _hand_back_stranded(self) -> None:
+        # What the server handed to a read whose reply nobody saw.
+        page = await self._ledger.own_pending("-", MAX_IDS)
+        claims, _ = await self._ledger.take([entry_id for entry_id, _, _ in page]) if page else ([], [])
+        if claims:
+            parkings = [Parking(c.id, 0, max(0, c.deliveries - 1), max(0, c.attempts - 1)) for c in claims]
+            self._tally.handed_back += sum(await self._ledger.park(parkings))
+
+    # --- what the parts report ----------------------------------------------------------------------
+
+    def _emit(self, name: EventName, **fields: object) -> None:
+        if self._on_event is not None:
+            try:
+                self._on_event(Occurrence(name, self.stream, self.config.group, fields))
+            except Exception:
+                logger.exception("on_event failed for %s", name)
+
+    def _ack_refused(self, refused: list[str]) -> None:
+        self._tally.lease_lost += len(refused)
+        self._emit(EventName.LEASE_LOST, ids=refused)
+
+    def _leases_lost(self, lost: list[str]) -> None:
+        # Called by the heartbeat's thread.
+        messages = [message for entry_id in lost if (message := self._inbox.held.get(entry_id)) is not None]
+        for message in messages:
+            message.lease_lost = True
+        call_home(self._home, self._workers.lose, messages)
+
+    def _set_fenced(self, error: ConsumerNameTaken) -> None:
+        self._fenced = ConsumerNameTaken(
+            f"another process runs as worker_name={self.worker_name!r} of group {self.config.group!r}; this one is fenced "
+            f"off. Give every process a name of its own, or none"
+        )
+        self._stopping.set()
+
+    def _overdue(self) -> set[str]:
+        timeout_ms = self.config.handler_timeout_ms
+        if timeout_ms is None:
+            return set()
+        # A hung handler is not renewed for ever: past its time the lease runs out and another consumer takes over.
+        late_s = time.monotonic() - timeout_ms / 1000 - self.config.lease_ms / 1000
+        return {m.id for slot in list(self._workers.slots) if slot.started_s < late_s for m in slot.messages}
+
+    def _set_apart(self, incoming: Incoming) -> None:
+        for rejected in incoming.rejected:
+            message = undecoded(rejected.id, self.stream, rejected.fields, rejected.deliveries, rejected.attempts)
+            self._inbox.held[rejected.id] = message
+            self._rejected.append(rejected)
+        self._has_rejected.set()
+
+    async def _bury_once(self) -> None:
+        await self._has_rejected.wait()
+        self._has_rejected.clear()
+        await self._persist(self._bury_rejected)
+
+    async def _bury_rejected(self) -> None:
+        while self._rejected:
+            rejected = self._rejected[0]
+            message = self._inbox.held.get(rejected.id)
+            if message is not None:
+                await self._undertaker.bury(message, rejected.reason, rejected.error, rejected.fields)
+                self._inbox.settle([message])
+            self._rejected.pop(0)
+
+
+async def _directly(step: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    return await step(*args)

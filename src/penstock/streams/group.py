@@ -1,0 +1,163 @@
+"""ConsumerGroup: a group seen from outside: its life, its numbers, its health."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from penstock import ids
+from penstock.errors import GroupLost, ServerError
+from penstock.keys import check_name, check_same_slot
+from penstock.model import ConsumerInfo, Lag, PendingEntry, StreamStats
+from penstock.redis.aio import Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+from penstock.streams.survey import count_after, trim_finished
+
+
+class ConsumerGroup:
+    """One consumer group of one stream."""
+
+    def __init__(self, client: StreamClient, stream: str, group: str) -> None:
+        self._client = client
+        self.stream = stream
+        self.group = check_name("group", group)
+        self._keys = client.keys(stream)
+        self._is_known = False
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    async def ensure(self, dlq_stream: str | None = None, dlq_group: str | None = None) -> None:
+        """Create the group unless it exists: at the recorded position, else at the beginning of the stream."""
+        if self._is_known:
+            return
+        await self.create(await self.recorded_position() or "0")
+        if dlq_stream and dlq_group:
+            dead_letters = self._client.keys(dlq_stream).stream
+            if self._client.is_cluster:
+                check_same_slot(self._keys.stream, dead_letters, "dlq_stream")
+            await self._create(dead_letters, dlq_group, "0")
+        self._is_known = True
+
+    def reset(self) -> None:
+        """Forget that the group exists: the next ensure() looks again."""
+        self._is_known = False
+
+    async def create(self, position: str) -> bool:
+        """Create the group so that it reads what follows the position; False = it existed."""
+        return await self._create(self._keys.stream, self.group, position)
+
+    async def _create(self, key: str, group: str, position: str) -> bool:
+        command = ("XGROUP", "CREATE", key, group, position, "MKSTREAM")
+        try:
+            await self._client.call(key, *command, repeat=Repeat.IDEMPOTENT)
+        except ServerError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+            return False
+        return True
+
+    async def recorded_position(self) -> str | None:
+        """Return the id after which the group has work, as its consumers recorded it; None = nothing recorded."""
+        raw = await self._client.call(self._keys.stream, "GET", self._keys.position(self.group))
+        if raw is None:
+            return None
+        text: str = raw.decode()
+        return ids.before(text[1:]) if text.startswith("(") else text
+
+    # --- numbers ------------------------------------------------------------------------------------
+
+    async def _info(self) -> dict[str, Any]:
+        for info in await self._client.call(self._keys.stream, "XINFO", "GROUPS", self._keys.stream):
+            found = _pairs(info)
+            if found["name"].decode() == self.group:
+                return found
+        raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; ensure() creates it")
+
+    async def lag(self) -> Lag:
+        """Return how many entries the group has not been handed yet, and the age of the oldest.
+
+        Counted, not read from XINFO: that number is wrong or missing after trimming and deleting.
+        """
+        info = await self._info()
+        return await self._lag(info["last-delivered-id"].decode())
+
+    async def _lag(self, last_delivered: str) -> Lag:
+        counted = await count_after(self._client, self._keys.stream, last_delivered)
+        age_ms = counted.now_ms - ids.parse(counted.first)[0] if counted.first else 0
+        return Lag(counted.count, max(0.0, age_ms / 1000))
+
+    async def stats(self, dlq_stream: str | None = None) -> StreamStats:
+        """Return the numbers of the stream and the group."""
+        stream = self._keys.stream
+        info = await self._info()
+        lag = await self._lag(info["last-delivered-id"].decode())
+        pending = await self._client.call(stream, "XPENDING", stream, self.group, "-", "+", 1)
+        dead_letters = self._client.keys(dlq_stream).stream if dlq_stream else self._keys.default_dead_letters()
+        return StreamStats(
+            stream=self.stream,
+            group=self.group,
+            stream_length=await self._client.call(stream, "XLEN", stream),
+            group_pel_size=int(info["pending"]),
+            lag=lag.count,
+            last_delivered_id=info["last-delivered-id"].decode(),
+            consumers=await self.consumers(),
+            dlq_length=await self._client.call(dead_letters, "XLEN", dead_letters),
+            lag_age_s=lag.age_s,
+            oldest_pending_ms=int(pending[0][2]) if pending else 0,
+            retries_waiting=await self._client.call(stream, "ZCARD", self._keys.retries(self.group)),
+        )
+
+    async def consumers(self) -> list[ConsumerInfo]:
+        """Return the consumers that the server knows."""
+        stream = self._keys.stream
+        found = [_pairs(row) for row in await self._client.call(stream, "XINFO", "CONSUMERS", stream, self.group)]
+        return [ConsumerInfo(row["name"].decode(), int(row["pending"]), int(row["idle"])) for row in found]
+
+    async def pending_details(self, count: int = 100) -> list[PendingEntry]:
+        """Return the oldest pending messages; `retry_at_ms` tells when a failed one is due again."""
+        stream = self._keys.stream
+        rows = await self._client.call(stream, "XPENDING", stream, self.group, "-", "+", count)
+        found = [PendingEntry(row[0].decode(), row[1].decode(), int(row[2]), int(row[3])) for row in rows]
+        detailed = []
+        for entry in found:
+            score = await self._client.call(stream, "ZSCORE", self._keys.retries(self.group), entry.id)
+            detailed.append(entry if score is None else replace(entry, retry_at_ms=int(float(score))))
+        return detailed
+
+    async def health_check(
+        self, max_lag: int = 10_000, max_idle_ms: int = 60_000, dlq_stream: str | None = None
+    ) -> dict[str, Any]:
+        """Return `healthy`, `issues` and `stats`.
+
+        A consumer that holds nothing may be silent: it has nothing to do, or is about to be removed.
+        """
+        try:
+            stats = await self.stats(dlq_stream)
+        except GroupLost as error:
+            return {"healthy": False, "issues": [str(error)], "stats": None}
+        issues = []
+        if stats.lag > max_lag:
+            issues.append(f"lag {stats.lag} exceeds {max_lag}: the oldest unread entry is {stats.lag_age_s:.0f} s old")
+        for consumer in stats.consumers:
+            if consumer.pending and consumer.idle_ms > max_idle_ms:
+                issues.append(
+                    f"consumer {consumer.name} holds {consumer.pending} and was silent for {consumer.idle_ms} ms"
+                )
+        return {"healthy": not issues, "issues": issues, "stats": stats}
+
+    # --- upkeep -------------------------------------------------------------------------------------
+
+    async def remove_dead_consumers(self, idle_ms: int, except_for: str = "") -> list[str]:
+        """Remove consumers that hold nothing and were silent for so long; return their names."""
+        args = [self.group, except_for, idle_ms]
+        reply: Reply = await self._client.run("remove_consumers", [self._keys.stream], args, Repeat.IDEMPOTENT)
+        return [name.decode() for name in reply]
+
+    async def trim(self, keep: int) -> int:
+        """Trim what every group of the stream is done with, except for its newest `keep` entries; return how many."""
+        return await trim_finished(self._client, self._keys.stream, keep)
+
+
+def _pairs(flat: list[Any]) -> dict[str, Any]:
+    return {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}

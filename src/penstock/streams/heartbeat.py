@@ -1,0 +1,113 @@
+"""Renews leases from a thread of its own, so that a handler that blocks the event loop keeps its messages.
+
+Shared by the async and the sync half: it speaks to Redis over the blocking lane.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError
+from penstock.keys import StreamKeys
+from penstock.redis.blocking import Connection, Locator
+from penstock.redis.scripts import script
+from penstock.redis.settings import ConnectionSettings
+from penstock.redis.translate import Redirected, ScriptMissing
+
+logger = logging.getLogger("penstock.streams")
+_CHUNK = 500
+
+
+class Heartbeat:
+    """A thread that renews, every interval, the leases of all messages in a mapping by id."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        keys: StreamKeys,
+        group: str,
+        consumer: str,
+        interval_s: float,
+        held: Mapping[str, object],
+        on_lost: Callable[[list[str]], None],
+        on_fenced: Callable[[ConsumerNameTaken], None],
+        skip: Callable[[], set[str]],
+    ) -> None:
+        self._locator = Locator(settings)
+        self._keys, self._group, self._consumer = keys, group, consumer
+        self._interval_s, self._held = interval_s, held
+        self._on_lost, self._on_fenced, self._skip = on_lost, on_fenced, skip
+        self.incarnation = ""
+        self.name_ttl_ms = int(interval_s * 12_000)
+        self._script = script("renew")
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._connection: Connection | None = None
+
+    def start(self) -> None:
+        """Start the thread unless it runs."""
+        if self._thread is None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._run, name="penstock-heartbeat", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; it is not waited for longer than one command takes."""
+        self._stop.set()
+        thread, self._thread = self._thread, None
+        connection = self._connection
+        if connection is not None:
+            connection.abort()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        wait_s = self._interval_s
+        while not self._stop.wait(wait_s):
+            try:
+                self.beat()
+                wait_s = self._interval_s
+            except ConsumerNameTaken as error:
+                self._on_fenced(error)
+                break
+            except GroupLost:
+                pass  # the reader notices too, and creates the group again
+            except PenstockError as error:
+                if not self._stop.is_set():
+                    logger.warning("leases of %s were not renewed: %s", self._consumer, error)
+                wait_s = self._interval_s / 4
+        if self._connection is not None:
+            self._connection.abort()
+        self._locator.close()
+
+    def beat(self) -> None:
+        """Renew all leases once."""
+        skipped = self._skip()
+        ids = [item for item in list(self._held) if item not in skipped]
+        if not ids and not self.incarnation:
+            return
+        for start in range(0, max(1, len(ids)), _CHUNK):
+            refused = self._renew(ids[start : start + _CHUNK])
+            # Settled while the command was under way: not lost.
+            lost = [item for item in refused if item in self._held]
+            if lost:
+                self._on_lost(lost)
+
+    def _renew(self, ids: list[str]) -> list[str]:
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            connection = self._connection = self._locator.connect(self._locator.locate(self._keys.stream))
+        keys = (self._keys.stream, self._keys.worker(self._group, self._consumer))
+        args = (len(keys), *keys, self._group, self._consumer, self.incarnation, self.name_ttl_ms, *ids)
+        try:
+            try:
+                reply = connection.call("EVALSHA", self._script.sha, *args)
+            except ScriptMissing:
+                reply = connection.call("EVAL", self._script.source, *args)
+        except Redirected:
+            self._locator.refresh()
+            connection.abort()
+            raise
+        return [item.decode() for item in reply]

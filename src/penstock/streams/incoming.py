@@ -1,0 +1,112 @@
+"""Entries on their way in: decoded into messages, or set apart with the reason why not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock import envelope
+from penstock.errors import DecodeError
+from penstock.model import StreamMessage
+from penstock.policy import Reason
+from penstock.serializers import JsonSerializer, Serializer
+from penstock.streams.ledger import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """An entry that no handler will see."""
+
+    id: str
+    reason: Reason
+    error: Exception | None
+    deliveries: int
+    attempts: int
+    fields: list[bytes]
+
+
+@dataclass(slots=True)
+class Incoming:
+    """Decoded messages, and those that are to be dead-lettered instead."""
+
+    messages: list[StreamMessage] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+
+
+class Decoder:
+    """Turns entries into messages."""
+
+    def __init__(self, stream: str, serializer: Serializer | None) -> None:
+        self._stream = stream
+        self._serializer: Serializer = serializer or JsonSerializer()
+        self._content_type = getattr(self._serializer, "content_type", None)
+
+    def fresh(self, rows: Sequence[tuple[bytes, list[bytes]]]) -> Incoming:
+        """Decode entries that were just handed out for the first time."""
+        # The hot path: an entry with `data` and at most a message id is decoded without building a mapping.
+        found = Incoming()
+        decode, stream, add = self._serializer.decode, self._stream, found.messages.append
+        no_headers = envelope.NO_HEADERS
+        for entry_id, fields in rows:
+            size = len(fields)
+            if size == 4 and fields[2] == b"message_id" and fields[0] == b"data":
+                message_id: str | None = fields[3].decode(errors="replace")
+            elif size == 2 and fields[0] == b"data":
+                message_id = None
+            else:
+                self._decode(found, entry_id.decode(), fields, 1, 1)
+                continue
+            try:
+                data = decode(fields[1])
+            except Exception as error:
+                found.rejected.append(Rejected(entry_id.decode(), Reason.DECODE_ERROR, error, 1, 1, fields))
+                continue
+            add(StreamMessage(entry_id.decode(), data, 1, 1, None, no_headers, message_id, stream))
+        return found
+
+    def again(self, claims: Sequence[Claim]) -> Incoming:
+        """Decode entries that are handed out again; their counts do not include the coming run."""
+        found = Incoming()
+        for claim in claims:
+            self._decode(found, claim.id, claim.fields, claim.deliveries, claim.attempts)
+        return found
+
+    def _decode(self, found: Incoming, entry_id: str, fields: list[bytes], deliveries: int, attempts: int) -> None:
+        by_name = envelope.as_mapping(fields)
+        try:
+            expires_at = by_name.get(envelope.EXPIRES_AT)
+            if expires_at is not None and time.time() * 1000 >= int(expires_at):
+                found.rejected.append(Rejected(entry_id, Reason.EXPIRED, None, deliveries, attempts, fields))
+                return
+            raw = by_name.get(envelope.DATA)
+            if raw is None:
+                raise DecodeError(f"the entry has no field 'data', only {', '.join(sorted(by_name)) or 'nothing'}")
+            self._check_content_type(by_name.get(envelope.CONTENT_TYPE))
+            message = StreamMessage(
+                id=entry_id,
+                data=self._serializer.decode(raw),
+                delivery_count=deliveries,
+                attempts=attempts,
+                key=_text(by_name.get(envelope.KEY)),
+                headers=envelope.decode_headers(by_name.get(envelope.HEADERS)),
+                message_id=_text(by_name.get(envelope.MESSAGE_ID)),
+                stream=self._stream,
+                fields=by_name,
+            )
+        except Exception as error:
+            found.rejected.append(Rejected(entry_id, Reason.DECODE_ERROR, error, deliveries, attempts, fields))
+            return
+        found.messages.append(message)
+
+    def _check_content_type(self, raw: bytes | None) -> None:
+        said = _text(raw)
+        if said is not None and self._content_type is not None and said != self._content_type:
+            raise DecodeError(
+                f"the entry says content type {said!r}, but this consumer decodes {self._content_type!r}: "
+                f"give producer and consumer the same serializer"
+            )
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode(errors="replace")

@@ -1,0 +1,210 @@
+"""Reads new messages ahead of the workers, on a connection of its own, and sweeps up what a lost reply left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from penstock.errors import ConnectionLost, PenstockError
+from penstock.events import EventName
+from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.scripts import script
+from penstock.redis.translate import Redirected, ScriptMissing
+from penstock.runtime.aio import Event, Lock
+from penstock.streams.inbox import Inbox
+from penstock.streams.incoming import Decoder, Incoming
+from penstock.streams.ledger import MAX_IDS, Claim, Ledger, parse_rows
+from penstock.streams.settler import Acks, Settler
+from penstock.streams.tally import Tally
+from penstock.streams.undertaker import Emit
+
+REPLY_MARGIN_S = 2.0
+_FAST_S, _SLOW_S = 0.1, 0.5
+_IDLE_POLL_S = 0.05
+
+
+class Appetite:
+    """How many messages to read ahead: about a tenth of a second's work, at least one batch."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self.target, self._least, self._most = least, least, most
+        self._filled_s = 0.0
+
+    def filled(self) -> None:
+        """Take note that messages came in."""
+        self._filled_s = time.monotonic()
+
+    def hungry(self) -> None:
+        """Take note that there is room again: double what was eaten fast, halve what lay for long."""
+        took_s = time.monotonic() - self._filled_s
+        if took_s < _FAST_S:
+            self.target = min(self.target * 2, self._most)
+        elif took_s > _SLOW_S:
+            self.target = max(self.target // 2, self._least)
+
+
+class Intake:
+    """Hands out new messages of the group to this consumer.
+
+    Guarantees: a read is sent once. Whatever a broken connection or a cancelled read may have left pending with this
+    consumer is swept up before the next read.
+    """
+
+    def __init__(
+        self, client: StreamClient, ledger: Ledger, inbox: Inbox, settler: Settler, decoder: Decoder, tally: Tally,
+        emit: Emit, appetite: Appetite, sweep_interval_s: float, on_rejected: Callable[[Incoming], None],
+    ) -> None:  # fmt: skip
+        self._client, self._ledger, self._inbox, self._settler = client, ledger, inbox, settler
+        self._decoder, self._tally, self._emit, self._appetite = decoder, tally, emit, appetite
+        self._sweep_interval_s, self._on_rejected = sweep_interval_s, on_rejected
+        self._connection: Connection | None = None
+        self._client_id = 0
+        self._is_reading = False
+        self._must_sweep = True
+        self._last_sweep_s = 0.0
+        self.claiming = Lock()  # held by whoever has a claim under way that is not in the inbox yet
+        self.quiet = Event()
+
+    async def read(self, count: int, block_ms: int | None) -> int:
+        """Read new messages once, carrying acknowledgements along; return how many came."""
+        connection = await self._ready()
+        acks = self._settler.take()
+        commands: list[Command] = [self._settler.command(acks)] if acks else []
+        commands.append(self._ledger.read_command(count, block_ms))
+        timeout_s = (block_ms or 0) / 1000 + REPLY_MARGIN_S
+
+        answered = False
+
+        def on_reply(index: int, reply: Reply) -> None:
+            nonlocal answered
+            if acks is not None and index == 0:
+                answered = True
+                self._settler.answered(acks, reply)
+
+        self._is_reading = True
+        try:
+            replies = await connection.pipeline(commands, timeout_s=timeout_s, on_reply=on_reply)
+        except BaseException:
+            # Cancelled, timed out or broken: the server may have handed messages to nobody.
+            self._must_sweep = True
+            connection.abort()
+            if acks is not None and not answered:
+                self._settler.put_back(acks)
+            raise
+        finally:
+            self._is_reading = False
+        await self._check(acks, replies)
+        return self._take_in(self._decoder.fresh(parse_rows(replies[-1])))
+
+    async def _check(self, acks: Acks | None, replies: list[Reply]) -> None:
+        for reply in replies:
+            if isinstance(reply, ScriptMissing):
+                assert self._connection is not None
+                await self._client.load(self._connection, [script("ack")])
+            elif isinstance(reply, Redirected):
+                if acks is not None and reply is replies[0]:
+                    self._settler.put_back(acks)
+                await self._client.refresh()
+                await self.close()
+                raise ConnectionLost("the slot moved to another node of the cluster")
+        error = next((r for r in replies if isinstance(r, PenstockError) and not isinstance(r, ScriptMissing)), None)
+        if error is not None:
+            raise error
+
+    def _take_in(self, incoming: Incoming) -> int:
+        count = len(incoming.messages) + len(incoming.rejected)
+        if not count:
+            return 0
+        self._tally.count_read(count)
+        self._appetite.filled()
+        self._inbox.add_fresh(incoming.messages)
+        if incoming.rejected:
+            self._on_rejected(incoming)
+        return count
+
+    def take_again(self, claims: list[Claim], missing: list[str]) -> int:
+        """Take in messages that were handed out before; return how many are new to this process."""
+        incoming = self._decoder.again(claims)
+        count = self._inbox.add_again(incoming.messages) + len(incoming.rejected)
+        self._tally.count_read(count)
+        if incoming.rejected:
+            self._on_rejected(incoming)
+        if missing:
+            self._tally.missing += len(missing)
+            self._tally.dead += len(missing)
+            self._emit(EventName.MISSING, ids=missing)
+        return count
+
+    async def read_ahead(self, block_ms: int) -> None:
+        """Wait for room, sweep if it is time, then read once."""
+        appetite = self._appetite
+        await self._inbox.wait_for_room(appetite.target // 2)
+        if self._inbox.is_closed:
+            return
+        appetite.hungry()
+        # At least one even if the inbox is fuller than expected: the read also carries acknowledgements.
+        count = max(1, appetite.target - len(self._inbox))
+        if not await self.read(count, block_ms or None) and not block_ms:
+            await self.quiet.wait(_IDLE_POLL_S)
+
+    async def _ready(self) -> Connection:
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            was_connected = connection is not None
+            connection = self._connection = await self._client.dedicated(self._ledger.keys.stream)
+            replies = await connection.pipeline([("CLIENT", "ID"), ("SCRIPT", "LOAD", script("ack").source)])
+            self._client_id = replies[0] if isinstance(replies[0], int) else 0
+            self._must_sweep = True
+            if was_connected:
+                self._emit(EventName.RECONNECTED)
+        if self._must_sweep or time.monotonic() - self._last_sweep_s > self._sweep_interval_s:
+            await self.sweep()
+        return connection
+
+    async def sweep(self) -> int:
+        """Take up whatever is pending with this consumer and not held by it. No read may be under way."""
+        found = 0
+        start = "-"
+        async with self.claiming:
+            while True:
+                page = await self._ledger.own_pending(start, MAX_IDS)
+                stranded = [entry_id for entry_id, _, _ in page if entry_id not in self._inbox.held]
+                # What is done but not acknowledged yet is neither held nor stranded.
+                stranded = [entry_id for entry_id in stranded if not self._settler.has(entry_id)]
+                if stranded:
+                    claims, missing = await self._ledger.take(stranded)
+                    taken = self.take_again(claims, missing)
+                    if taken:
+                        found += taken
+                        self._emit(EventName.SWEPT, count=taken, ids=[claim.id for claim in claims])
+                if len(page) < MAX_IDS:
+                    break
+                start = f"({page[-1][0]}"
+        self._must_sweep = False
+        self._last_sweep_s = time.monotonic()
+        return found
+
+    def must_sweep(self) -> None:
+        """Sweep before the next read: a reply with messages may have been lost."""
+        self._must_sweep = True
+
+    async def unblock(self) -> None:
+        """Let a read that waits for messages return now."""
+        self.quiet.set()
+        if not self._is_reading or self._connection is None:
+            return
+        try:
+            if self._client_id:
+                await self._client.call(self._ledger.keys.stream, "CLIENT", "UNBLOCK", self._client_id)
+                return
+        except PenstockError:
+            pass  # forbidden, or Redis is away: breaking the connection ends the read as well
+        self._connection.abort()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._must_sweep = True
+        self.quiet.clear()
+        if self._connection is not None:
+            await self._connection.close()

@@ -1,0 +1,187 @@
+"""The books of one consumer in its group: every method is one command or script, and one transition of a message.
+
+read                    ack
+queued ----------> pending -----------------> acknowledged
+^                |  ^  |  bury
+| redrive        |  |  +-----------------> dead
++----------------|--|--------------------- dead
+park      v  | take_due, recover, take
+waiting
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock import ids
+from penstock.errors import ServerError
+from penstock.keys import StreamKeys
+from penstock.redis.aio import Command, Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+from penstock.redis.scripts import script
+
+Row = tuple[str, list[bytes]]  # id and fields of an entry
+MAX_IDS = 1_000  # per script call: Lua unpacks a list onto its stack
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A message that is handed out again, with its counts before the coming run."""
+
+    id: str
+    deliveries: int
+    attempts: int
+    fields: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """A message to be put aside, with the counts that it keeps."""
+
+    id: str
+    delay_ms: int
+    deliveries: int
+    attempts: int
+
+
+class Ledger:
+    """One consumer's view of its group in Redis."""
+
+    def __init__(self, client: StreamClient, keys: StreamKeys, group: str, consumer: str, dead_letters: str) -> None:
+        self._client, self.keys, self.group, self.consumer = client, keys, group, consumer
+        self.dead_letters = dead_letters
+        self.incarnation = ""  # set when the name was given by the user and might be taken twice
+        self._worker = keys.worker(group, consumer)
+        self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
+        self._ack = script("ack")
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    def read_command(self, count: int, block_ms: int | None) -> Command:
+        """Return the command that hands out new messages; it must be sent once only."""
+        block = ("BLOCK", block_ms) if block_ms else ()
+        return (
+            "XREADGROUP", "GROUP", self.group, self.consumer, "COUNT", count, *block, "STREAMS", self.keys.stream, ">",
+        )  # fmt: skip
+
+    # --- settling -----------------------------------------------------------------------------------
+
+    def ack_command(self, done: Sequence[str], forget: bool, record: bool) -> Command:
+        """Return the command that acknowledges messages, at most MAX_IDS of them."""
+        first, last = _bounds(done)
+        keys = (self.keys.stream, self.keys.attempts(self.group), self.keys.position(self.group), self._worker)
+        flags = (self.group, self.consumer, self.incarnation, int(record), int(forget))
+        return ("EVALSHA", self._ack.sha, len(keys), *keys, *flags, first, last, *done)
+
+    @staticmethod
+    def parse_ack(reply: Reply) -> tuple[int, list[str]]:
+        """Return how many were acknowledged, and the ids that were refused."""
+        return int(reply[0]), [item.decode() for item in reply[1]]
+
+    async def ack(self, done: Sequence[str], forget: bool, record: bool) -> tuple[int, list[str]]:
+        """Acknowledge messages, at most MAX_IDS of them."""
+        command = self.ack_command(done, forget, record)
+        count = int(command[2])
+        keys = [str(key) for key in command[3 : 3 + count]]
+        return self.parse_ack(await self._client.run("ack", keys, command[3 + count :], Repeat.IDEMPOTENT))
+
+    async def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
+        """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
+        args = [item for claim in claims for item in claim]
+        keys = [self.keys.stream, self.keys.attempts(self.group)]
+        reply = await self._client.run("begin", keys, [self.group, self.consumer, *args], Repeat.IDEMPOTENT)
+        return [bool(item) for item in reply]
+
+    async def park(self, parkings: Sequence[Parking]) -> list[bool]:
+        """Put messages aside until they are due; False = not ours any more."""
+        answers: list[bool] = []
+        for start in range(0, len(parkings), MAX_IDS):
+            chunk = parkings[start : start + MAX_IDS]
+            args = [item for p in chunk for item in (p.id, p.delay_ms, p.deliveries, p.attempts)]
+            reply = await self._client.run(
+                "park", self._claim_keys[:3], [self.group, self.consumer, *args], Repeat.IDEMPOTENT
+            )
+            answers += [bool(item) for item in reply]
+        return answers
+
+    async def bury(self, message_id: str, record: Sequence[bytes | str | int]) -> bool:
+        """Move a message to the dead letters; False = it was not ours any more."""
+        keys = [self.keys.stream, self.dead_letters, self.keys.retries(self.group), self.keys.attempts(self.group)]
+        args = [self.group, self.consumer, message_id, *record]
+        return await self._client.run("bury", keys, args, Repeat.IDEMPOTENT) != -1
+
+    async def fetch(self, entry_id: str) -> list[bytes] | None:
+        """Return the fields of an entry, or None if it is gone."""
+        rows = await self._client.call(self.keys.stream, "XRANGE", self.keys.stream, entry_id, entry_id)
+        return rows[0][1] if rows else None
+
+    # --- taking messages again ----------------------------------------------------------------------
+
+    async def take_due(self, limit: int) -> tuple[int | None, list[Claim], list[str]]:
+        """Take messages whose waiting time is over; return also the ms until the next one is due."""
+        args = [self.group, self.consumer, limit]
+        wait_ms, claims, missing = await self._client.run("take_due", self._claim_keys, args, Repeat.ONCE)
+        return (None if wait_ms < 0 else int(wait_ms)), _claims(claims), _texts(missing)
+
+    async def recover(self, lease_ms: int, limit: int, cursor: str, page: int) -> tuple[str, list[Claim], list[str]]:
+        """Take messages whose holder has been silent for a lease; return also where to look next."""
+        args = [self.group, self.consumer, lease_ms, limit, cursor, page]
+        following, claims, missing = await self._client.run("recover", self._claim_keys, args, Repeat.ONCE)
+        return following.decode(), _claims(claims), _texts(missing)
+
+    async def own_pending(self, start: str, count: int) -> list[tuple[str, int, int]]:
+        """Return a page of what is pending with this consumer: id, idle ms, deliveries."""
+        stream = self.keys.stream
+        rows = await self._client.call(stream, "XPENDING", stream, self.group, start, "+", count, self.consumer)
+        return [(row[0].decode(), int(row[2]), int(row[3])) for row in rows]
+
+    async def take(self, wanted: Sequence[str]) -> tuple[list[Claim], list[str]]:
+        """Take messages that are pending with this consumer though it does not hold them."""
+        args = [self.group, self.consumer, *wanted]
+        claims, missing = await self._client.run("take", self._claim_keys, args, Repeat.IDEMPOTENT)
+        return _claims(claims), _texts(missing)
+
+    # --- the name -----------------------------------------------------------------------------------
+
+    async def take_name(self, incarnation: str, ttl_ms: int) -> None:
+        """Make this process the one that runs under the consumer's name; an older one is fenced off."""
+        self.incarnation = incarnation
+        command = ("SET", self._worker, incarnation, "PX", ttl_ms)
+        await self._client.call(self.keys.stream, *command, repeat=Repeat.IDEMPOTENT)
+
+    async def leave_name(self) -> None:
+        """Give the name up, if it is still ours."""
+        if self.incarnation:
+            holder = await self._client.call(self.keys.stream, "GET", self._worker)
+            if holder is not None and holder.decode() == self.incarnation:
+                await self._client.call(self.keys.stream, "DEL", self._worker, repeat=Repeat.IDEMPOTENT)
+
+
+def parse_rows(reply: Reply) -> list[tuple[bytes, list[bytes]]]:
+    """Return the entries of an XREADGROUP reply for one stream, as the server sends them."""
+    if not reply:
+        return []
+    if len(reply) != 1:
+        raise ServerError(f"expected the entries of one stream, got {len(reply)}")
+    rows: list[tuple[bytes, list[bytes]]] = reply[0][1]
+    return rows
+
+
+def _bounds(done: Sequence[str]) -> tuple[str, str]:
+    # Ids of one length order as texts do: the parsing, ten times as dear, is for mixed lengths.
+    if not done:
+        return "-", "+"
+    low, high = min(done), max(done)
+    if len({len(entry_id) for entry_id in done}) > 1:
+        low, high = min(done, key=ids.parse), max(done, key=ids.parse)
+    return low, high
+
+
+def _claims(reply: Reply) -> list[Claim]:
+    return [Claim(item[0].decode(), int(item[1]), int(item[2]), item[3]) for item in reply]
+
+
+def _texts(reply: Reply) -> list[str]:
+    return [item.decode() for item in reply]

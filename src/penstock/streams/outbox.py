@@ -1,0 +1,161 @@
+"""The outbox of one producer: what many callers push at the same time leaves together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TypeAlias
+
+from penstock.errors import PenstockError, PublishUnknown
+from penstock.redis.aio import Command, Reply
+from penstock.runtime.aio import Combiner, Promise, new_promise
+from penstock.streams.outgoing import Outgoing
+from penstock.streams.publisher import Answer, Publisher
+
+
+class Parcel:
+    """The messages of one call, and the promise that it waits for."""
+
+    __slots__ = ("messages", "promise")
+
+    def __init__(self, messages: list[Outgoing], promise: Promise[list[Answer]]) -> None:
+        self.messages, self.promise = messages, promise
+
+
+Item: TypeAlias = Parcel | Outgoing  # a single message needs no wrapping
+
+
+class Outbox:
+    """Collects messages of one producer and publishes them in batches."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        on_answers: Callable[[list[Answer]], None],
+        linger_s: float,
+        max_batch: int,
+        max_buffered: int,
+        is_simple: bool,
+    ) -> None:
+        self._publisher, self._on_answers, self._max_batch = publisher, on_answers, max_batch
+        self._combiner: Combiner[Item] = Combiner(self._send, linger_s, max_buffered)
+        # async only
+        if is_simple:
+            self._combiner.express = self._try_send
+        # end async only
+
+    def post(self, message: Outgoing) -> Promise[Answer]:
+        """Take a message in; the promise is its answer."""
+        promise = message.promise = new_promise()
+        self._combiner.put(message)
+        return promise
+
+    def post_many(self, messages: list[Outgoing]) -> Promise[list[Answer]]:
+        """Take messages in; the promise are their answers."""
+        promise: Promise[list[Answer]] = new_promise()
+        self._combiner.put(Parcel(messages, promise))
+        return promise
+
+    def is_full(self) -> bool:
+        """Tell whether callers must wait before they post more."""
+        return self._combiner.is_full()
+
+    async def wait_for_room(self) -> None:
+        """Wait until more can be posted."""
+        await self._combiner.wait_for_room()
+
+    async def close(self) -> None:
+        """Wait for what is under way and give up the connection."""
+        await self._combiner.flush()
+        await self._publisher.close()
+
+    # async only
+    def _try_send(self, items: list[Item], done: Callable[[], None]) -> bool:
+        """Send a batch without a task, if all is well; False = it must go the long way.
+
+        The hot path: the connection itself hands out the reply, which saves two turns of the event loop.
+        """
+        connection = self._publisher.open_connection()
+        messages = _messages(items)
+        if connection is None or len(messages) > self._max_batch:
+            return False
+        command = self._publisher.compose(messages)
+
+        def on_reply(reply: Reply) -> None:
+            if isinstance(reply, PenstockError):
+                self._combiner.go_on(self._send_again(items, messages, command, reply))
+            else:
+                answers = self._publisher.answers([reply])
+                self._on_answers(answers)
+                _distribute(items, answers)
+                done()
+
+        connection.post(command, on_reply)
+        return True
+
+    async def _send_again(
+        self, items: list[Item], messages: list[Outgoing], command: Command, failure: PenstockError
+    ) -> None:
+        try:
+            answers = self._publisher.answers(await self._publisher.exchange(command, messages, failure))
+            self._on_answers(answers)
+        except PenstockError as error:
+            answers = [_own(error, message) for message in messages]
+        _distribute(items, answers)
+
+    # end async only
+
+    async def _send(self, items: list[Item]) -> None:
+        messages = _messages(items)
+        answers: list[Answer] = []
+        try:
+            for start in range(0, len(messages), self._max_batch):
+                answers += await self._send_chunk(messages[start : start + self._max_batch])
+        except BaseException as error:
+            for item in items:
+                if item.promise is not None and not item.promise.done():
+                    item.promise.set_exception(error)
+            raise
+        _distribute(items, answers)
+
+    async def _send_chunk(self, messages: list[Outgoing]) -> list[Answer]:
+        try:
+            answers = await self._publisher.publish(messages)
+        except PenstockError as error:
+            return [_own(error, message) for message in messages]
+        self._on_answers(answers)
+        return answers
+
+
+def _messages(items: list[Item]) -> list[Outgoing]:
+    messages: list[Outgoing] = []
+    for item in items:
+        if isinstance(item, Parcel):
+            messages += item.messages
+        else:
+            messages.append(item)
+    return messages
+
+
+def _distribute(items: list[Item], answers: list[Answer]) -> None:
+    start = 0
+    for item in items:
+        promise = item.promise
+        assert promise is not None
+        if isinstance(item, Parcel):
+            end = start + len(item.messages)
+            if not item.promise.done():  # the caller was cancelled
+                item.promise.set_result(answers[start:end])
+            start = end
+        else:
+            if not promise.done():
+                promise.set_result(answers[start])
+            start += 1
+
+
+def _own(error: PenstockError, message: Outgoing) -> PenstockError:
+    # Every caller gets an error of its own: one exception raised in many tasks would mix their tracebacks.
+    own = copy.copy(error)
+    if isinstance(own, PublishUnknown):
+        own.message_ids = (message.message_id,)
+    return own

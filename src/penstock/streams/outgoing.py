@@ -1,0 +1,108 @@
+"""Messages on their way out: checked, encoded and laid out as the publish script wants them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from penstock import envelope, ids
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.runtime.aio import Promise
+from penstock.serializers import JsonSerializer, Serializer
+
+Field: TypeAlias = bytes | str | int
+_MAX_KEY = 512
+_JSON = "application/json"
+
+
+class Outgoing:
+    """One encoded message; `more` are its fields beside payload and message id."""
+
+    __slots__ = ("dedup_key", "message_id", "more", "promise", "raw", "window_ms")
+
+    def __init__(
+        self,
+        raw: bytes,
+        message_id: str,
+        more: tuple[Field, ...] = (),
+        dedup_key: str | None = None,
+        window_ms: int = 0,
+    ) -> None:
+        self.raw, self.message_id, self.more = raw, message_id, more
+        self.dedup_key, self.window_ms = dedup_key, window_ms
+        self.promise: Promise[str | PenstockError] | None = None
+
+
+class Encoder:
+    """Turns what a caller pushes into Outgoing messages."""
+
+    def __init__(self, serializer: Serializer | None) -> None:
+        self._serializer: Serializer = serializer or JsonSerializer()
+        self._message_ids: Iterator[str] = ids.message_ids()
+        content_type = getattr(self._serializer, "content_type", None)
+        # What nobody has to be told costs no bytes: JSON is what a reader assumes.
+        has_type = content_type is not None and content_type != _JSON
+        self._more: tuple[Field, ...] = (envelope.CONTENT_TYPE, content_type) if has_type else ()
+
+    def plain(self, data: object) -> Outgoing:
+        """Encode a message that has nothing but a payload."""
+        return Outgoing(self._serializer.encode(data), next(self._message_ids), self._more)
+
+    def full(
+        self,
+        data: object,
+        message_id: str | None,
+        key: str | None,
+        headers: Mapping[str, str] | None,
+        dedup_key: str | None,
+        dedup_window_s: float,
+        expires_in_s: float | None,
+    ) -> Outgoing:
+        """Encode a message with any of the options of push()."""
+        more: list[Field] = list(self._more)
+        if _checked("key", key) is not None:
+            more += [envelope.KEY, str(key)]
+        if headers:
+            more += [envelope.HEADERS, envelope.encode_headers(headers)]
+        if expires_in_s is not None:
+            _positive("expires_in_s", expires_in_s)
+            more += [envelope.EXPIRES_AT, int((time.time() + expires_in_s) * 1000)]
+        window_ms = 0
+        if _checked("dedup_key", dedup_key) is not None:
+            _positive("dedup_window_s", dedup_window_s)
+            window_ms = max(1, int(dedup_window_s * 1000))
+        message_id = _checked("message_id", message_id) or next(self._message_ids)
+        return Outgoing(self._serializer.encode(data), message_id, tuple(more), dedup_key, window_ms)
+
+
+def layout(messages: Sequence[Outgoing]) -> list[Field]:
+    """Return the arguments of the publish script that describe the messages, count and layout first."""
+    args: list[Field] = [len(messages), "plain"]
+    for message in messages:
+        if message.more or message.window_ms:
+            break
+        args.append(message.raw)
+        args.append(message.message_id)
+    else:
+        return args
+    args = [len(messages), "full"]
+    for message in messages:
+        fields = (envelope.DATA, message.raw, envelope.MESSAGE_ID, message.message_id, *message.more)
+        args += (len(fields), message.window_ms, *fields)
+    return args
+
+
+def _checked(what: str, value: str | None) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{what} must be a text that is not empty, not {value!r}")
+    if len(value) > _MAX_KEY:
+        raise ConfigurationError(f"{what} has {len(value)} characters, at most {_MAX_KEY} are allowed")
+    return value
+
+
+def _positive(what: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigurationError(f"{what}={value!r} must be a positive number of seconds")

@@ -1,0 +1,228 @@
+"""Puts batches of one producer into its stream, each exactly once, however often it must be sent."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from penstock.errors import (
+    ConnectionFailed,
+    ConnectionLost,
+    NotDurable,
+    NotReplicating,
+    PenstockError,
+    PublishUnknown,
+    ReadOnlyServer,
+    ServerBusy,
+    StreamFull,
+    UnsupportedServer,
+)
+from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import pause_s
+from penstock.redis.scripts import script
+from penstock.redis.translate import Redirected, ScriptMissing
+from penstock.runtime.aio import home, pause
+from penstock.streams.outgoing import Outgoing, layout
+
+OnFull: TypeAlias = Literal["reject", "block", "drop_oldest"]
+Durability: TypeAlias = Literal["fast", "local", "replicated"]
+Answer: TypeAlias = str | PenstockError  # the id, or why the message was not accepted
+_FULL = "!"
+_SAME = "="
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSettings:
+    """How messages enter the stream."""
+
+    max_len: int
+    on_full: OnFull
+    durability: Durability
+    replicas: int
+    durability_timeout_ms: int
+    retry_budget_s: float
+    block_timeout_s: float
+
+
+class Publisher:
+    """Sends batches of one producer to one stream, one at a time.
+
+    Guarantees: a batch carries a sequence number that the server remembers in the same script as the entries, so a batch
+    that is sent again after a lost reply adds nothing and gets the first answers.
+    """
+
+    def __init__(
+        self, client: StreamClient, stream: str, settings: PublishSettings, on_dropped: Callable[[int], None]
+    ) -> None:
+        self._client, self._stream, self._settings, self._on_dropped = client, stream, settings, on_dropped
+        self._keys = client.keys(stream)
+        self._marker = self._keys.producer(secrets.token_hex(8))
+        self._marker_ttl_s = int(settings.retry_budget_s * 2) + 60
+        self._script = script("publish")
+        self._policy = "drop_oldest" if settings.on_full == "drop_oldest" else "reject"
+        self._sequence = 0
+        self._connection: Connection | None = None
+        self._home: object = None
+        self._was_connected = False
+        self._chance = random.Random()
+        self.duplicates = 0
+
+    async def publish(self, messages: list[Outgoing]) -> list[Answer]:
+        """Add messages and return an answer for each."""
+        answers = await self._publish_once(messages)
+        if self._settings.on_full == "block":
+            deadline = time.monotonic() + self._settings.block_timeout_s
+            waits = 0
+            while any(isinstance(answer, StreamFull) for answer in answers) and time.monotonic() < deadline:
+                waits += 1
+                await pause(pause_s(waits, self._chance, longest_s=0.25))
+                refused = [i for i, answer in enumerate(answers) if isinstance(answer, StreamFull)]
+                again = await self._publish_once([messages[i] for i in refused])
+                for i, answer in zip(refused, again, strict=True):
+                    answers[i] = answer
+        return answers
+
+    async def _publish_once(self, messages: list[Outgoing]) -> list[Answer]:
+        return self.answers(await self.exchange(self.compose(messages), messages))
+
+    def compose(self, messages: list[Outgoing]) -> Command:
+        """Return the command for the next batch."""
+        self._sequence += 1
+        keys = [self._keys.stream, self._marker]
+        keys += [self._keys.dedup(message.dedup_key) for message in messages if message.dedup_key is not None]
+        head = (self._sequence, self._marker_ttl_s, self._settings.max_len, self._policy)
+        return ("EVALSHA", self._script.sha, len(keys), *keys, *head, *layout(messages))
+
+    def answers(self, replies: list[Reply]) -> list[Answer]:
+        """Return what the server said of each message."""
+        dropped, _, text = replies[0].decode().partition(" ")
+        if dropped != "0":
+            self._on_dropped(int(dropped))
+        answers = self._parse(text)
+        if len(replies) > 1:
+            self._check_durable(replies[1], answers)
+        return answers
+
+    def _parse(self, text: str) -> list[Answer]:
+        first, is_range, last = text.partition("..")
+        if is_range:
+            ms, _, seq = first.partition("-")
+            return [f"{ms}-{n}" for n in range(int(seq), int(last.partition("-")[2]) + 1)]
+        return [self._answer(item) for item in text.split(" ")]
+
+    def _answer(self, item: str) -> Answer:
+        if item == _FULL:
+            return StreamFull(
+                f"stream {self._stream!r} holds max_len={self._settings.max_len} entries that a group still needs; "
+                f"add consumers, raise max_len, or choose on_full='block' or 'drop_oldest'"
+            )
+        if item.startswith(_SAME):
+            self.duplicates += 1
+            return item[1:]
+        return item
+
+    async def exchange(
+        self, command: Command, messages: list[Outgoing], failure: PenstockError | None = None
+    ) -> list[Reply]:
+        """Send a batch until it is answered or the retry budget is used up; `failure` is that of an earlier try."""
+        deadline = time.monotonic() + self._settings.retry_budget_s
+        failures, is_unknown = 0, False
+        while True:
+            try:
+                if failure is not None:
+                    error, failure = failure, None
+                    raise error
+                return await self._try(command)
+            except ScriptMissing:
+                await self._load()
+                continue
+            except (ConnectionLost, ConnectionFailed, ServerBusy, ReadOnlyServer, NotReplicating) as error:
+                if isinstance(error, ConnectionFailed) and not self._was_connected:
+                    raise
+                is_unknown = is_unknown or isinstance(error, ConnectionLost)
+                failures += 1
+                await self._forget_connection(
+                    is_moved=not isinstance(error, ServerBusy) or isinstance(error, Redirected)
+                )
+                if time.monotonic() >= deadline:
+                    raise self._given_up(error, is_unknown, messages) from error
+            await pause(pause_s(failures, self._chance))
+
+    def _given_up(self, failure: PenstockError, is_unknown: bool, messages: list[Outgoing]) -> PenstockError:
+        if not is_unknown:
+            return failure
+        return PublishUnknown(
+            f"{len(messages)} message(s) may or may not be in stream {self._stream!r}: {failure}; the retry budget of "
+            f"{self._settings.retry_budget_s} s is used up. Publish again with the same dedup_key to be sure",
+            [message.message_id for message in messages],
+        )
+
+    async def _try(self, command: Command) -> list[Reply]:
+        connection = self.open_connection() or await self._connect()
+        if self._settings.durability == "fast":
+            return [await connection.call(*command)]
+        replies = await connection.pipeline([command, self._wait_command()], timeout_s=self._timeout_s())
+        if isinstance(replies[0], PenstockError):
+            raise replies[0]
+        return replies
+
+    def open_connection(self) -> Connection | None:
+        """Return the connection if it can be used here and now."""
+        connection = self._connection
+        if connection is None or not connection.is_open or self._home is not home():
+            return None
+        return connection
+
+    def _timeout_s(self) -> float:
+        return self._client.settings.socket_timeout_s + self._settings.durability_timeout_ms / 1000
+
+    def _wait_command(self) -> Command:
+        timeout_ms = self._settings.durability_timeout_ms
+        if self._settings.durability == "local":
+            return ("WAITAOF", 1, 0, timeout_ms)
+        return ("WAIT", self._settings.replicas, timeout_ms)
+
+    def _check_durable(self, reply: Reply, answers: list[Answer]) -> None:
+        if isinstance(reply, UnsupportedServer):
+            raise reply
+        written = [answer for answer in answers if isinstance(answer, str)]
+        if isinstance(reply, PenstockError):
+            raise NotDurable(f"the entries are written, but durability was not confirmed: {reply}", written) from reply
+        wanted = 1 if self._settings.durability == "local" else self._settings.replicas
+        confirmed = reply[0] if self._settings.durability == "local" else reply
+        if confirmed < wanted:
+            kind = "disks" if self._settings.durability == "local" else "replicas"
+            raise NotDurable(
+                f"the entries are in stream {self._stream!r}, but only {confirmed} of {wanted} {kind} confirmed within "
+                f"{self._settings.durability_timeout_ms} ms; they may be lost in a failover",
+                written,
+            )
+
+    async def _connect(self) -> Connection:
+        if self._settings.durability == "fast":
+            self._connection = await self._client.connection(self._keys.stream)
+        else:
+            # WAIT speaks of the writes of its own connection, and blocks whoever shares it.
+            self._connection = await self._client.dedicated(self._keys.stream)
+        self._home, self._was_connected = home(), True
+        return self._connection
+
+    async def _forget_connection(self, is_moved: bool) -> None:
+        if is_moved:
+            await self._client.refresh()
+        await self.close()
+
+    async def close(self) -> None:
+        """Give up the connection."""
+        if self._connection is not None and self._settings.durability != "fast":
+            await self._connection.close()
+        self._connection = None
+
+    async def _load(self) -> None:
+        connection = self.open_connection() or await self._connect()
+        await self._client.load(connection, [self._script])

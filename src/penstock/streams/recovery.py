@@ -1,0 +1,82 @@
+"""Takes over the messages of dead consumers, and hands out failed ones when their time has come."""
+
+from __future__ import annotations
+
+from penstock.errors import ConnectionLost
+from penstock.events import EventName
+from penstock.runtime.aio import Event
+from penstock.streams.inbox import Inbox
+from penstock.streams.intake import Intake
+from penstock.streams.ledger import Claim, Ledger
+from penstock.streams.tally import Tally
+from penstock.streams.undertaker import Emit
+
+_STEP = 100  # messages per script call: keeps the server responsive
+_PAGE = 1_000  # entries that the slow sweep looks at per call
+_LONGEST_WAIT_S = 1.0
+
+
+class Recovery:
+    """Brings messages back to a handler.
+
+    Guarantees: at most as many are taken as have room; a claim whose reply was lost is swept up by the intake.
+    """
+
+    def __init__(
+        self, ledger: Ledger, inbox: Inbox, intake: Intake, tally: Tally, emit: Emit, lease_ms: int, room: int,
+        max_passes: int | None,
+    ) -> None:  # fmt: skip
+        self._ledger, self._inbox, self._intake, self._tally, self._emit = ledger, inbox, intake, tally, emit
+        self._lease_ms, self._room, self._max_passes = lease_ms, room, max_passes
+        self._cursor = "-"
+        self.wake = Event()  # a message was put aside: it may be due before the next look
+
+    async def take_expired(self) -> int:
+        """Take over messages whose lease ran out; return how many."""
+        taken, passes = 0, 0
+        while self._max_passes is None or passes < self._max_passes:
+            limit = min(_STEP, self._room - self._inbox.waiting_again)
+            if limit <= 0:
+                break
+            passes += 1
+            async with self._intake.claiming:
+                try:
+                    self._cursor, claims, missing = await self._ledger.recover(
+                        self._lease_ms, limit, self._cursor, _PAGE
+                    )
+                except ConnectionLost:
+                    self._intake.must_sweep()
+                    raise
+                taken += self._take_in(claims, missing)
+            if not claims and not missing:
+                break
+        return taken
+
+    def _take_in(self, claims: list[Claim], missing: list[str]) -> int:
+        count = self._intake.take_again(claims, missing)
+        if count:
+            self._tally.reclaimed += count
+            self._emit(EventName.RECLAIMED, count=count, ids=[claim.id for claim in claims])
+        return count
+
+    async def take_due(self) -> float:
+        """Hand out failed messages that are due; return the seconds until the next look."""
+        while True:
+            limit = min(_STEP, self._room - self._inbox.waiting_again)
+            if limit <= 0:
+                return 0.05
+            async with self._intake.claiming:
+                try:
+                    wait_ms, claims, missing = await self._ledger.take_due(limit)
+                except ConnectionLost:
+                    self._intake.must_sweep()
+                    raise
+                self._intake.take_again(claims, missing)
+            if len(claims) + len(missing) < limit:
+                return _LONGEST_WAIT_S if wait_ms is None else min(_LONGEST_WAIT_S, wait_ms / 1000 + 0.001)
+
+    async def retry_once(self) -> None:
+        """Hand out what is due, then wait until something may be due again."""
+        wait_s = await self.take_due()
+        await self.wake.wait(wait_s)
+        self.wake.clear()

@@ -1,0 +1,129 @@
+"""Acknowledges what is done: carried with the next read where one is due, else in a write of its own."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.errors import GroupLost, PenstockError
+from penstock.model import StreamMessage
+from penstock.redis.aio import Command, Reply
+from penstock.redis.translate import ScriptMissing
+from penstock.runtime.aio import Event, Lock, pause
+from penstock.streams.inbox import Inbox
+from penstock.streams.ledger import MAX_IDS, Ledger
+from penstock.streams.tally import Tally
+
+LINGER_S = 0.01
+_RECORD_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Acks:
+    """Messages that are acknowledged in one script call."""
+
+    ids: list[str]
+    forget: bool
+    record: bool
+
+
+class Settler:
+    """Collects the ids of finished messages and acknowledges them."""
+
+    def __init__(self, ledger: Ledger, inbox: Inbox, tally: Tally, on_refused: Callable[[list[str]], None]) -> None:
+        self._ledger, self._inbox, self._tally, self._on_refused = ledger, inbox, tally, on_refused
+        self._done: deque[str] = deque()
+        self._unanswered: set[str] = set()  # sent, and the server has not answered yet
+        self._repeated: set[str] = set()  # sent before, and the answer got lost
+        self._has_attempts = False  # some of them have a record of attempts to be forgotten
+        self._last_record_s = 0.0
+        self._flushing = Lock()
+        self.dirty = Event()
+
+    def done(self, messages: list[StreamMessage]) -> None:
+        """Take note that messages are finished."""
+        held = self._inbox.held
+        for message in messages:
+            # A message that was handed back meanwhile is not ours to settle.
+            if held.pop(message.id, None) is message:
+                self._done.append(message.id)
+                if message.attempts > 1 or message.delivery_count > 1:
+                    self._has_attempts = True
+        if self._done and not self.dirty.is_set():
+            self.dirty.set()
+
+    def has(self, entry_id: str) -> bool:
+        """Tell whether the message is done and its acknowledgement on the way."""
+        return entry_id in self._unanswered or entry_id in self._done
+
+    def take(self) -> Acks | None:
+        """Return what is to be acknowledged next; the caller says what became of it."""
+        self.dirty.clear()
+        count = min(len(self._done), MAX_IDS)
+        if not count:
+            return None
+        taken = [self._done.popleft() for _ in range(count)]
+        forget, self._has_attempts = self._has_attempts, self._has_attempts and bool(self._done)
+        now = time.monotonic()
+        # The position matters should the group be destroyed: exact whenever the consumer is quiet, else now and then.
+        record = not self._inbox.held or now - self._last_record_s >= _RECORD_EVERY_S
+        if record:
+            self._last_record_s = now
+        self._unanswered.update(taken)
+        return Acks(taken, forget, record)
+
+    def command(self, acks: Acks) -> Command:
+        """Return the command for acknowledgements that travel with a read."""
+        return self._ledger.ack_command(acks.ids, acks.forget, acks.record)
+
+    def answered(self, acks: Acks, reply: Reply) -> None:
+        """Take note of the server's answer to acknowledgements that travelled with a read."""
+        self._unanswered.difference_update(acks.ids)
+        if isinstance(reply, ScriptMissing):
+            self.put_back(acks)
+        elif not isinstance(reply, PenstockError):
+            self._count(*self._ledger.parse_ack(reply))
+
+    def put_back(self, acks: Acks) -> None:
+        """Acknowledge these again later: the answer got lost, or there was none."""
+        self._unanswered.difference_update(acks.ids)
+        self._has_attempts = self._has_attempts or acks.forget
+        self._repeated.update(acks.ids)
+        self._done.extendleft(reversed(acks.ids))
+        self.dirty.set()
+
+    def _count(self, acked: int, refused: list[str]) -> None:
+        if refused:
+            # After a lost answer "not pending" means that the first try was heard.
+            heard = [entry_id for entry_id in refused if entry_id in self._repeated]
+            acked += len(heard)
+            lost = [entry_id for entry_id in refused if entry_id not in self._repeated]
+            if lost:
+                self._on_refused(lost)
+        if self._repeated and not self._unanswered:
+            self._repeated.clear()
+        self._tally.count_acked(acked)
+
+    async def flush(self) -> None:
+        """Acknowledge everything that is done, in writes of its own."""
+        async with self._flushing:
+            while (acks := self.take()) is not None:
+                try:
+                    acked, refused = await self._ledger.ack(acks.ids, acks.forget, acks.record)
+                except GroupLost:
+                    self._unanswered.difference_update(acks.ids)
+                    raise  # the pending list went with the group: nothing is left to acknowledge
+                except BaseException:
+                    self.put_back(acks)
+                    raise
+                self._unanswered.difference_update(acks.ids)
+                self._count(acked, refused)
+
+    async def run_once(self) -> None:
+        """Wait for something to acknowledge, give a read the chance to carry it, else send it."""
+        await self.dirty.wait()
+        await pause(LINGER_S)
+        if self._done:
+            await self.flush()

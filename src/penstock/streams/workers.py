@@ -1,0 +1,230 @@
+"""Runs the handler on what the inbox gives, and carries out what the policy says about the outcome."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.errors import LeaseLost, OutOfMemory, PenstockError
+from penstock.events import EventName
+from penstock.model import StreamMessage
+from penstock.policy import Backoff, Bury, Limits, Reason, Retry, after_failure, before_run
+from penstock.runtime.aio import Cancelled, Job
+from penstock.streams.callables import Call
+from penstock.streams.inbox import Batch, Inbox
+from penstock.streams.ledger import Ledger, Parking
+from penstock.streams.settler import Settler
+from penstock.streams.tally import Tally
+from penstock.streams.undertaker import Emit, Undertaker
+
+logger = logging.getLogger("penstock.streams")
+ErrorHook = Callable[[BaseException, list[StreamMessage]], Awaitable[Any]]
+
+
+class HandlerTimeout(PenstockError):
+    """The handler ran longer than handler_timeout_ms."""
+
+
+class Slot:
+    """What one worker does at the moment, so that others can interrupt exactly that."""
+
+    __slots__ = ("cause", "job", "messages", "started_s")
+
+    def __init__(self) -> None:
+        self.messages: list[StreamMessage] = []
+        self.started_s = 0.0
+        self.job: Job | None = None
+        self.cause: PenstockError | None = None
+
+    def interrupt(self, cause: PenstockError) -> None:
+        """End the running call with the cause; a plain function in a thread cannot be ended and goes on."""
+        if self.job is not None and self.cause is None:
+            self.cause = cause
+            self.job.interrupt()
+
+
+class Workers:
+    """Handles batches. One instance serves all workers of a consumer, each with a slot of its own."""
+
+    def __init__(
+        self, inbox: Inbox, settler: Settler, ledger: Ledger, undertaker: Undertaker, tally: Tally, emit: Emit, call: Call,
+        error_hook: ErrorHook | None, limits: Limits, backoff: Backoff, batch_limit: int, wake_retries: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._inbox, self._settler, self._ledger, self._undertaker = inbox, settler, ledger, undertaker
+        self._tally, self._emit, self._call, self._error_hook = tally, emit, call, error_hook
+        self._limits, self._backoff, self._batch_limit = limits, backoff, batch_limit
+        self._wake_retries = wake_retries
+        self._chance = random.Random()
+        self.slots: list[Slot] = []
+
+    async def work(self, persist: Callable[..., Awaitable[Any]]) -> None:
+        """Handle batches until the inbox is closed; `persist` repeats a step through outages of Redis."""
+        slot = Slot()
+        slot.job = Job.current()
+        self.slots.append(slot)
+        try:
+            while (batch := await self._next(slot)) is not None:
+                await self.handle(slot, batch, persist)
+        finally:
+            self.slots.remove(slot)
+
+    async def _next(self, slot: Slot) -> Batch | None:
+        while True:
+            try:
+                return await self._inbox.take(self._batch_limit)
+            except Cancelled:
+                if slot.cause is None:
+                    raise
+                self._resume(slot)  # meant for a call that had just ended
+
+    @staticmethod
+    def _resume(slot: Slot) -> None:
+        slot.cause = None
+        Job.resume()
+
+    async def drain(self, persist: Callable[..., Awaitable[Any]]) -> None:
+        """Handle what is in the inbox now."""
+        slot = Slot()
+        slot.job = Job.current()
+        self.slots.append(slot)
+        try:
+            while (batch := self._inbox.take_now(self._batch_limit)) is not None:
+                await self.handle(slot, batch, persist)
+        finally:
+            self.slots.remove(slot)
+
+    async def handle(self, slot: Slot, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
+        """Run the handler once and settle every message of the batch."""
+        messages = batch.messages
+        if batch.is_again:
+            messages = await persist(self._admit, messages)
+            if not messages:
+                return
+        slot.messages, slot.started_s = messages, time.monotonic()
+        error: BaseException | None = None
+        returned: list[str] | None = []
+        try:
+            returned = await self._call(messages)
+        except Cancelled:
+            if slot.cause is None:
+                raise
+            error = slot.cause
+            self._resume(slot)
+        except Exception as raised:
+            error = raised
+        finally:
+            slot.messages = []
+        if error is None and (returned is None or len(returned) >= len(messages)):
+            returned = None if returned is None or set(returned).issuperset(m.id for m in messages) else returned
+        if error is None and returned is None:
+            self._settler.done(messages)
+        else:
+            await persist(self._settle_rest, messages, returned or [], error)
+
+    async def _admit(self, messages: list[StreamMessage]) -> list[StreamMessage]:
+        # Redelivered messages: bury those that had their chances, write down that the others begin.
+        admitted = []
+        for message in messages:
+            if message.id not in self._inbox.held:
+                continue
+            verdict = before_run(message.delivery_count, message.attempts, None, 0, self._limits)
+            if verdict is None:
+                admitted.append(message)
+            else:
+                await self._bury(message, verdict.reason, None)
+        if not admitted:
+            return []
+        answers = await self._ledger.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])
+        lost = [m for m, ours in zip(admitted, answers, strict=True) if not ours]
+        if lost:
+            self.lose(lost)
+        running = [m for m, ours in zip(admitted, answers, strict=True) if ours]
+        for message in running:
+            message.delivery_count += 1
+            message.attempts += 1
+        return running
+
+    async def _settle_rest(
+        self, messages: list[StreamMessage], returned: list[str], error: BaseException | None
+    ) -> None:
+        # Called again after an outage: what was settled before is not held any more and is passed over.
+        held = self._inbox.held
+        finished = set(returned)
+        self._settler.done([m for m in messages if m.id in finished])
+        failed = [m for m in messages if m.id not in finished and held.get(m.id) is m]
+        if not failed or isinstance(error, LeaseLost):
+            self._inbox.settle(failed)
+            return
+        if error is not None:
+            await self._report(error, failed)
+        parkings, parked = [], []
+        for message in failed:
+            verdict = after_failure(
+                error, message.delivery_count, message.attempts, self._limits, self._backoff, self._chance
+            )
+            if isinstance(verdict, Bury):
+                await self._bury(message, verdict.reason, error)
+            elif isinstance(verdict, Retry):
+                back = 0 if verdict.counts else 1
+                parked.append(message)
+                parkings.append(
+                    Parking(message.id, verdict.after_ms, message.delivery_count - back, message.attempts - back)
+                )
+        await self._park(parked, parkings)
+
+    async def _park(self, messages: list[StreamMessage], parkings: list[Parking]) -> None:
+        if not parkings:
+            return
+        answers = await self._ledger.park(parkings)
+        self._inbox.settle(messages)
+        lost = [m for m, ours in zip(messages, answers, strict=True) if not ours]
+        self._tally.retried += len(messages) - len(lost)
+        self._emit(EventName.RETRIED, count=len(messages) - len(lost))
+        if lost:
+            self.lose(lost)
+        self._wake_retries()
+
+    async def _bury(self, message: StreamMessage, reason: Reason, error: BaseException | None) -> None:
+        try:
+            is_ours = await self._undertaker.bury(message, reason, error)
+        except OutOfMemory:
+            # No room for the record: the message stays pending, and its burial is tried again later.
+            delay_ms = self._backoff.max_ms
+            await self._park([message], [Parking(message.id, delay_ms, message.delivery_count, message.attempts)])
+            return
+        if is_ours:
+            self._inbox.settle([message])
+        else:
+            self.lose([message])
+
+    async def _report(self, error: BaseException, messages: list[StreamMessage]) -> None:
+        self._tally.errors += 1
+        logger.warning("the handler failed for %d message(s): %r", len(messages), error)
+        if self._error_hook is None:
+            return
+        try:
+            await self._error_hook(error, messages)
+        except Exception:
+            logger.exception("the error_hook failed")
+
+    def lose(self, messages: list[StreamMessage]) -> None:
+        """Let go of messages that belong to another consumer now, and tell their handlers."""
+        for message in messages:
+            message.lease_lost = True
+        self._inbox.settle(messages)
+        self._tally.lease_lost += len(messages)
+        self._emit(EventName.LEASE_LOST, ids=[m.id for m in messages])
+        lost = {id(m) for m in messages}
+        for slot in self.slots:
+            if slot.messages and all(id(m) in lost or m.lease_lost for m in slot.messages):
+                slot.interrupt(LeaseLost(f"message {slot.messages[0].id} belongs to another consumer now"))
+
+    def interrupt_overdue(self, timeout_s: float) -> None:
+        """End calls that have been running for too long."""
+        now = time.monotonic()
+        for slot in self.slots:
+            if slot.messages and now - slot.started_s > timeout_s:
+                slot.interrupt(HandlerTimeout(f"the handler ran longer than {timeout_s} s"))

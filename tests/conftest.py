@@ -1,0 +1,146 @@
+"""Servers for the tests: one of each kind per test process, started when first wanted, emptied before each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import NoReturn
+
+import hypothesis
+import pytest
+import redis
+
+from penstock.redis.embedded import EmbeddedServer
+from penstock.redis.probe import ask
+from penstock.testing import TEST_SERVERS, Cluster, FaultProxy, ServerKind, ServerMissing
+from penstock.testing.servers import DEFAULT
+
+# Examples share the machine with servers and other test processes: their speed says nothing.
+hypothesis.settings.register_profile("penstock", deadline=None)
+hypothesis.settings.load_profile("penstock")
+
+# What a test may have changed on a shared server, and the value that the next one expects.
+_SETTINGS = {"maxmemory": "0", "notify-keyspace-events": "", "min-replicas-to-write": "0", "lua-time-limit": "5000"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test that uses `server` once on each server, or on those that it names in `@pytest.mark.servers`."""
+    if "server_kind" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("servers")
+    if marker is not None:
+        kinds = [kind for kind in TEST_SERVERS if any(word in kind.name for word in marker.args)]
+        assert kinds, f"no server is called like {marker.args}"
+    else:
+        kinds = [DEFAULT] if "default_server" in metafunc.fixturenames else list(TEST_SERVERS)
+    metafunc.parametrize("server_kind", kinds, ids=[kind.name for kind in kinds])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps the tests that use the cluster in one process: three nodes are enough for this machine."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+
+
+def or_skip(error: ServerMissing) -> NoReturn:
+    """Fails in continuous integration and skips elsewhere: a laptop need not have every server."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(str(error))
+    pytest.skip(str(error))
+
+
+class ServerPark:
+    """The shared servers of one test process."""
+
+    def __init__(self) -> None:
+        self._servers: dict[str, EmbeddedServer] = {}
+
+    def get(self, kind: ServerKind) -> EmbeddedServer:
+        """Returns the running, empty server of this kind."""
+        if kind.name not in self._servers:
+            self._servers[kind.name] = kind.server(port=0)
+        server = self._servers[kind.name].start()
+        for command in (["FLUSHALL"], ["SCRIPT", "FLUSH"], *(["CONFIG", "SET", *pair] for pair in _SETTINGS.items())):
+            ask(server.unix_socket, *command, timeout_s=10.0)
+        return server
+
+    def close(self) -> None:
+        """Stops all servers."""
+        for server in self._servers.values():
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def server_park() -> Iterator[ServerPark]:
+    park = ServerPark()
+    yield park
+    park.close()
+
+
+@pytest.fixture
+def server(server_kind: ServerKind, server_park: ServerPark) -> EmbeddedServer:
+    """An empty server, shared with other tests: one after the other of each kind. Do not stop it or set passwords."""
+    try:
+        return server_park.get(server_kind)
+    except ServerMissing as error:
+        or_skip(error)
+
+
+@pytest.fixture
+def default_server(server: EmbeddedServer) -> EmbeddedServer:
+    """The server of the most common version only: for tests to which the version makes no difference."""
+    return server
+
+
+@pytest.fixture
+def redis_url(server: EmbeddedServer) -> str:
+    """The URL of `server` (of `default_server`, in a test that uses it)."""
+    return server.unix_url
+
+
+@pytest.fixture
+def raw(server: EmbeddedServer) -> Iterator[redis.Redis]:
+    """A plain client of `server`, to look at the truth: bytes in, bytes out."""
+    with redis.Redis(unix_socket_path=server.unix_socket, protocol=2) as client:
+        yield client
+
+
+@pytest.fixture
+def fault_proxy(server: EmbeddedServer) -> Iterator[FaultProxy]:
+    """A proxy in front of `server`; faults are switched on by the test."""
+    with FaultProxy(server.unix_socket) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., EmbeddedServer]]:
+    """Starts a server of the test's own, to be killed, paused or locked: `start_server(kind=..., **settings)`."""
+    with ExitStack() as servers:
+
+        def start(kind: ServerKind = DEFAULT, **settings: object) -> EmbeddedServer:
+            try:
+                return servers.enter_context(kind.server(**settings))
+            except ServerMissing as error:
+                or_skip(error)
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def cluster_of_session() -> Iterator[Cluster]:
+    cluster = Cluster()
+    try:
+        cluster.start()
+    except ServerMissing as error:
+        or_skip(error)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def cluster(cluster_of_session: Cluster) -> Cluster:
+    """An empty cluster of three nodes."""
+    cluster_of_session.flush()
+    return cluster_of_session

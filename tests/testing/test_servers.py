@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from penstock.redis.embedded import EmbeddedServer
+from penstock.redis.probe import ask
+from penstock.testing import TEST_SERVERS, Cluster, ServerKind, ServerMissing
+from penstock.testing.servers import DEFAULT, NEWEST, system_redis
+
+
+def test_each_server_is_of_its_version(server_kind: ServerKind, raw: redis.Redis) -> None:
+    info = raw.info("server")
+    version = info.get("valkey_version") or info["redis_version"]
+    assert server_kind.name.endswith(".".join(version.split(".")[:2]))
+
+
+def test_a_server_is_empty_at_the_start_of_each_test(raw: redis.Redis) -> None:
+    assert raw.dbsize() == 0
+    raw.set("left", "behind")
+    raw.config_set("maxmemory", "100mb")
+
+
+def test_a_server_is_empty_and_reset_after_another_test(raw: redis.Redis) -> None:
+    assert raw.dbsize() == 0
+    assert raw.config_get("maxmemory")["maxmemory"] == "0"
+    raw.set("left", "behind")
+
+
+@pytest.mark.servers("7.0", "valkey")
+def test_a_marker_narrows_the_servers(server_kind: ServerKind) -> None:
+    assert server_kind in {DEFAULT, NEWEST}
+
+
+def test_the_default_server_is_one_only(
+    server_kind: ServerKind, default_server: EmbeddedServer, redis_url: str
+) -> None:
+    assert server_kind is DEFAULT
+    assert redis_url == default_server.unix_url
+
+
+def test_the_system_server_is_not_the_one_in_the_wheel() -> None:
+    found = system_redis()
+    assert found is None or not found.is_relative_to(sys.prefix)
+
+
+@pytest.mark.parametrize("program", [None, Path("/bin/true")])
+def test_a_missing_server_says_how_to_get_it(program: Path | None) -> None:
+    kind = ServerKind("redis-9.9", (9, 9), lambda: program, "brew it")
+    with pytest.raises(ServerMissing, match=r"redis-9\.9 is missing.*: brew it"):
+        kind.binary()
+
+
+def test_a_server_of_its_own_may_be_killed(start_server: Callable[..., EmbeddedServer]) -> None:
+    server = start_server(TEST_SERVERS[-1])
+    server.kill()
+    assert not server.is_running
+
+
+def test_the_cluster_serves_all_slots_and_is_empty_after_a_flush(cluster: Cluster) -> None:
+    host, port = cluster.addresses[0]
+    with redis.RedisCluster(host=host, port=port) as client:
+        assert len(client.get_primaries()) == 3
+        for number in range(50):
+            client.set(f"key-{number}", number)
+    sizes = [ask(address, "DBSIZE") for address in cluster.addresses]
+    assert sum(sizes) == 50
+    assert all(sizes)
+    cluster.flush()
+    assert [ask(address, "DBSIZE") for address in cluster.addresses] == [0, 0, 0]
