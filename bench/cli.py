@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 
 from bench import report, results, rounds, server_binary
+from bench.environments import ROOT
 from bench.figures import Samples
 from bench.plan import FULL, QUICK, Plan
 from bench.roster import DEFAULT_PEERS, PEERS, TESTS
@@ -35,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     samples = rounds.run(subjects, options.tests, plan)
     verdicts = [judge(target, samples) for target in TARGETS]
     _print_outcome(samples, verdicts, names)
-    print(f"\nAll figures: {results.write(samples, verdicts, plan, version)}")
+    print(f"\nAll figures: {results.write(samples, verdicts, plan, version).relative_to(ROOT)}")
     return 1 if options.strict and any(verdict.is_met is False for verdict in verdicts) else 0
 
 

@@ -22,7 +22,7 @@ PINS: dict[str, tuple[str, ...]] = {
     "huey": ("huey==3.5.4", "redis[hiredis]==8.1.0"),
     "redis-stream-queue": ("redis-stream-queue==0.1.3", "redis[hiredis]==8.1.0"),
     "rq": ("rq==2.12.0", "redis[hiredis]==8.1.0"),
-    "saq": ("saq[redis]==0.26.4", "redis[hiredis]==7.4.1"),
+    "saq": ("saq[redis]==0.26.4", "redis[hiredis]==7.4.1", "typing-extensions==4.16.0"),
     "taskiq": ("taskiq[uv]==0.13.0", "taskiq-redis==1.2.4", "redis[hiredis]==8.1.0"),
 }
 

@@ -48,18 +48,22 @@ class Samples:
         """Keeps a sample."""
         self.all.append(sample)
 
-    def by_round(self, test: str, peer: str, figure: str) -> dict[int, float]:
-        """Returns the figure of every round that measured it."""
+    def by_round(self, test: str, peer: str, figure: str, *, with_noisy: bool) -> dict[int, float]:
+        """Returns the figure of every round that measured it, with or without the disturbed ones."""
         return {
             sample.round: sample.figures[figure]
             for sample in self.all
-            if sample.test == test and sample.peer == peer and figure in sample.figures
+            if sample.test == test
+            and sample.peer == peer
+            and figure in sample.figures
+            and (with_noisy or not sample.is_noisy)
         }
 
     def median(self, test: str, peer: str, figure: str) -> float | None:
-        """Returns the median over the rounds, or None where nothing was measured."""
-        values = self.by_round(test, peer, figure).values()
-        return statistics.median(values) if values else None
+        """Returns the median over the quiet rounds, over all where none was quiet, or None."""
+        quiet = self.by_round(test, peer, figure, with_noisy=False)
+        values = quiet or self.by_round(test, peer, figure, with_noisy=True)
+        return statistics.median(values.values()) if values else None
 
     def failures(self) -> dict[str, list[str]]:
         """Returns for each reason of failure the measurements that it hit."""

@@ -30,15 +30,22 @@ def tree(pid: int) -> list[int]:
 
 
 def usage(pid: int) -> Usage:
-    """Returns the sums over all threads of the process tree."""
+    """Returns the sums over all processes of the tree."""
+    each = [_usage_of_one(process) for process in tree(pid)]
+    return Usage(sum(one.cpu_s for one in each), sum(one.wait_s for one in each))
+
+
+def _usage_of_one(pid: int) -> Usage:
     ran_ns = waited_ns = 0
-    for process in tree(pid):
-        for task in _tasks(process):
-            numbers = _read(task / "schedstat").split()
-            if len(numbers) >= 2:
-                ran_ns += int(numbers[0])
-                waited_ns += int(numbers[1])
-    return Usage(ran_ns / 1e9, waited_ns / 1e9)
+    for task in _tasks(pid):
+        numbers = _read(task / "schedstat").split()
+        if len(numbers) >= 2:
+            ran_ns += int(numbers[0])
+            waited_ns += int(numbers[1])
+    # The threads' own counters are exact but vanish with a thread; those of the process are coarse but keep them.
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    coarse_s = (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND if len(fields) > 12 else 0.0
+    return Usage(max(ran_ns / 1e9, coarse_s), waited_ns / 1e9)
 
 
 def machine_busy_s() -> float:

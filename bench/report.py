@@ -37,10 +37,11 @@ def figures_table(samples: Samples, peers: list[str]) -> str:
 
 def costs_table(samples: Samples, peers: list[str]) -> str:
     """Returns what a message costs in processor time, which other load on the machine hardly changes."""
-    headings = [heading for heading, test, figure, _ in _COLUMNS if figure == "rate"]
-    tests = [test for _, test, figure, _ in _COLUMNS if figure == "rate"]
-    rows = [[peer, *(_cost(samples, test, peer) for test in tests)] for peer in peers]
-    return table(["peer", *(heading.removesuffix(" /s") for heading in headings)], rows)
+    columns = {heading.removesuffix(" /s"): test for heading, test, figure, _ in _COLUMNS if figure == "rate"}
+    measured = {sample.test for sample in samples.all}
+    columns = {heading: test for heading, test in columns.items() if test in measured}
+    rows = [[peer, *(_cost(samples, test, peer) for test in columns.values())] for peer in peers]
+    return table(["peer", *columns], rows)
 
 
 def _cost(samples: Samples, test: str, peer: str) -> str:

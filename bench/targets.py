@@ -62,24 +62,29 @@ TARGETS = (
 
 
 def judge(target: Target, samples: Samples) -> Verdict:
-    """Returns the median over rounds of the value inside each round, with the lowest and the highest."""
-    own = samples.by_round(target.test, target.subject, target.figure)
-    if not target.references:
-        return _verdict(target, list(own.values()), "")
+    """Returns the median over rounds of the value inside each round, with the lowest and the highest.
+
+    Disturbed rounds count only where no other is left.
+    """
     reference = _best_reference(target, samples)
-    if reference is None:
+    if target.references and reference is None:
         return Verdict(target)
-    theirs = samples.by_round(target.test, reference, target.figure)
-    return _verdict(target, [own[number] / theirs[number] for number in own if number in theirs], reference)
+    values = _values(target, samples, reference, with_noisy=False)
+    values = values or _values(target, samples, reference, with_noisy=True)
+    if not values:
+        return Verdict(target)
+    return Verdict(target, statistics.median(values), min(values), max(values), reference or "")
+
+
+def _values(target: Target, samples: Samples, reference: str | None, *, with_noisy: bool) -> list[float]:
+    own = samples.by_round(target.test, target.subject, target.figure, with_noisy=with_noisy)
+    if reference is None:
+        return list(own.values())
+    theirs = samples.by_round(target.test, reference, target.figure, with_noisy=with_noisy)
+    return [own[number] / theirs[number] for number in own if number in theirs]
 
 
 def _best_reference(target: Target, samples: Samples) -> str | None:
     medians = {name: samples.median(target.test, name, target.figure) for name in target.references}
     measured = {name: value for name, value in medians.items() if value is not None}
     return max(measured, key=lambda name: measured[name]) if measured else None
-
-
-def _verdict(target: Target, values: list[float], reference: str) -> Verdict:
-    if not values:
-        return Verdict(target)
-    return Verdict(target, statistics.median(values), min(values), max(values), reference)

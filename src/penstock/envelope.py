@@ -29,9 +29,13 @@ Fields = Sequence[bytes]  # field, value, field, value, ... as the server sends 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
     """Encode headers; raise ConfigurationError unless all names and values are text."""
     for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
+        if not _is_text(name) or not _is_text(value):
             raise ConfigurationError(f"headers must be text: {name!r} has a {type(value).__name__}")
     return _encode_json(headers)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def decode_headers(raw: bytes | None) -> Mapping[str, str]:

@@ -53,7 +53,7 @@ class Backoff:
 
     def delay_ms(self, attempt: int, chance: random.Random) -> int:
         """Return the delay after the given failed attempt (1 = the first)."""
-        plain = min(self.initial_ms * 2 ** min(attempt - 1, 32), self.max_ms)
+        plain: int = min(self.initial_ms * 2 ** min(attempt - 1, 32), self.max_ms)
         return max(1, round(plain * (1 + self.jitter * chance.uniform(-1, 1))))
 
 

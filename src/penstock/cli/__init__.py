@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def main() -> None:
+def main() -> int:
     """Run the command line."""
     raise SystemExit("penstock: no command yet")

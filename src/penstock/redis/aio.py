@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
 
     async def call(self, *command: bytes | str | int, timeout_s: float | None = None) -> Reply:
         """Send one command and return its reply; raise what an error reply says."""
-        reply = (await self._send(hiredis.pack_command(command), 1, timeout_s, None))[0]
+        reply = (await self._send(_pack(command), 1, timeout_s, None))[0]
         if isinstance(reply, PenstockError):
             raise reply
         return reply
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
 
         `on_reply` is told each reply as it comes: the last command may block for long.
         """
-        packed = b"".join([hiredis.pack_command(command) for command in commands])
+        packed = b"".join([_pack(command) for command in commands])
         future = self._send(packed, len(commands), timeout_s, on_reply)
         self._flush()  # a pipeline is a batch already: nothing is gained by waiting for more
         return await future
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
     def post(self, command: Command, on_answer: Callable[[Reply], None]) -> None:
         """Send one command now; `on_answer` gets the reply, or the error that came instead, as soon as it is there."""
         self._expect(_Answer(on_answer, self._loop.time() + self._timeout_s))
-        self._unsent.append(hiredis.pack_command(command))
+        self._unsent.append(_pack(command))
         self._flush()
 
     def _send(
@@ -201,6 +201,11 @@ class Connection(asyncio.Protocol):
         self.abort()
 
 
+def _pack(command: Command) -> bytes:
+    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub allows one word only
+    return packed
+
+
 def _no_retry() -> Retry:
     # The driver never repeats anything: what may be repeated is decided in retry.py.
     return Retry(NoBackoff(), 0)
@@ -224,7 +229,8 @@ class Locator:
                     raise ConnectionFailed(f"no node of the cluster at {self._settings.where} serves {key!r}")
                 return node.host, int(node.port)
             if self._settings.kind == "sentinel":
-                return await self._masters().discover_master(self._settings.service_name)
+                host, port = await self._masters().discover_master(str(self._settings.service_name))
+                return str(host), int(port)
         except (OSError, driver.RedisError) as error:
             raise connect_error(error, self._settings.where) from error
         return self._settings.hosts[0] if self._settings.hosts else ("", 0)
@@ -254,14 +260,15 @@ class Locator:
             await made.disconnect(nowait=True)
             raise connect_error(error, where) from error
         connection = Connection(settings.socket_timeout_s, where)
-        writer, made._writer, made._reader = made._writer, None, None
+        # Taken from redis-py before it can close it.
+        writer, made._writer, made._reader = made._writer, None, None  # noqa: SLF001
         connection.adopt(writer.transport, writer)
         return connection
 
     async def _topology(self) -> driver.RedisCluster:
         async with self._lock:
             if self._cluster is None:
-                options = self._settings.driver_options() | self._settings.tls_options
+                options = {**self._settings.driver_options(), **self._settings.tls_options}
                 nodes = [ClusterNode(host, port) for host, port in self._settings.hosts]
                 cluster = driver.RedisCluster(
                     startup_nodes=nodes,
@@ -276,9 +283,8 @@ class Locator:
 
     def _masters(self) -> Sentinel:
         if self._sentinel is None:
-            timeout_s = self._settings.connect_timeout_s
-            options = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": _no_retry()}
-            self._sentinel = Sentinel(list(self._settings.hosts), sentinel_kwargs=options)
+            options = self._settings.sentinel_options() | {"retry": _no_retry()}
+            self._sentinel = Sentinel(list(self._settings.hosts), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
         return self._sentinel
 
     async def make_driver(self) -> driver.Redis | driver.RedisCluster:

@@ -53,7 +53,7 @@ class Connection:
 
     def call(self, *command: bytes | str | int, timeout_s: float | None = None) -> Reply:
         """Send one command and return its reply; raise what an error reply says."""
-        reply = self._send(hiredis.pack_command(command), 1, timeout_s, None)[0]
+        reply = self._send(_pack(command), 1, timeout_s, None)[0]
         if isinstance(reply, PenstockError):
             raise reply
         return reply
@@ -65,7 +65,7 @@ class Connection:
 
         `on_reply` is told each reply as it comes: the last command may block for long.
         """
-        packed = b"".join([hiredis.pack_command(command) for command in commands])
+        packed = b"".join([_pack(command) for command in commands])
         return self._send(packed, len(commands), timeout_s, on_reply)
 
     def _send(self, packed: bytes, count: int, timeout_s: float | None, on_reply: OnReply | None) -> list[Reply]:
@@ -122,6 +122,15 @@ class Connection:
         self.abort()
 
 
+def _untyped(made_by_driver: Any) -> Any:
+    return made_by_driver  # redis-py's blocking half has no types for its constructors
+
+
+def _pack(command: Command) -> bytes:
+    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub allows one word only
+    return packed
+
+
 def _no_retry() -> Retry:
     # The driver never repeats anything: what may be repeated is decided in retry.py.
     return Retry(NoBackoff(), 0)
@@ -140,12 +149,13 @@ class Locator:
         """Return host and port of the server for the key."""
         try:
             if self._settings.kind == "cluster":
-                node = self._topology().get_node_from_key(key)
+                node = _untyped(self._topology()).get_node_from_key(key)
                 if node is None:
                     raise ConnectionFailed(f"no node of the cluster at {self._settings.where} serves {key!r}")
                 return node.host, int(node.port)
             if self._settings.kind == "sentinel":
-                return self._masters().discover_master(self._settings.service_name)
+                host, port = self._masters().discover_master(str(self._settings.service_name))  # type: ignore[no-untyped-call]
+                return str(host), int(port)
         except (OSError, driver.RedisError) as error:
             raise connect_error(error, self._settings.where) from error
         return self._settings.hosts[0] if self._settings.hosts else ("", 0)
@@ -164,26 +174,27 @@ class Locator:
         # The handshake is part of connecting and gets the connect timeout, not that of commands.
         options["socket_timeout"] = settings.connect_timeout_s
         if settings.path:
-            made: Any = driver.UnixDomainSocketConnection(path=settings.path, **options)
+            made: Any = _untyped(driver.UnixDomainSocketConnection)(path=settings.path, **options)
         elif settings.tls:
-            made = driver.SSLConnection(host=host[0], port=host[1], **options, **settings.tls_options)
+            made = _untyped(driver.SSLConnection)(host=host[0], port=host[1], **options, **settings.tls_options)
         else:
-            made = driver.Connection(host=host[0], port=host[1], **options)
+            made = _untyped(driver.Connection)(host=host[0], port=host[1], **options)
         try:
             made.connect()
         except (OSError, TimeoutError, driver.RedisError) as error:
             made.disconnect()
             raise connect_error(error, where) from error
         connection = Connection(settings.socket_timeout_s, where)
-        connected, made._sock = made._sock, None
+        # Taken from redis-py before it can close it.
+        connected, made._sock = made._sock, None  # noqa: SLF001
         connection.adopt(connected)
         return connection
 
     def _topology(self) -> driver.RedisCluster:
         with self._lock:
             if self._cluster is None:
-                options = self._settings.driver_options() | self._settings.tls_options
-                nodes = [ClusterNode(host, port) for host, port in self._settings.hosts]
+                options = {**self._settings.driver_options(), **self._settings.tls_options}
+                nodes = [_untyped(ClusterNode)(host, port) for host, port in self._settings.hosts]
                 self._cluster = driver.RedisCluster(
                     startup_nodes=nodes,
                     ssl=self._settings.tls,
@@ -195,9 +206,8 @@ class Locator:
 
     def _masters(self) -> Sentinel:
         if self._sentinel is None:
-            timeout_s = self._settings.connect_timeout_s
-            options = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": _no_retry()}
-            self._sentinel = Sentinel(list(self._settings.hosts), sentinel_kwargs=options)
+            options = self._settings.sentinel_options() | {"retry": _no_retry()}
+            self._sentinel = _untyped(Sentinel)(list(self._settings.hosts), sentinel_kwargs=options)
         return self._sentinel
 
     def make_driver(self) -> driver.Redis | driver.RedisCluster:

@@ -107,7 +107,7 @@ class StreamClient:
     @classmethod
     def _of(cls, settings: ConnectionSettings, prefix: str, server: EmbeddedServer | None = None) -> Self:
         client = cls.__new__(cls)
-        client._setup(settings, prefix, server)
+        client._setup(settings, prefix, server)  # noqa: SLF001
         return client
 
     @classmethod
@@ -185,7 +185,7 @@ class StreamClient:
         server = EmbeddedServer(directory=directory, persistent=directory is not None)
         server.start()
         made = cls._from_address(Address(kind="unix", hosts=(), path=server.unix_socket), {**options, "prefix": prefix})
-        made._server = server
+        made._server = server  # noqa: SLF001
         return made
 
     # --- life ---------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class StreamClient:
         return await lane.to(await lane.locator.locate(key))
 
     async def dedicated(self, key: str) -> Connection:
-        """Open a connection to the server of the key for the caller alone; it is closed with the client at the latest."""
+        """Open a connection to the server of the key for the caller alone; closed with the client at the latest."""
         lane = self._lane()
         connection = await lane.locator.connect(await lane.locator.locate(key))
         lane.dedicated.add(connection)
@@ -285,8 +285,8 @@ class StreamClient:
                     raise
             except PenstockError as error:
                 failures += 1
-                is_busy = isinstance(error, PenstockError) and connection.is_open
-                exhausted = time.monotonic() > busy_until if is_busy else failures >= _TRIES
+                # An error reply on a sound connection passes with time; a broken connection is tried a few times.
+                exhausted = time.monotonic() > busy_until if connection.is_open else failures >= _TRIES
                 if not repeat.allows(error) or exhausted:
                     raise
                 asked = None

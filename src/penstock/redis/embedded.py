@@ -308,6 +308,6 @@ def _start_watchdog(data: Path, home: Path) -> subprocess.Popen[bytes]:
 
 def _tell(watchdog: subprocess.Popen[bytes], word: str) -> None:
     with suppress(BrokenPipeError):  # somebody killed the watchdog: then there is nobody to tell
-        assert watchdog.stdin is not None  # noqa: S101 (for the type checker: started with a pipe)
+        assert watchdog.stdin is not None
         watchdog.stdin.write(f"{word}\n".encode())
         watchdog.stdin.flush()

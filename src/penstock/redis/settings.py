@@ -21,6 +21,8 @@ class ConnectionSettings:
     db: int = 0
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
     client_name: str | None = None
     tls: bool = False
     tls_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -37,6 +39,17 @@ class ConnectionSettings:
         if self.path:
             return f"unix:{self.path}"
         return ",".join(f"{host}:{port}" for host, port in self.hosts)
+
+    def sentinel_options(self) -> dict[str, Any]:
+        """Return the keyword arguments for connections to the Sentinels, which have passwords of their own."""
+        return {
+            "username": self.sentinel_username,
+            "password": self.sentinel_password,
+            "socket_timeout": self.connect_timeout_s,
+            "socket_connect_timeout": self.connect_timeout_s,
+            "ssl": self.tls,
+            **self.tls_options,
+        }
 
     def driver_options(self) -> dict[str, Any]:
         """Return the keyword arguments that every redis-py connection gets."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import redis.exceptions as driver
+from redis.sentinel import MasterNotFoundError
 
 from penstock import errors
 
@@ -48,7 +49,7 @@ _BY_CODE: dict[str, type[errors.PenstockError]] = {
 }
 # A script error carries the code of the command that failed in it, behind words that differ between servers.
 _IN_SCRIPT = re.compile(r"\b(OOM|WRONGTYPE|NOPERM|NOGROUP|READONLY|NOREPLICAS|MISCONF)\b")
-_SAYS = {
+_SAYS: dict[type[errors.PenstockError], str] = {
     errors.GroupLost: "the stream or its consumer group does not exist",
     errors.OutOfMemory: "the server is at its memory limit (maxmemory); free memory or raise it",
     errors.PermissionDenied: "the ACL of this user does not allow it",
@@ -84,12 +85,12 @@ def connect_error(error: BaseException, where: str) -> errors.PenstockError:
         return errors.ServerBusy(f"Redis at {where} is loading its data; try again shortly")
     if isinstance(error, driver.ResponseError):
         return error_reply(str(error))
-    if isinstance(error, driver.MasterNotFoundError):
-        return errors.ConnectionFailed(f"no Sentinel at {where} knows a living master: {error}")
+    return errors.ConnectionFailed(_why_not(error, where))
+
+
+def _why_not(error: BaseException, where: str) -> str:
+    if isinstance(error, MasterNotFoundError):
+        return f"no Sentinel at {where} knows a living master: {error}"
     if isinstance(error, TimeoutError | driver.TimeoutError):
-        return errors.ConnectionFailed(
-            f"no answer from Redis at {where} within the connect timeout; is it running there?"
-        )
-    return errors.ConnectionFailed(
-        f"cannot connect to Redis at {where}: {error}; check that the server runs there and that host, port and TLS are right"
-    )
+        return f"no answer from Redis at {where} within the connect timeout; does it run there?"
+    return f"cannot connect to Redis at {where}: {error}; does the server run there, are host, port and TLS right?"

@@ -20,7 +20,8 @@ Call: TypeAlias = Callable[[list[StreamMessage]], Awaitable[list[str] | None]]
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Tell whether calling the function gives a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+    # An object whose type has an async __call__ is as good as an async function.
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def awaitable(function: Callable[..., Any], threads: Threads, what: str) -> Callable[..., Awaitable[Any]]:

@@ -8,7 +8,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.config import ConsumerConfig
 from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, PenstockError, TransientError
@@ -42,12 +42,13 @@ _MESSAGE_WORKERS = 16
 class StreamConsumer:
     """Runs a handler on the messages of one stream, as one consumer of a group.
 
-    `handler` gets a list of messages and returns the ids that are done; `message_handler` gets one message, and returning
-    means that it is done. Both may be async or plain functions. An exception, or an id that is not returned, is a failed
-    attempt: the message comes again after a growing delay, and goes to the dead letters when its chances are used up.
+    `handler` gets a list of messages and returns the ids that are done; `message_handler` gets one message, and
+    returning means that it is done. Both may be async or plain functions. An exception, or an id that is not returned,
+    is a failed attempt: the message comes again after a growing delay, and goes to the dead letters when its chances
+    are used up.
     """
 
-    _instances: weakref.WeakSet[StreamConsumer] = weakref.WeakSet()
+    _instances: ClassVar[weakref.WeakSet[StreamConsumer]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class StreamConsumer:
             raise
         finally:
             try:
-                await shielded(self._wind_up(crew, workers))
+                await shielded(self._wind_up(crew, workers))  # sync: self._wind_up(crew, workers)
             finally:
                 if watch is not None:
                     watch()
@@ -341,10 +342,10 @@ class StreamConsumer:
             message.lease_lost = True
         call_home(self._home, self._workers.lose, messages)
 
-    def _set_fenced(self, error: ConsumerNameTaken) -> None:
+    def _set_fenced(self) -> None:
         self._fenced = ConsumerNameTaken(
-            f"another process runs as worker_name={self.worker_name!r} of group {self.config.group!r}; this one is fenced "
-            f"off. Give every process a name of its own, or none"
+            f"another process runs as worker_name={self.worker_name!r} of group {self.config.group!r}; "
+            f"this one is fenced off. Give every process a name of its own, or none"
         )
         self._stopping.set()
 

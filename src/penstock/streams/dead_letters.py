@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import TypeAlias
 
 from penstock import envelope
 from penstock.errors import ConfigurationError
@@ -13,6 +14,7 @@ from penstock.redis.retry import Repeat
 
 _PAGE = 500
 _MARK = "dlq_"
+Ids: TypeAlias = list[str]  # the class has a method of that name
 ORIGIN = "origin"  # field of a redriven entry: where the message was first published
 
 
@@ -57,11 +59,11 @@ class DeadLetters:
         reason: str | None = None,
         limit: int | None = None,
         max_redrives: int = 3,
-    ) -> list[str]:
+    ) -> Ids:
         """Put dead letters back into their stream, all or the given ones; return the ids of the new entries.
 
-        Guarantees: each record moves in one step, and keeps in `origin` where it was first published. A message that was
-        redriven `max_redrives` times already stays where it is: it would only come back.
+        Guarantees: each record moves in one step, and keeps in `origin` where it was first published. A message that
+        was redriven `max_redrives` times already stays where it is: it would only come back.
         """
         if max_redrives <= 0:
             raise ConfigurationError(f"max_redrives={max_redrives} must be positive")
@@ -71,7 +73,7 @@ class DeadLetters:
             is_wanted = wanted is None or letter.id in wanted
             if is_wanted and (reason is None or letter.reason == reason) and letter.data is not None:
                 chosen.append(letter)
-        added = []
+        added: Ids = []
         for letter in chosen:
             if limit is not None and len(added) >= limit:
                 break

@@ -139,18 +139,18 @@ class ConsumerGroup:
         issues = []
         if stats.lag > max_lag:
             issues.append(f"lag {stats.lag} exceeds {max_lag}: the oldest unread entry is {stats.lag_age_s:.0f} s old")
-        for consumer in stats.consumers:
-            if consumer.pending and consumer.idle_ms > max_idle_ms:
-                issues.append(
-                    f"consumer {consumer.name} holds {consumer.pending} and was silent for {consumer.idle_ms} ms"
-                )
+        issues += [
+            f"consumer {consumer.name} holds {consumer.pending} and was silent for {consumer.idle_ms} ms"
+            for consumer in stats.consumers
+            if consumer.pending and consumer.idle_ms > max_idle_ms
+        ]
         return {"healthy": not issues, "issues": issues, "stats": stats}
 
     # --- upkeep -------------------------------------------------------------------------------------
 
     async def remove_dead_consumers(self, idle_ms: int, except_for: str = "") -> list[str]:
         """Remove consumers that hold nothing and were silent for so long; return their names."""
-        args = [self.group, except_for, idle_ms]
+        args: list[str | int] = [self.group, except_for, idle_ms]
         reply: Reply = await self._client.run("remove_consumers", [self._keys.stream], args, Repeat.IDEMPOTENT)
         return [name.decode() for name in reply]
 

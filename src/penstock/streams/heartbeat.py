@@ -32,7 +32,7 @@ class Heartbeat:
         interval_s: float,
         held: Mapping[str, object],
         on_lost: Callable[[list[str]], None],
-        on_fenced: Callable[[ConsumerNameTaken], None],
+        on_fenced: Callable[[], None],
         skip: Callable[[], set[str]],
     ) -> None:
         self._locator = Locator(settings)
@@ -69,8 +69,8 @@ class Heartbeat:
             try:
                 self.beat()
                 wait_s = self._interval_s
-            except ConsumerNameTaken as error:
-                self._on_fenced(error)
+            except ConsumerNameTaken:
+                self._on_fenced()
                 break
             except GroupLost:
                 pass  # the reader notices too, and creates the group again
@@ -100,7 +100,8 @@ class Heartbeat:
         if connection is None or not connection.is_open:
             connection = self._connection = self._locator.connect(self._locator.locate(self._keys.stream))
         keys = (self._keys.stream, self._keys.worker(self._group, self._consumer))
-        args = (len(keys), *keys, self._group, self._consumer, self.incarnation, self.name_ttl_ms, *ids)
+        args: list[bytes | str | int] = [len(keys), *keys, self._group, self._consumer]
+        args += [self.incarnation, self.name_ttl_ms, *ids]
         try:
             try:
                 reply = connection.call("EVALSHA", self._script.sha, *args)

@@ -75,10 +75,7 @@ class Inbox:
         fresh = self._fresh
         if not fresh:
             return None
-        if limit == 1:
-            taken = [fresh.popleft()]
-        else:
-            taken = [fresh.popleft() for _ in range(min(limit, len(fresh)))]
+        taken = [fresh.popleft() for _ in range(min(limit, len(fresh)))]
         if len(fresh) <= self._low and self._is_reader_waiting:
             self._is_reader_waiting, self._is_low = False, True
             self._room.call()

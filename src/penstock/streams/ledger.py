@@ -110,7 +110,7 @@ class Ledger:
         """Move a message to the dead letters; False = it was not ours any more."""
         keys = [self.keys.stream, self.dead_letters, self.keys.retries(self.group), self.keys.attempts(self.group)]
         args = [self.group, self.consumer, message_id, *record]
-        return await self._client.run("bury", keys, args, Repeat.IDEMPOTENT) != -1
+        return bool(await self._client.run("bury", keys, args, Repeat.IDEMPOTENT) != -1)
 
     async def fetch(self, entry_id: str) -> list[bytes] | None:
         """Return the fields of an entry, or None if it is gone."""
@@ -121,13 +121,13 @@ class Ledger:
 
     async def take_due(self, limit: int) -> tuple[int | None, list[Claim], list[str]]:
         """Take messages whose waiting time is over; return also the ms until the next one is due."""
-        args = [self.group, self.consumer, limit]
+        args: list[str | int] = [self.group, self.consumer, limit]
         wait_ms, claims, missing = await self._client.run("take_due", self._claim_keys, args, Repeat.ONCE)
         return (None if wait_ms < 0 else int(wait_ms)), _claims(claims), _texts(missing)
 
     async def recover(self, lease_ms: int, limit: int, cursor: str, page: int) -> tuple[str, list[Claim], list[str]]:
         """Take messages whose holder has been silent for a lease; return also where to look next."""
-        args = [self.group, self.consumer, lease_ms, limit, cursor, page]
+        args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]
         following, claims, missing = await self._client.run("recover", self._claim_keys, args, Repeat.ONCE)
         return following.decode(), _claims(claims), _texts(missing)
 

@@ -140,16 +140,14 @@ def _messages(items: list[Item]) -> list[Outgoing]:
 def _distribute(items: list[Item], answers: list[Answer]) -> None:
     start = 0
     for item in items:
-        promise = item.promise
-        assert promise is not None
         if isinstance(item, Parcel):
             end = start + len(item.messages)
             if not item.promise.done():  # the caller was cancelled
                 item.promise.set_result(answers[start:end])
             start = end
         else:
-            if not promise.done():
-                promise.set_result(answers[start])
+            if item.promise is not None and not item.promise.done():
+                item.promise.set_result(answers[start])
             start += 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from penstock.errors import ConfigurationError, PenstockError, StreamFull
 from penstock.events import Event, EventName, EventSink
@@ -27,7 +27,7 @@ class StreamProducer:
     `retry_budget_s` and adds nothing twice.
     """
 
-    _instances: weakref.WeakSet[StreamProducer] = weakref.WeakSet()
+    _instances: ClassVar[weakref.WeakSet[StreamProducer]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class StreamProducer:
 
         Raises: StreamFull, PublishUnknown, NotDurable, EncodeError, or what Redis says.
         """
-        if message_id is key is headers is dedup_key is expires_in_s is None:
+        if message_id is None and key is None and headers is None and dedup_key is None and expires_in_s is None:
             message = self._encoder.plain(data)
         else:
             message = self._encoder.full(data, message_id, key, headers, dedup_key, dedup_window_s, expires_in_s)

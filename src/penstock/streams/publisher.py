@@ -52,8 +52,8 @@ class PublishSettings:
 class Publisher:
     """Sends batches of one producer to one stream, one at a time.
 
-    Guarantees: a batch carries a sequence number that the server remembers in the same script as the entries, so a batch
-    that is sent again after a lost reply adds nothing and gets the first answers.
+    Guarantees: a batch carries a sequence number that the server remembers in the same script as the entries, so a
+    batch that is sent again after a lost reply adds nothing and gets the first answers.
     """
 
     def __init__(

@@ -50,9 +50,20 @@ class Workers:
     """Handles batches. One instance serves all workers of a consumer, each with a slot of its own."""
 
     def __init__(
-        self, inbox: Inbox, settler: Settler, ledger: Ledger, undertaker: Undertaker, tally: Tally, emit: Emit, call: Call,
-        error_hook: ErrorHook | None, limits: Limits, backoff: Backoff, batch_limit: int, wake_retries: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        inbox: Inbox,
+        settler: Settler,
+        ledger: Ledger,
+        undertaker: Undertaker,
+        tally: Tally,
+        emit: Emit,
+        call: Call,
+        error_hook: ErrorHook | None,
+        limits: Limits,
+        backoff: Backoff,
+        batch_limit: int,
+        wake_retries: Callable[[], None],
+    ) -> None:
         self._inbox, self._settler, self._ledger, self._undertaker = inbox, settler, ledger, undertaker
         self._tally, self._emit, self._call, self._error_hook = tally, emit, call, error_hook
         self._limits, self._backoff, self._batch_limit = limits, backoff, batch_limit

@@ -27,7 +27,7 @@ class _Side(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 (stream sockets have no other kind)
+        assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -100,7 +100,7 @@ class ProxiedLink:
     def on_client(self) -> None:
         """Goes to the server for the client that has come."""
         if not self._is_mute:
-            assert self.client.transport is not None  # noqa: S101 (it has just come)
+            assert self.client.transport is not None
             self.client.transport.pause_reading()
             self._connecting = self._loop.create_task(self._connect())
 

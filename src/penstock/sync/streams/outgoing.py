@@ -41,10 +41,10 @@ class Encoder:
     def __init__(self, serializer: Serializer | None) -> None:
         self._serializer: Serializer = serializer or JsonSerializer()
         self._message_ids: Iterator[str] = ids.message_ids()
-        content_type = getattr(self._serializer, "content_type", None)
+        content_type: str | None = getattr(self._serializer, "content_type", None)
         # What nobody has to be told costs no bytes: JSON is what a reader assumes.
-        has_type = content_type is not None and content_type != _JSON
-        self._more: tuple[Field, ...] = (envelope.CONTENT_TYPE, content_type) if has_type else ()
+        is_told = content_type is not None and content_type != _JSON
+        self._more: tuple[Field, ...] = (envelope.CONTENT_TYPE, str(content_type)) if is_told else ()
 
     def plain(self, data: object) -> Outgoing:
         """Encode a message that has nothing but a payload."""
@@ -94,7 +94,7 @@ def layout(messages: Sequence[Outgoing]) -> list[Field]:
     return args
 
 
-def _checked(what: str, value: str | None) -> str | None:
+def _checked(what: str, value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
