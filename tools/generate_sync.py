@@ -36,6 +36,7 @@ TABLE = {
 TWINS = {
     "penstock.runtime.aio": "penstock.runtime.threads",
     "penstock.redis.aio": "penstock.redis.blocking",
+    "tests.helpers.aio": "tests.helpers.threads",
 }
 
 # Whole names, everywhere: code, comments, strings.

@@ -37,7 +37,7 @@ def is_alive(home: object) -> bool:
 
 
 class Event:
-    """A flag that can be awaited, and set from any thread."""
+    """A flag that can be awaited."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -45,15 +45,14 @@ class Event:
 
     def set(self) -> None:
         """Raise the flag."""
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
+        self._event.set()
+
+    def set_from_outside(self) -> None:
+        """Raise the flag from another thread or from a signal handler, which may run while the loop sleeps."""
         loop = self._loop
-        if loop is None or loop is running or loop.is_closed():
-            self._event.set()
-        if loop is not None and not loop.is_closed():
-            # Also from a signal handler, which runs inside the loop's thread while the loop sleeps.
+        if loop is None or loop.is_closed():
+            self._event.set()  # nobody waits yet
+        else:
             loop.call_soon_threadsafe(self._event.set)
 
     def clear(self) -> None:
@@ -256,20 +255,21 @@ class Combiner(Generic[T]):
             await self._idle.wait()
 
 
-async def shielded(step: Awaitable[T]) -> T:
-    """Finish the step even if the caller is cancelled meanwhile; the cancellation is raised afterwards."""
+async def shielded(step: Awaitable[None], limit_s: float) -> None:
+    """Finish the step within the limit even if the caller is cancelled meanwhile; that is raised afterwards."""
     task = asyncio.ensure_future(step)
+    limit = asyncio.get_running_loop().call_later(limit_s, task.cancel)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait([task])
         except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
             cancelled = error
+    limit.cancel()
     if cancelled is not None:
         raise cancelled
-    return task.result()
+    if not task.cancelled():
+        task.result()
 
 
 async def next_tick() -> None:

@@ -42,13 +42,17 @@ def is_alive(home: object) -> bool:
 
 
 class Event:
-    """A flag that can be waited for, and set from any thread."""
+    """A flag that can be waited for."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def set(self) -> None:
         """Raise the flag."""
+        self._event.set()
+
+    def set_from_outside(self) -> None:
+        """Raise the flag from another thread or from a signal handler."""
         self._event.set()
 
     def clear(self) -> None:
@@ -220,11 +224,6 @@ class Combiner(Generic[T]):
         """Wait until nothing is under way."""
         with self._turn:
             pass
-
-
-def shielded(step: T) -> T:
-    """Return the result of the step, which ran before this was called."""
-    return step
 
 
 def next_tick() -> None:

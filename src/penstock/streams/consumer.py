@@ -18,7 +18,7 @@ from penstock.keys import check_same_slot
 from penstock.model import ConsumerMetrics, PassReport, StreamMessage
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import pause_s
-from penstock.runtime.aio import Cancelled, Crew, Event, Threads, call_home, home, shielded
+from penstock.runtime.aio import Crew, Event, Threads, call_home, home, shielded
 from penstock.serializers import Serializer
 from penstock.shutdown import SignalWatch
 from penstock.streams.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
@@ -37,6 +37,7 @@ from penstock.streams.workers import Workers
 
 logger = logging.getLogger("penstock.streams")
 _MESSAGE_WORKERS = 16
+_LAST_RITES_S = 5.0
 
 
 class StreamConsumer:
@@ -127,22 +128,24 @@ class StreamConsumer:
         handed back at once without counting an attempt. Cancelling run() hands back too.
         """
         watch = SignalWatch.subscribe(self.stop) if self.config.handle_signals else None
-        crew, workers = Crew(self._stopping.set), Crew(self._stopping.set)
+        crew, workers = Crew(self._stopping.set_from_outside), Crew(self._stopping.set_from_outside)
         self._inbox.reopen()
+        is_wound_up = False
         try:
             await self._persist(self._open)
             self._heartbeat.start()
             self._start(crew, workers)
             await self._stopping.wait()
-        except Cancelled:
-            logger.info("%s was cancelled", self.worker_name)
-            raise
+            await self._wind_up(crew, workers, self.config.shutdown_grace_ms / 1000)
+            is_wound_up = True
         finally:
-            try:
-                await shielded(self._wind_up(crew, workers))  # sync: self._wind_up(crew, workers)
-            finally:
-                if watch is not None:
-                    watch()
+            if not is_wound_up:
+                # Cancelled, or asked a second time while winding up: no more grace.
+                await shielded(
+                    self._wind_up(crew, workers, 0.0), _LAST_RITES_S
+                )  # sync: self._wind_up(crew, workers, 0.0)
+            if watch is not None:
+                watch()
         crew.raise_failure()
         workers.raise_failure()
         if self._fenced is not None:
@@ -166,7 +169,7 @@ class StreamConsumer:
 
     def stop(self) -> None:
         """Make run() return; may be called from any thread and from signal handlers."""
-        self._stopping.set()
+        self._stopping.set_from_outside()
 
     async def close(self) -> None:
         """Give up the connection that run_once() keeps open; the client stays open."""
@@ -270,12 +273,12 @@ class StreamConsumer:
 
     # --- winding up ---------------------------------------------------------------------------------
 
-    async def _wind_up(self, crew: Crew, workers: Crew) -> None:
+    async def _wind_up(self, crew: Crew, workers: Crew, grace_s: float) -> None:
         self._inbox.close()
         waiting = self._inbox.empty()
         await self._quietly(self._intake.unblock)
         await self._quietly(self._hand_back, *waiting)
-        if not await workers.join(self.config.shutdown_grace_ms / 1000):
+        if not await workers.join(grace_s):
             await workers.cancel()
         for waited_for in (self._settler.dirty, self._recovery.wake, self._has_rejected):
             waited_for.set()
@@ -347,7 +350,7 @@ class StreamConsumer:
             f"another process runs as worker_name={self.worker_name!r} of group {self.config.group!r}; "
             f"this one is fenced off. Give every process a name of its own, or none"
         )
-        self._stopping.set()
+        self._stopping.set_from_outside()
 
     def _overdue(self) -> set[str]:
         timeout_ms = self.config.handler_timeout_ms

@@ -65,29 +65,41 @@ class Inbox:
 
     def take_now(self, limit: int) -> Batch | None:
         """Return messages for one call, or None if there are none."""
-        again = self._again
-        if again:
-            taken = [again.popleft()]
-            if not self._is_last_chance(taken[0]):
-                while again and len(taken) < limit and not self._is_last_chance(again[0]):
-                    taken.append(again.popleft())
-            return Batch(taken, is_again=True)
+        if self._again:
+            taken = self._take_again(limit)
+            return Batch(taken, is_again=True) if taken else None
         fresh = self._fresh
-        if not fresh:
-            return None
-        taken = [fresh.popleft() for _ in range(min(limit, len(fresh)))]
+        taken = []
+        try:
+            while len(taken) < limit:
+                taken.append(fresh.popleft())
+        except IndexError:
+            pass  # all of them, or another thread was faster
         if len(fresh) <= self._low and self._is_reader_waiting:
             self._is_reader_waiting, self._is_low = False, True
             self._room.call()
-        return Batch(taken, is_again=False)
+        return Batch(taken, is_again=False) if taken else None
+
+    def _take_again(self, limit: int) -> list[StreamMessage]:
+        taken: list[StreamMessage] = []
+        try:
+            while len(taken) < limit:
+                message = self._again.popleft()
+                is_alone = self._is_last_chance(message)
+                if is_alone and taken:
+                    self._again.appendleft(message)
+                    break
+                taken.append(message)
+                if is_alone:
+                    break
+        except IndexError:
+            pass
+        return taken
 
     async def take(self, limit: int) -> Batch | None:
         """Wait for messages for one call; return None when the inbox is closed."""
         while not self._is_closed:
-            try:
-                batch = self.take_now(limit)
-            except IndexError:  # another thread was faster
-                batch = None
+            batch = self.take_now(limit)
             if batch is not None:
                 if self._is_low:
                     # A handler that never awaits would starve the reader, and the server would idle.

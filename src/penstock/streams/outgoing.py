@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from penstock import envelope, ids
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, EncodeError, PenstockError
 from penstock.runtime.aio import Promise
 from penstock.serializers import JsonSerializer, Serializer
 
@@ -47,7 +47,13 @@ class Encoder:
 
     def plain(self, data: object) -> Outgoing:
         """Encode a message that has nothing but a payload."""
-        return Outgoing(self._serializer.encode(data), next(self._message_ids), self._more)
+        return Outgoing(self._encode(data), next(self._message_ids), self._more)
+
+    def _encode(self, data: object) -> bytes:
+        raw = self._serializer.encode(data)
+        if type(raw) is not bytes:
+            raise EncodeError(f"{type(self._serializer).__name__}.encode() must return bytes, not {_kind(raw)}")
+        return raw
 
     def full(
         self,
@@ -73,7 +79,7 @@ class Encoder:
             _positive("dedup_window_s", dedup_window_s)
             window_ms = max(1, int(dedup_window_s * 1000))
         message_id = _checked("message_id", message_id) or next(self._message_ids)
-        return Outgoing(self._serializer.encode(data), message_id, tuple(more), dedup_key, window_ms)
+        return Outgoing(self._encode(data), message_id, tuple(more), dedup_key, window_ms)
 
 
 def layout(messages: Sequence[Outgoing]) -> list[Field]:
@@ -91,6 +97,10 @@ def layout(messages: Sequence[Outgoing]) -> list[Field]:
         fields = (envelope.DATA, message.raw, envelope.MESSAGE_ID, message.message_id, *message.more)
         args += (len(fields), message.window_ms, *fields)
     return args
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _checked(what: str, value: object) -> str | None:

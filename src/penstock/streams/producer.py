@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,8 @@ from penstock.streams.group import ConsumerGroup
 from penstock.streams.outbox import Outbox
 from penstock.streams.outgoing import Encoder
 from penstock.streams.publisher import Answer, Durability, OnFull, Publisher, PublishSettings
+
+logger = logging.getLogger("penstock.streams")
 
 
 class StreamProducer:
@@ -163,7 +166,10 @@ class StreamProducer:
 
     def _emit(self, name: EventName, count: int) -> None:
         if self._on_event is not None:
-            self._on_event(Event(name, self.stream, self.group or "", {"count": count}))
+            try:
+                self._on_event(Event(name, self.stream, self.group or "", {"count": count}))
+            except Exception:
+                logger.exception("on_event failed for %s", name)
 
     def metrics(self) -> ProducerMetrics:
         """Return the counters of this producer; asks nothing of Redis."""

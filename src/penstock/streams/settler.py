@@ -42,15 +42,14 @@ class Settler:
         self._flushing = Lock()
         self.dirty = Event()
 
-    def done(self, messages: list[StreamMessage]) -> None:
-        """Take note that messages are finished."""
+    def done(self, messages: list[StreamMessage], is_again: bool) -> None:
+        """Take note that messages are finished; those that ran again have a record of attempts to be forgotten."""
         held = self._inbox.held
         for message in messages:
             # A message that was handed back meanwhile is not ours to settle.
             if held.pop(message.id, None) is message:
                 self._done.append(message.id)
-                if message.attempts > 1 or message.delivery_count > 1:
-                    self._has_attempts = True
+        self._has_attempts = self._has_attempts or is_again
         if self._done and not self.dirty.is_set():
             self.dirty.set()
 

@@ -131,9 +131,9 @@ class Workers:
         if error is None and (returned is None or len(returned) >= len(messages)):
             returned = None if returned is None or set(returned).issuperset(m.id for m in messages) else returned
         if error is None and returned is None:
-            self._settler.done(messages)
+            self._settler.done(messages, batch.is_again)
         else:
-            await persist(self._settle_rest, messages, returned or [], error)
+            await persist(self._settle_rest, messages, returned or [], error, batch.is_again)
 
     async def _admit(self, messages: list[StreamMessage]) -> list[StreamMessage]:
         # Redelivered messages: bury those that had their chances, write down that the others begin.
@@ -159,12 +159,12 @@ class Workers:
         return running
 
     async def _settle_rest(
-        self, messages: list[StreamMessage], returned: list[str], error: BaseException | None
+        self, messages: list[StreamMessage], returned: list[str], error: BaseException | None, is_again: bool
     ) -> None:
         # Called again after an outage: what was settled before is not held any more and is passed over.
         held = self._inbox.held
         finished = set(returned)
-        self._settler.done([m for m in messages if m.id in finished])
+        self._settler.done([m for m in messages if m.id in finished], is_again)
         failed = [m for m in messages if m.id not in finished and held.get(m.id) is m]
         if not failed or isinstance(error, LeaseLost):
             self._inbox.settle(failed)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,8 @@ from penstock.sync.streams.group import ConsumerGroup
 from penstock.sync.streams.outbox import Outbox
 from penstock.sync.streams.outgoing import Encoder
 from penstock.sync.streams.publisher import Answer, Durability, OnFull, Publisher, PublishSettings
+
+logger = logging.getLogger("penstock.sync.streams")
 
 
 class StreamProducer:
@@ -164,7 +167,10 @@ class StreamProducer:
 
     def _emit(self, name: EventName, count: int) -> None:
         if self._on_event is not None:
-            self._on_event(Event(name, self.stream, self.group or "", {"count": count}))
+            try:
+                self._on_event(Event(name, self.stream, self.group or "", {"count": count}))
+            except Exception:
+                logger.exception("on_event failed for %s", name)
 
     def metrics(self) -> ProducerMetrics:
         """Return the counters of this producer; asks nothing of Redis."""
