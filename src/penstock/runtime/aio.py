@@ -255,9 +255,9 @@ class Combiner(Generic[T]):
             await self._idle.wait()
 
 
-async def shielded(step: Awaitable[None], limit_s: float) -> None:
+async def shielded(limit_s: float, step: Callable[..., Awaitable[None]], *args: object) -> None:
     """Finish the step within the limit even if the caller is cancelled meanwhile; that is raised afterwards."""
-    task = asyncio.ensure_future(step)
+    task = asyncio.ensure_future(step(*args))
     limit = asyncio.get_running_loop().call_later(limit_s, task.cancel)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -226,5 +226,10 @@ class Combiner(Generic[T]):
             pass
 
 
+def shielded(_limit_s: float, step: Callable[..., None], *args: object) -> None:
+    """Finish the step: nothing cancels a thread."""
+    step(*args)
+
+
 def next_tick() -> None:
     """Do nothing: other threads run anyway."""

@@ -141,9 +141,7 @@ class StreamConsumer:
         finally:
             if not is_wound_up:
                 # Cancelled, or asked a second time while winding up: no more grace.
-                await shielded(
-                    self._wind_up(crew, workers, 0.0), _LAST_RITES_S
-                )  # sync: self._wind_up(crew, workers, 0.0)
+                await shielded(_LAST_RITES_S, self._wind_up, crew, workers, 0.0)
             if watch is not None:
                 watch()
         crew.raise_failure()

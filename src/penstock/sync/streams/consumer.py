@@ -18,7 +18,7 @@ from penstock.events import EventName, EventSink
 from penstock.keys import check_same_slot
 from penstock.model import ConsumerMetrics, PassReport, StreamMessage
 from penstock.redis.retry import pause_s
-from penstock.runtime.threads import Crew, Event, Threads, call_home, home
+from penstock.runtime.threads import Crew, Event, Threads, call_home, home, shielded
 from penstock.serializers import Serializer
 from penstock.shutdown import SignalWatch
 from penstock.streams.heartbeat import Heartbeat
@@ -142,8 +142,7 @@ class StreamConsumer:
         finally:
             if not is_wound_up:
                 # Cancelled, or asked a second time while winding up: no more grace.
-                wound_up = self._wind_up(crew, workers, 0.0)
-                del wound_up
+                shielded(_LAST_RITES_S, self._wind_up, crew, workers, 0.0)
             if watch is not None:
                 watch()
         crew.raise_failure()
