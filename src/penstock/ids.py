@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 
@@ -48,3 +49,15 @@ def message_ids() -> Iterator[str]:
                 last_ms, counter = last_ms + 1, 0
                 head = f"{last_ms:012x}7"
         yield f"{head}{counter:03x}{tail}"
+
+
+class Shared(Iterator[str]):
+    """An iterator for threads side by side: a bare generator raises when two of them ask at once."""
+
+    def __init__(self, iterator: Iterator[str]) -> None:
+        self._iterator = iterator
+        self._lock = threading.Lock()
+
+    def __next__(self) -> str:
+        with self._lock:
+            return next(self._iterator)

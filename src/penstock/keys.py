@@ -82,7 +82,7 @@ class StreamKeys:
         return f"{self._base}:retries:{group}"
 
     def position(self, group: str) -> str:
-        """String: id from which the group is created again should it be destroyed."""
+        """String: what the group had been handed and what was pending, should it have to be created again."""
         return f"{self._base}:position:{group}"
 
     def worker(self, group: str, name: str) -> str:

@@ -38,6 +38,7 @@ from penstock.streams.workers import Workers
 logger = logging.getLogger("penstock.streams")
 _MESSAGE_WORKERS = 16
 _LAST_RITES_S = 5.0
+_FLUSH_EVERY_S = 0.1
 
 
 class StreamConsumer:
@@ -261,8 +262,8 @@ class StreamConsumer:
 
     async def _restore_group(self) -> None:
         try:
-            position = await self._group.recorded_position() or "0"
-            if await self._group.create(position):
+            position = await self._group.restore(self.worker_name)
+            if position is not None:
                 logger.error("group %s of %s was gone: created again at %s", self.config.group, self.stream, position)
                 self._emit(EventName.GROUP_LOST, position=position)
         except TransientError as error:
@@ -276,8 +277,7 @@ class StreamConsumer:
         waiting = self._inbox.empty()
         await self._quietly(self._intake.unblock)
         await self._quietly(self._hand_back, *waiting)
-        if not await workers.join(grace_s):
-            await workers.cancel()
+        await self._let_finish(workers, grace_s)
         for waited_for in (self._settler.dirty, self._recovery.wake, self._has_rejected):
             waited_for.set()
         if not await crew.join(1.0):
@@ -293,6 +293,14 @@ class StreamConsumer:
         self._group.reset()
         self._stopping.clear()
         self._emit(EventName.STOPPED)
+
+    async def _let_finish(self, workers: Crew, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        while not await workers.join(min(_FLUSH_EVERY_S, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                await workers.cancel()
+                return
+            await self._quietly(self._settler.flush)
 
     async def _quietly(self, step: Callable[..., Awaitable[Any]], *args: Any) -> None:
         # On the way out a broken Redis must not hide why we leave; leases run out by themselves.

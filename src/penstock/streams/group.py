@@ -14,6 +14,8 @@ from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.streams.survey import count_after, trim_finished
 
+_RESTORED = "restored"  # holds what was pending in a group that was destroyed, until a consumer takes it over
+
 
 class ConsumerGroup:
     """One consumer group of one stream."""
@@ -28,42 +30,37 @@ class ConsumerGroup:
     # --- life ---------------------------------------------------------------------------------------
 
     async def ensure(self, dlq_stream: str | None = None, dlq_group: str | None = None) -> None:
-        """Create the group unless it exists: at the recorded position, else at the beginning of the stream."""
+        """Create the group unless it exists, where it had come to, else at the beginning of the stream."""
         if self._is_known:
             return
-        await self.create(await self.recorded_position() or "0")
+        await self.restore()
         if dlq_stream and dlq_group:
             dead_letters = self._client.keys(dlq_stream).stream
             if self._client.is_cluster:
                 check_same_slot(self._keys.stream, dead_letters, "dlq_stream")
-            await self._create(dead_letters, dlq_group, "0")
+            await self._create(dead_letters, dlq_group)
         self._is_known = True
 
     def reset(self) -> None:
         """Forget that the group exists: the next ensure() looks again."""
         self._is_known = False
 
-    async def create(self, position: str) -> bool:
-        """Create the group so that it reads what follows the position; False = it existed."""
-        return await self._create(self._keys.stream, self.group, position)
+    async def restore(self, consumer: str = _RESTORED) -> str | None:
+        """Create the group if it does not exist; return the id after which it reads, or None if it existed.
 
-    async def _create(self, key: str, group: str, position: str) -> bool:
-        command = ("XGROUP", "CREATE", key, group, position, "MKSTREAM")
+        What was pending when the position was last recorded becomes pending again, with the given consumer.
+        """
+        keys = [self._keys.stream, self._keys.position(self.group)]
+        position: bytes = await self._client.run("restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
+        return position.decode() or None
+
+    async def _create(self, key: str, group: str) -> None:
+        command = ("XGROUP", "CREATE", key, group, "0", "MKSTREAM")
         try:
             await self._client.call(key, *command, repeat=Repeat.IDEMPOTENT)
         except ServerError as error:
             if "BUSYGROUP" not in str(error):
                 raise
-            return False
-        return True
-
-    async def recorded_position(self) -> str | None:
-        """Return the id after which the group has work, as its consumers recorded it; None = nothing recorded."""
-        raw = await self._client.call(self._keys.stream, "GET", self._keys.position(self.group))
-        if raw is None:
-            return None
-        text: str = raw.decode()
-        return ids.before(text[1:]) if text.startswith("(") else text
 
     # --- numbers ------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from penstock import envelope, ids
@@ -39,7 +39,7 @@ class Encoder:
 
     def __init__(self, serializer: Serializer | None) -> None:
         self._serializer: Serializer = serializer or JsonSerializer()
-        self._message_ids: Iterator[str] = ids.message_ids()
+        self._message_ids = ids.message_ids()  # sync: self._message_ids = ids.Shared(ids.message_ids())
         content_type: str | None = getattr(self._serializer, "content_type", None)
         # What nobody has to be told costs no bytes: JSON is what a reader assumes.
         is_told = content_type is not None and content_type != _JSON

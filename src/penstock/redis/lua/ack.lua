@@ -30,18 +30,23 @@ if #mine > 0 then
   if ARGV[5] == '1' then redis.call('HDEL', KEYS[2], unpack(mine)) end
 end
 if ARGV[4] == '1' then
-  -- pcall: without a write before it this may be refused at the memory limit, and it is only a record.
   local pending = redis.call('XPENDING', stream, group)
-  if pending[1] > 0 then
-    redis.pcall('SET', KEYS[3], '(' .. pending[2])
+  local record
+  if pending[1] > 100 then
+    record = '(' .. pending[2]
   else
     for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
       if info[2] == group then
         for i = 3, #info, 2 do
-          if info[i] == 'last-delivered-id' then redis.pcall('SET', KEYS[3], info[i + 1]) end
+          if info[i] == 'last-delivered-id' then record = info[i + 1] end
         end
       end
     end
+    if pending[1] > 0 then
+      for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', 100)) do record = record .. ' ' .. entry[1] end
+    end
   end
+  -- pcall: without a write before it this may be refused at the memory limit, and it is only a record.
+  redis.pcall('SET', KEYS[3], record)
 end
 return {acked, refused}

@@ -39,6 +39,7 @@ from penstock.sync.streams.workers import Workers
 logger = logging.getLogger("penstock.sync.streams")
 _MESSAGE_WORKERS = 16
 _LAST_RITES_S = 5.0
+_FLUSH_EVERY_S = 0.1
 
 
 class StreamConsumer:
@@ -262,8 +263,8 @@ class StreamConsumer:
 
     def _restore_group(self) -> None:
         try:
-            position = self._group.recorded_position() or "0"
-            if self._group.create(position):
+            position = self._group.restore(self.worker_name)
+            if position is not None:
                 logger.error("group %s of %s was gone: created again at %s", self.config.group, self.stream, position)
                 self._emit(EventName.GROUP_LOST, position=position)
         except TransientError as error:
@@ -277,8 +278,7 @@ class StreamConsumer:
         waiting = self._inbox.empty()
         self._quietly(self._intake.unblock)
         self._quietly(self._hand_back, *waiting)
-        if not workers.join(grace_s):
-            workers.cancel()
+        self._let_finish(workers, grace_s)
         for waited_for in (self._settler.dirty, self._recovery.wake, self._has_rejected):
             waited_for.set()
         if not crew.join(1.0):
@@ -294,6 +294,14 @@ class StreamConsumer:
         self._group.reset()
         self._stopping.clear()
         self._emit(EventName.STOPPED)
+
+    def _let_finish(self, workers: Crew, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        while not workers.join(min(_FLUSH_EVERY_S, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                workers.cancel()
+                return
+            self._quietly(self._settler.flush)
 
     def _quietly(self, step: Callable[..., Any], *args: Any) -> None:
         # On the way out a broken Redis must not hide why we leave; leases run out by themselves.

@@ -1,0 +1,70 @@
+"""`penstock demo`: a queue survives the killing of a worker, on a server of its own, before your eyes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from penstock import StreamClient
+from penstock.cli import demo_view
+from penstock.cli.demo_crew import Crew
+from penstock.cli.demo_director import Audience, Director, Summary
+from penstock.cli.demo_orders import Plan, make_plan
+from penstock.redis.embedded import EmbeddedServer
+
+_INTERRUPTED = 130
+
+
+def demo(
+    messages: Annotated[int, typer.Option(min=100, max=1_000_000, help="How many orders are published.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Decides which orders are bad and which worker dies.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Publish orders, kill a worker in the middle, and prove that nothing is lost.
+
+    Starts a private Redis or Valkey server, two producers and two worker processes. One worker is killed with SIGKILL,
+    another takes its place; a few orders are bad and go to the dead letters. Everything is gone afterwards.
+    """
+    plan = make_plan(messages, seed)
+    try:
+        with demo_view.audience(Console(stderr=True), messages) as audience:
+            summary = play(plan, audience)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        Console(stderr=True).print("Stopped. Server and workers are gone.", highlight=False)
+        raise typer.Exit(_INTERRUPTED) from None
+    show(summary, as_json)
+    if not summary.balance.holds:
+        raise typer.Exit(1)
+
+
+def play(plan: Plan, audience: Audience) -> Summary:
+    """Run the demo on a server of its own; whatever happens, server and workers end with it."""
+    with EmbeddedServer() as server, Crew(server.unix_url) as crew:
+        return asyncio.run(_direct(server.unix_url, crew, plan, audience))
+
+
+async def _direct(url: str, crew: Crew, plan: Plan, audience: Audience) -> Summary:
+    here = asyncio.current_task()
+    assert here is not None  # noqa: S101 (for the type checker: we are in a task)
+    # Being told to end, and losing the terminal, are to leave as little behind as Ctrl-C does.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, here.cancel)
+    async with StreamClient.from_url(url) as client:
+        return await Director(client, crew, plan, audience).run()
+
+
+def show(summary: Summary, as_json: bool) -> None:
+    """Print the outcome: the table or the JSON to standard output, a failure to standard error."""
+    if as_json:
+        print(json.dumps(summary.as_json(), indent=2))
+    else:
+        Console().print(demo_view.table(summary))
+    if not summary.is_finished:
+        Console(stderr=True).print("The time was up before all orders were settled: the rest is queued.")
+    if not as_json or not summary.balance.holds:
+        Console(stderr=not summary.balance.holds).print(demo_view.verdict(summary), style="bold", highlight=False)

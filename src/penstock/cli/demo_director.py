@@ -1,0 +1,151 @@
+"""Runs the demo: producers publish, workers work, one is killed, another takes its place, and the books are read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from penstock import ConsumerGroup, ConsumerInfo, PenstockError, StreamClient, StreamProducer
+from penstock.cli import demo_audit
+from penstock.cli.demo_audit import Balance, Books, Kill
+from penstock.cli.demo_crew import Crew
+from penstock.cli.demo_orders import GROUP, LEASE_MS, STREAM, WORKERS, Plan, Scrambler
+
+_TILLS = 2  # producers
+_CHUNK = 100
+_LOOK_S = 0.05
+_LIMIT_S = 45.0  # what is not done by then is counted as queued
+
+
+class Audience(Protocol):
+    """Whoever is told how it goes."""
+
+    def tell(self, text: str) -> None:
+        """Show what happened."""
+
+    def progress(self, published: int, settled: int) -> None:
+        """Show how far it is."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the demo found."""
+
+    server: str
+    seed: int
+    balance: Balance
+    dead_letters: dict[str, int]
+    killed: str
+    held: int
+    handled_again: int
+    recovery_s: float
+    lease_s: float
+    runs: int
+    duplicates: int
+    duplicates_by_the_kill: int
+    seconds: float
+    per_second: float
+    is_finished: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the summary as plain data."""
+        return {"is_balanced": self.balance.holds, **asdict(self)}
+
+
+class Director:
+    """One run of the demo against a server that is up."""
+
+    def __init__(self, client: StreamClient, crew: Crew, plan: Plan, audience: Audience) -> None:
+        self._client, self._crew, self._plan, self._audience = client, crew, plan, audience
+        self._group = ConsumerGroup(client, STREAM, GROUP)
+        self._published: list[str] = []
+        self._kill: Kill | None = None
+        self._is_time_up = False
+
+    async def run(self) -> Summary:
+        """Play it through; return what came of it."""
+        server = await self._client.capabilities()
+        self._audience.tell(f"{server.product} {server.version} is up; {self._plan.messages:,} orders are coming")
+        await self._group.ensure()
+        for number in range(1, WORKERS + 1):
+            self._crew.start(_name(number))
+        self._audience.tell(f"{' and '.join(self._crew.names)} started, one process each")
+        await self._play()
+        self._crew.stop()
+        self._audience.tell("the workers have stopped; now the books are read")
+        books = await demo_audit.read_books(self._client)
+        return self._summary(f"{server.product} {server.version}", books)
+
+    async def _play(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for till in range(_TILLS):
+                    tasks.create_task(self._publish(range(till, self._plan.messages, _TILLS)))
+                tasks.create_task(self._watch())
+        except* PenstockError as failures:
+            raise failures.exceptions[0] from None
+
+    async def _publish(self, numbers: range) -> None:
+        producer = StreamProducer(self._client, STREAM, GROUP, max_len=None)
+        broken = StreamProducer(self._client, STREAM, GROUP, max_len=None, serializer=Scrambler())
+        for start in range(0, len(numbers), _CHUNK):
+            if self._is_time_up:
+                break
+            chunk = numbers[start : start + _CHUNK]
+            orders = [self._plan.order(number) for number in chunk if number != self._plan.scrambled]
+            self._published += await producer.push_many(orders)
+            if self._plan.scrambled in chunk:
+                self._published.append(await broken.push(self._plan.order(self._plan.scrambled)))
+
+    async def _watch(self) -> None:
+        """Look on until everything is settled or the time is up; kill a worker on the way."""
+        deadline = time.monotonic() + _LIMIT_S
+        while not self._is_time_up:
+            stats = await self._group.stats()
+            settled = stats.stream_length - stats.lag - stats.group_pel_size
+            self._audience.progress(len(self._published), settled)
+            self._crew.check()
+            if self._kill is None and settled >= self._plan.kill_after:
+                await self._kill_one(stats.consumers)
+            if settled >= self._plan.messages:
+                break
+            await asyncio.sleep(_LOOK_S)
+            self._is_time_up = time.monotonic() > deadline
+
+    async def _kill_one(self, consumers: list[ConsumerInfo]) -> None:
+        victim, heir = _name(self._plan.victim), _name(WORKERS + 1)
+        if not any(consumer.name == victim and consumer.pending for consumer in consumers):
+            return  # its process is slow to start, and killing an idle one would show nothing
+        killed_at_s = self._crew.kill(victim)
+        held = frozenset([entry_id async for entry_id in demo_audit.pending(self._client, victim)])
+        self._kill = Kill(victim, killed_at_s, held)
+        self._crew.start(heir)
+        self._audience.tell(f"{victim} was killed (SIGKILL) with {len(held):,} orders in its hands; {heir} is starting")
+
+    def _summary(self, server: str, books: Books) -> Summary:
+        kill = self._kill or Kill("", 0.0, frozenset())  # no worker, nothing held
+        again, recovery_s = demo_audit.recovery(kill, books)
+        seconds = demo_audit.seconds_of_work(books)
+        return Summary(
+            server=server,
+            seed=self._plan.seed,
+            balance=demo_audit.balance(self._published, books),
+            dead_letters=demo_audit.reasons(books),
+            killed=kill.worker,
+            held=len(kill.held),
+            handled_again=again,
+            recovery_s=round(recovery_s, 3),
+            lease_s=LEASE_MS / 1000,
+            runs=sum(map(len, books.runs.values())),
+            duplicates=demo_audit.duplicates(books),
+            duplicates_by_the_kill=demo_audit.duplicates_of(kill.worker, books),
+            seconds=round(seconds, 3),
+            per_second=round(len(books.runs) / seconds, 1) if seconds else 0.0,
+            is_finished=not self._is_time_up,
+        )
+
+
+def _name(number: int) -> str:
+    return f"worker-{number}"

@@ -1,0 +1,121 @@
+"""How the demo shows itself: bars on a terminal, plain lines elsewhere, and a table at the end."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from penstock.cli.demo_director import Summary
+
+_LINE_EVERY_S = 1.0
+
+
+class Lines:
+    """Tells the story in plain lines, for logs and pipes."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console, self._total = console, total
+        self._started_s = self._last_line_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave everything as it is."""
+
+    def tell(self, text: str) -> None:
+        """Show what happened."""
+        elapsed_s = time.monotonic() - self._started_s
+        self._console.print(f"{elapsed_s:5.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def progress(self, published: int, settled: int) -> None:
+        """Show how far it is, once a second."""
+        if time.monotonic() - self._last_line_s >= _LINE_EVERY_S:
+            self._last_line_s = time.monotonic()
+            self.tell(f"published {published:,}, settled {settled:,} of {self._total:,}")
+
+
+class Bars:
+    """Shows bars that grow, with the story above them."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._published = self._progress.add_task("published", total=total)
+        self._settled = self._progress.add_task("settled", total=total)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def tell(self, text: str) -> None:
+        """Show what happened."""
+        self._progress.console.print(f"[dim]>[/dim] {text}", highlight=False)
+
+    def progress(self, published: int, settled: int) -> None:
+        """Show how far it is."""
+        self._progress.update(self._published, completed=published)
+        self._progress.update(self._settled, completed=settled)
+
+
+def audience(console: Console, total: int) -> Lines | Bars:
+    """Return what fits the console."""
+    return Bars(console, total) if console.is_terminal and not console.is_dumb_terminal else Lines(console, total)
+
+
+def table(summary: Summary) -> Table:
+    """Return the proof as a table."""
+    balance = summary.balance
+    shown = Table(box=box.SIMPLE_HEAD, show_header=False, title=f"Penstock on {summary.server}", title_justify="left")
+    shown.add_column(no_wrap=True)
+    shown.add_column(justify="right", style="bold", no_wrap=True)
+    shown.add_column(style="dim")
+    shown.add_row("published", f"{balance.published:,}", "ids given to producers; all found in the stream")
+    shown.add_row("acknowledged", f"{balance.acknowledged:,}", "distinct orders in the journal of the handlers")
+    why = ", ".join(f"{count} {reason}" for reason, count in summary.dead_letters.items())
+    shown.add_row("dead-lettered", f"{balance.dead_lettered:,}", why or "none")
+    shown.add_row("still queued", f"{balance.queued:,}", "pending or unread entries")
+    shown.add_row("lost", f"{balance.lost:,}", "published, and in none of these places")
+    shown.add_row("in two places", f"{balance.doubled:,}", "each order must be in exactly one", end_section=True)
+    if summary.killed:
+        shown.add_row("killed", summary.killed, f"SIGKILL, with {summary.held:,} orders in its hands")
+        text = f"until the last of its orders was handled (lease {summary.lease_s:g} s)"
+        shown.add_row("recovery", f"{summary.recovery_s:.1f} s", text)
+    shown.add_row("duplicates", f"{summary.duplicates:,}", _why_duplicates(summary))
+    shown.add_row("throughput", f"{summary.per_second:,.0f}/s", f"orders, over {summary.seconds:.1f} s with the kill")
+    return shown
+
+
+def verdict(summary: Summary) -> str:
+    """Return the outcome in one line."""
+    balance = summary.balance
+    terms = (
+        f"acknowledged {balance.acknowledged:,} + dead-lettered {balance.dead_lettered:,} + queued {balance.queued:,}"
+    )
+    if balance.holds:
+        return f"The balance holds: published {balance.published:,} = {terms}."
+    return (
+        f"The balance does NOT hold: published {balance.published:,}, {terms}, lost {balance.lost:,}, in two places "
+        f"{balance.doubled:,}. This is a bug in Penstock: please report it with --seed {summary.seed}."
+    )
+
+
+def _why_duplicates(summary: Summary) -> str:
+    if not summary.duplicates:
+        return "no order was handled twice"
+    if not summary.duplicates_by_the_kill:
+        return "orders handled again after a lease ran out"
+    rest = summary.duplicates - summary.duplicates_by_the_kill
+    others = f"; {rest:,} after a lease ran out" if rest else ""
+    return f"{summary.duplicates_by_the_kill:,} done by {summary.killed}, which died before it could say so{others}"

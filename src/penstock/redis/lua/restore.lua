@@ -1,0 +1,41 @@
+-- Creates the group if it does not exist: at its recorded position when it had one, else at the beginning of the stream.
+-- KEYS: 1 stream, 2 position
+-- ARGV: 1 group, 2 consumer that gets the entries which were pending
+-- Returns: the id after which the group reads, or '' when it exists.
+-- Called twice: the second call finds the group and does nothing.
+-- The record is 'last-delivered-id pending-id ...', or '(id' of the oldest pending entry when there were too many to list:
+-- then what follows it is handed out again, for better twice than never.
+-- include: needed.lua
+local stream, group = KEYS[1], ARGV[1]
+
+local function before(id)
+  local ms, seq = string.match(id, '(%d+)-(%d+)')
+  if seq ~= '0' and #seq <= 15 then return ms .. '-' .. string.format('%.0f', tonumber(seq) - 1) end
+  if ms == '0' then return '0-0' end
+  return string.format('%.0f-18446744073709551615', tonumber(ms) - 1)
+end
+
+local start, pending = '0-0', {}
+local record = redis.call('EXISTS', stream) == 1 and redis.call('GET', KEYS[2])
+if record then
+  local oldest = string.match(record, '^%((.+)$')
+  for id in string.gmatch(oldest and before(oldest) or record, '%S+') do pending[#pending + 1] = id end
+  start = table.remove(pending, 1)
+  local info = redis.call('XINFO', 'STREAM', stream)
+  for i = 1, #info, 2 do
+    -- A stream that was deleted and begun again with smaller ids: the record speaks of another one.
+    if info[i] == 'last-generated-id' and is_smaller(info[i + 1], start) then start, pending = '0-0', {} end
+  end
+end
+
+local created = redis.pcall('XGROUP', 'CREATE', stream, group, start, 'MKSTREAM')
+if type(created) == 'table' and created.err then
+  if string.find(created.err, 'BUSYGROUP', 1, true) then return '' end
+  return created
+end
+for _, id in ipairs(pending) do
+  if #redis.call('XRANGE', stream, id, id) == 1 then
+    redis.call('XCLAIM', stream, group, ARGV[2], 0, id, 'IDLE', 86400000, 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')
+  end
+end
+return start

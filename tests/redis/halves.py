@@ -1,0 +1,132 @@
+"""The two halves of the library behind one face, so that a promise is written once and checked on both."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+import penstock
+import penstock.redis.aio
+import penstock.redis.blocking
+import penstock.sync
+from penstock.redis.settings import ConnectionSettings
+
+DEADLINE_S = 30.0
+_POLL_S = 0.005
+
+
+class Half:
+    """One half: its names, and a way to call its functions from a test that is a plain function."""
+
+    name = ""
+    api: Any = None
+    lane: Any = None
+
+    def __init__(self) -> None:
+        self._closing: list[Callable[[], Any]] = []
+
+    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        """Starts a call beside the test."""
+        raise NotImplementedError
+
+    def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a function and returns what it returns, whether it must be awaited or not."""
+        return self.start(function, *args, **kwargs).result(DEADLINE_S)
+
+    def client(self, url: str = "", **options: Any) -> Any:
+        """Makes a client, which is closed after the test."""
+        made = self.api.StreamClient.from_url(url, **options) if url else self.api.StreamClient(**options)
+        return self.owned(made)
+
+    def owned(self, client: Any) -> Any:
+        """Has the client closed after the test."""
+        self._closing.append(client.close)
+        return client
+
+    def connect(self, port: int, **settings: Any) -> Any:
+        """Opens a bare connection to a loopback port, which is closed after the test."""
+        locator = self.lane.Locator(ConnectionSettings(hosts=(("127.0.0.1", port),), **settings))
+        connection = self.do(locator.connect, ("127.0.0.1", port))
+        self._closing.append(connection.close)
+        return connection
+
+    def close(self) -> None:
+        """Closes what the test left open."""
+        for close in reversed(self._closing):
+            self.do(close)
+
+
+class AsyncHalf(Half):
+    """asyncio, in an event loop that runs in a thread of its own."""
+
+    name = "async"
+    api = penstock
+    lane = penstock.redis.aio
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="test-loop", daemon=True)
+        self._thread.start()
+
+    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        async def call() -> Any:
+            result = function(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop)
+
+    def close(self) -> None:
+        super().close()
+        self.do(self._finish)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    async def _finish(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self.loop.shutdown_asyncgens()
+        await self.loop.shutdown_default_executor()
+
+
+class SyncHalf(Half):
+    """Threads: every call that runs beside the test has one of its own."""
+
+    name = "sync"
+    api = penstock.sync
+    lane = penstock.redis.blocking
+
+    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        result: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                result.set_result(function(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  # raised where the test asks for the result
+                result.set_exception(error)
+
+        threading.Thread(target=call, name="test-call", daemon=True).start()
+        return result
+
+
+def in_new_loop(function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+    """Runs a coroutine function as a program of its own does."""
+    return asyncio.run(function(*args))
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float = DEADLINE_S) -> Any:
+    """Waits until the condition holds and returns what it gave."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"it did not come true in {timeout_s} s: {inspect.getsource(condition).strip()}")
+        time.sleep(_POLL_S)
+    return found
