@@ -14,7 +14,7 @@ _FOLDER = Path(__file__).resolve().parent / ".venvs"
 OWN = "own"
 
 # Every foreign package that is measured, pinned. All get hiredis, which redis-py recommends and a plain install does
-# not bring: it makes redis-stream-queue drain three times as fast, and a lead over a peer held back means little.
+# not bring: it makes redis-stream-queue drain nearly twice as fast, and a lead over a peer held back means little.
 PINS: dict[str, tuple[str, ...]] = {
     "arq": ("arq==0.28.0", "redis[hiredis]==5.3.1"),
     "dramatiq": ("dramatiq[redis]==2.2.1", "redis[hiredis]==8.1.0"),

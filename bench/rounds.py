@@ -79,7 +79,7 @@ def _measure(number: int, test: str, subject: Subject, plan: Plan) -> Sample:
     try:
         with Server() as server:
             figures = MEASUREMENTS[test](subject, server, plan)
-    except (ChildFailed, ServerFailed, redis.RedisError, OSError) as error:
+    except (ChildFailed, ServerFailed, pel.HolderRobbed, redis.RedisError, OSError) as error:
         # One peer's failure must not end the run.
         return Sample(number, test, subject.peer.name, error=f"{type(error).__name__}: {error}")
     return Sample(number, test, subject.peer.name, figures)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 ZERO = "0-0"
 _SEQ_MAX = (1 << 64) - 1
+_HEX = [f"{number:03x}" for number in range(1 << 12)]
 
 
 def parse(stream_id: str) -> tuple[int, int]:
@@ -48,7 +49,7 @@ def message_ids() -> Iterator[str]:
             if counter > 0xFFF:  # more than 4,096 ids in one millisecond: borrow from the next
                 last_ms, counter = last_ms + 1, 0
                 head = f"{last_ms:012x}7"
-        yield f"{head}{counter:03x}{tail}"
+        yield head + _HEX[counter] + tail
 
 
 class Shared(Iterator[str]):

@@ -16,7 +16,7 @@ from penstock.errors import ConfigurationError, DecodeError, EncodeError, Payloa
 
 ENTRY_POINT_GROUP = "penstock.serializers"
 DEFAULT_MAX_BYTES = 1_048_576
-DEFAULT_MAX_DEPTH = 100
+DEFAULT_MAX_DEPTH = 256
 _MAX_NODES_SEARCHED = 1_000_000
 _MAX_PATH = 1_000
 _Error = TypeVar("_Error", bound=Exception)

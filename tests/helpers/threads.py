@@ -28,7 +28,7 @@ class Task:
         function, args, kwargs = self._call
         try:
             self._result = function(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001  # raised where the test joins
+        except BaseException as error:  # raised where the test joins
             self._error = error
 
     def done(self) -> bool:
@@ -64,7 +64,7 @@ def outcomes(tasks: list[Task]) -> list[Any]:
     for task in tasks:
         try:
             found.append(task.result(DEADLINE_S))
-        except Exception as error:  # noqa: BLE001, PERF203  # an outcome like any other
+        except Exception as error:  # an outcome like any other
             found.append(error)
     return found
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from typing import Any
 
 import pytest
 import redis
 
-from penstock.errors import PenstockError, ServerError, UnsupportedServer, WrongType
+from penstock.errors import ConnectionLost, PenstockError, ServerError, UnsupportedServer, WrongType
 from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import FaultProxy
 from tests.redis.halves import AsyncHalf, Half, eventually
@@ -119,8 +120,10 @@ def test_a_command_that_cannot_be_packed_leaves_the_others_in_step(half: Half, c
 
 def test_what_is_not_resp_breaks_the_connection(half: Half) -> None:
     with _Babbler(b"HTTP/1.1 400 Bad Request\r\n\r\n") as babbler:
-        with pytest.raises(PenstockError, match="127.0.0.1"):
-            half.do(half.connect, babbler.port)
+        connection = half.connect(babbler.port)
+        with pytest.raises(ConnectionLost, match=f"127.0.0.1:{babbler.port}"):
+            half.do(connection.call, "PING")
+        assert not connection.is_open
 
 
 # --- what only the asyncio lane has -----------------------------------------------------------------
@@ -204,25 +207,23 @@ class _Spy:
 
 
 class _Babbler:
-    """A server that answers everything with the same bytes."""
+    """A server that lets a client log in and answers everything else with the same bytes."""
 
     def __init__(self, says: bytes) -> None:
         self._says = says
-
-    def __enter__(self) -> _Babbler:
-        import socket
-
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+
+    def __enter__(self) -> _Babbler:
+        threading.Thread(target=self._serve, daemon=True).start()
         return self
 
     def _serve(self) -> None:
         connected, _ = self._socket.accept()
         with connected:
-            while connected.recv(65536):
-                connected.sendall(self._says)
+            while received := connected.recv(65536):
+                greetings = received.count(b"SETINFO")
+                connected.sendall(b"+OK\r\n" * greetings or self._says)
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()

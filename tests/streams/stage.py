@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import redis
 
-from penstock import ConsumerConfig, StreamConsumer, StreamMessage
+from penstock import ConsumerConfig, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.events import Event, EventName
 from tests.helpers.aio import Task, join, start
 
@@ -22,6 +22,11 @@ def quick(**settings: Any) -> ConsumerConfig:
     """Returns a configuration whose times are short."""
     times = {"block_ms": 200, "min_idle_claim_ms": 300, "retry_initial_delay_ms": 10, "retry_max_delay_ms": 100}
     return ConsumerConfig(**{"group": GROUP, "batch_size": 10, **times, **settings})
+
+
+async def publish(client: StreamClient, payloads: Iterable[Any]) -> list[str]:
+    """Adds messages and returns their ids."""
+    return await StreamProducer(client, STREAM).push_many(payloads)
 
 
 class Recorder:

@@ -26,9 +26,7 @@ async def test_a_message_published_twice_under_one_key_is_in_the_stream_once(
 async def test_two_producers_at_once_add_one_entry_and_both_get_its_id(redis_url: str, raw: redis.Redis) -> None:
     async with StreamClient.from_url(redis_url) as one, StreamClient.from_url(redis_url) as other:
         producers = [StreamProducer(one, STREAM), StreamProducer(other, STREAM)]
-        pushes = [
-            start(producer.push, {"n": n}, dedup_key=f"order-{n}") for n in range(30) for producer in producers
-        ]
+        pushes = [start(producer.push, {"n": n}, dedup_key=f"order-{n}") for n in range(30) for producer in producers]
         ids = await outcomes(pushes)
     assert ids[::2] == ids[1::2]
     assert [entry_id.decode() for entry_id, _ in raw.xrange(STREAM)] == sorted(set(ids), key=_numbers)

@@ -103,8 +103,8 @@ async def test_a_caller_that_is_cancelled_leaves_the_others_alone(client: Stream
     assert len(set(answers[1::2])) == 10
 
 
-def test_one_client_and_one_producer_serve_a_second_event_loop(redis_url: str, raw: redis.Redis) -> None:
-    client = StreamClient.from_url(redis_url)
+def push_in_three_loops(url: str) -> None:
+    client = StreamClient.from_url(url)
     producer = StreamProducer(client, STREAM)
 
     async def push(n: int) -> None:
@@ -118,6 +118,13 @@ def test_one_client_and_one_producer_serve_a_second_event_loop(redis_url: str, r
     asyncio.run(push(1))
     asyncio.run(push(2))
     asyncio.run(push_and_close(3))
+
+
+# Whoever leaves a loop without closing is told so by asyncio.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_client_and_one_producer_serve_a_second_event_loop(redis_url: str, raw: redis.Redis) -> None:
+    push_in_three_loops(redis_url)
+    gc.collect()
     assert raw.xlen(STREAM) == 9
 
 

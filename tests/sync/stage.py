@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import redis
 
 from penstock.events import Event, EventName
-from penstock.sync import ConsumerConfig, StreamConsumer, StreamMessage
+from penstock.sync import ConsumerConfig, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from tests.helpers.threads import Task, join, start
 
 STREAM = "orders"
@@ -23,6 +23,11 @@ def quick(**settings: Any) -> ConsumerConfig:
     """Returns a configuration whose times are short."""
     times = {"block_ms": 200, "min_idle_claim_ms": 300, "retry_initial_delay_ms": 10, "retry_max_delay_ms": 100}
     return ConsumerConfig(**{"group": GROUP, "batch_size": 10, **times, **settings})
+
+
+def publish(client: StreamClient, payloads: Iterable[Any]) -> list[str]:
+    """Adds messages and returns their ids."""
+    return StreamProducer(client, STREAM).push_many(payloads)
 
 
 class Recorder:

@@ -20,14 +20,19 @@ app = typer.Typer(
 app.command()(demo)
 
 
-@app.callback()
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
-) -> None:
-    """Reliable work queues on Redis Streams."""
-    if version:
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
         print(f"penstock {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Reliable work queues on Redis Streams."""
 
 
 def run() -> None:

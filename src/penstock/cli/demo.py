@@ -17,7 +17,8 @@ from penstock.cli.demo_director import Audience, Director, Summary
 from penstock.cli.demo_orders import Plan, make_plan
 from penstock.redis.embedded import EmbeddedServer
 
-_INTERRUPTED = 130
+_INTERRUPTED = 128 + signal.SIGINT  # as a shell reports it
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def demo(
@@ -34,9 +35,9 @@ def demo(
     try:
         with demo_view.audience(Console(stderr=True), messages) as audience:
             summary = play(plan, audience)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        Console(stderr=True).print("Stopped. Server and workers are gone.", highlight=False)
-        raise typer.Exit(_INTERRUPTED) from None
+    except (KeyboardInterrupt, asyncio.CancelledError) as stop:
+        Console(stderr=True).print("Stopped: server and workers are gone.", highlight=False)
+        raise typer.Exit(_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else _TERMINATED) from None
     show(summary, as_json)
     if not summary.balance.holds:
         raise typer.Exit(1)
@@ -50,7 +51,7 @@ def play(plan: Plan, audience: Audience) -> Summary:
 
 async def _direct(url: str, crew: Crew, plan: Plan, audience: Audience) -> Summary:
     here = asyncio.current_task()
-    assert here is not None  # noqa: S101 (for the type checker: we are in a task)
+    assert here is not None
     # Being told to end, and losing the terminal, are to leave as little behind as Ctrl-C does.
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, here.cancel)
@@ -67,4 +68,6 @@ def show(summary: Summary, as_json: bool) -> None:
     if not summary.is_finished:
         Console(stderr=True).print("The time was up before all orders were settled: the rest is queued.")
     if not as_json or not summary.balance.holds:
-        Console(stderr=not summary.balance.holds).print(demo_view.verdict(summary), style="bold", highlight=False)
+        Console(stderr=not summary.balance.holds).print(
+            demo_view.verdict(summary), style="bold", highlight=False, soft_wrap=True
+        )

@@ -1,4 +1,4 @@
-"""Counts, at the end of the demo, what became of every order: entry by entry, from Redis, not from any counter of ours."""
+"""Counts, at the end of the demo, what became of every order: entry by entry, from Redis, not from a counter."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ ours: its asyncio layer costs six to twenty times what the same bytes cost here.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -89,6 +90,7 @@ class Connection(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf
         self._keep: object = None
         self.client_id = 0
 
@@ -116,6 +118,8 @@ class Connection(asyncio.Protocol):
 
         `on_reply` is told each reply as it comes: the last command may block for long.
         """
+        if not commands:
+            return []
         packed = b"".join([_pack(command) for command in commands])
         future = self._send(packed, len(commands), timeout_s, on_reply)
         self._flush()  # a pipeline is a batch already: nothing is gained by waiting for more
@@ -123,8 +127,9 @@ class Connection(asyncio.Protocol):
 
     def post(self, command: Command, on_answer: Callable[[Reply], None]) -> None:
         """Send one command now; `on_answer` gets the reply, or the error that came instead, as soon as it is there."""
+        packed = _pack(command)  # first of all: what cannot be packed must not be waited for
         self._expect(_Answer(on_answer, self._loop.time() + self._timeout_s))
-        self._unsent.append(_pack(command))
+        self._unsent.append(packed)
         self._flush()
 
     def _send(
@@ -142,8 +147,8 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             raise ConnectionFailed(f"the connection to Redis at {self.where} is closed")
         self._expected.append(expected)
-        if self._timer is None:
-            self._timer = self._loop.call_at(expected.deadline, self._check_deadline)
+        if expected.deadline < self._timer_s:
+            self._set_timer(expected.deadline)
 
     def _flush(self) -> None:
         if self._transport is not None and self._unsent:
@@ -170,15 +175,20 @@ class Connection(asyncio.Protocol):
         self._break(ConnectionLost(f"the connection to Redis at {self.where} broke: {exc or 'closed by the server'}"))
 
     def _check_deadline(self) -> None:
-        # One timer per connection instead of one per call: it always looks at the oldest caller.
-        self._timer = None
+        # One timer per connection instead of one per call: it goes off for the caller with the least patience.
+        self._timer, self._timer_s = None, math.inf
         if not self._expected:
             return
-        first = self._expected[0]
-        if self._loop.time() >= first.deadline:
+        deadline = min(expected.deadline for expected in self._expected)
+        if self._loop.time() >= deadline:
             self._break(CommandTimeout(f"Redis at {self.where} did not answer in time"))
         else:
-            self._timer = self._loop.call_at(first.deadline, self._check_deadline)
+            self._set_timer(deadline)
+
+    def _set_timer(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_s = self._loop.call_at(deadline, self._check_deadline), deadline
 
     def _break(self, error: PenstockError) -> None:
         transport, self._transport = self._transport, None
@@ -186,6 +196,7 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._timer_s = math.inf
         if transport is not None:
             transport.abort()
         while self._expected:

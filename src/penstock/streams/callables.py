@@ -36,6 +36,8 @@ def awaitable(function: Callable[..., Any], threads: Threads, what: str) -> Call
     async def call(*args: object) -> Any:
         result = await threads.run(function, *args)
         if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()  # else Python complains, later and elsewhere, that nobody awaited it
             raise ConfigurationError(f"{what} is a plain function that returned an awaitable: make it `async def`")
         return result
 

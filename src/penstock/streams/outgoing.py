@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from penstock import envelope, ids
@@ -39,6 +39,7 @@ class Encoder:
 
     def __init__(self, serializer: Serializer | None) -> None:
         self._serializer: Serializer = serializer or JsonSerializer()
+        self._dumps: Callable[[object], object] = self._serializer.encode
         self._message_ids = ids.message_ids()  # sync: self._message_ids = ids.Shared(ids.message_ids())
         content_type: str | None = getattr(self._serializer, "content_type", None)
         # What nobody has to be told costs no bytes: JSON is what a reader assumes.
@@ -47,13 +48,14 @@ class Encoder:
 
     def plain(self, data: object) -> Outgoing:
         """Encode a message that has nothing but a payload."""
-        return Outgoing(self._encode(data), next(self._message_ids), self._more)
-
-    def _encode(self, data: object) -> bytes:
-        raw = self._serializer.encode(data)
+        raw = self._dumps(data)
         if type(raw) is not bytes:
-            raise EncodeError(f"{type(self._serializer).__name__}.encode() must return bytes, not {_kind(raw)}")
-        return raw
+            raise self._not_bytes(raw)
+        return Outgoing(raw, next(self._message_ids), self._more)
+
+    def _not_bytes(self, raw: object) -> EncodeError:
+        serializer = type(self._serializer).__name__
+        return EncodeError(f"{serializer}.encode() must return bytes, not {type(raw).__name__}")
 
     def full(
         self,
@@ -79,7 +81,10 @@ class Encoder:
             _positive("dedup_window_s", dedup_window_s)
             window_ms = max(1, int(dedup_window_s * 1000))
         message_id = _checked("message_id", message_id) or next(self._message_ids)
-        return Outgoing(self._encode(data), message_id, tuple(more), dedup_key, window_ms)
+        raw = self._dumps(data)
+        if type(raw) is not bytes:
+            raise self._not_bytes(raw)
+        return Outgoing(raw, message_id, tuple(more), dedup_key, window_ms)
 
 
 def layout(messages: Sequence[Outgoing]) -> list[Field]:
@@ -97,10 +102,6 @@ def layout(messages: Sequence[Outgoing]) -> list[Field]:
         fields = (envelope.DATA, message.raw, envelope.MESSAGE_ID, message.message_id, *message.more)
         args += (len(fields), message.window_ms, *fields)
     return args
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__
 
 
 def _checked(what: str, value: object) -> str | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
-from penstock.errors import ConfigurationError, PenstockError, StreamFull
+from penstock.errors import ConfigurationError, NotDurable, PenstockError, StreamFull
 from penstock.events import Event, EventName, EventSink
 from penstock.keys import check_name
 from penstock.model import ProducerMetrics
@@ -127,8 +127,7 @@ class StreamProducer:
         answers = await promise  # sync: answers = promise.result()
         accepted = [answer for answer in answers if isinstance(answer, str)]
         if len(accepted) < len(answers):
-            error = next(answer for answer in answers if not isinstance(answer, str))
-            raise self._refused(error, accepted)
+            raise self._refused(next(answer for answer in answers if not isinstance(answer, str)), answers)
         return accepted
 
     async def ensure_group(self, group: str | None = None) -> None:
@@ -146,7 +145,8 @@ class StreamProducer:
         # Once per batch: per message it would be a tenth of the cost of publishing.
         if self._first_push is None:
             self._first_push = time.monotonic()
-        refused = sum(not isinstance(answer, str) for answer in answers)
+        # NotDurable is no refusal: the entry is in the stream.
+        refused = sum(not isinstance(answer, str | NotDurable) for answer in answers)
         self._total += len(answers) - refused
         self._rate.record(len(answers) - refused)
         if refused:
@@ -158,10 +158,14 @@ class StreamProducer:
         self._emit(EventName.DROPPED, count)
 
     @staticmethod
-    def _refused(error: Answer, accepted: list[str] | None = None) -> PenstockError:
+    def _refused(error: Answer, answers: Sequence[Answer] = ()) -> PenstockError:
         assert isinstance(error, PenstockError)
         if isinstance(error, StreamFull):
-            error.ids = tuple(accepted or ())
+            error.ids = tuple(answer for answer in answers if isinstance(answer, str))
+        elif isinstance(error, NotDurable) and answers:
+            error.ids = tuple(
+                entry_id for answer in answers if isinstance(answer, NotDurable) for entry_id in answer.ids
+            )
         return error
 
     def _emit(self, name: EventName, count: int) -> None:

@@ -16,7 +16,10 @@ for i = 5, #ARGV do
     refused[#refused + 1] = ARGV[i]
   end
 end
--- JUSTID leaves the delivery count alone; idle time starts from 0.
-if #mine > 0 then redis.call('XCLAIM', stream, group, me, 0, unpack(mine), 'JUSTID') end
+if #mine > 0 then
+  -- JUSTID leaves the delivery count alone; idle time starts from 0. Last in the list: unpack gives all its values only there.
+  mine[#mine + 1] = 'JUSTID'
+  redis.call('XCLAIM', stream, group, me, 0, unpack(mine))
+end
 if ARGV[3] ~= '' then redis.pcall('SET', KEYS[2], ARGV[3], 'PX', ARGV[4]) end
 return refused

@@ -29,6 +29,7 @@ class _Lane:
     """The connections of one client in one event loop."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
+        self._settings = settings
         self.locator = Locator(settings)
         self.shared: dict[Host, Connection] = {}
         self.dedicated: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -42,8 +43,20 @@ class _Lane:
         with self.lock:
             connection = self.shared.get(host)
             if connection is None or not connection.is_open:
-                connection = self.shared[host] = self.locator.connect(host)
+                connection = self.shared[host] = self.open(host)
             return connection
+
+    def open(self, host: Host) -> Connection:
+        """Open a connection, waiting for one to be closed when there are too many."""
+        most, deadline = self._settings.max_connections, time.monotonic() + self._settings.pool_timeout_s
+        while sum(connection.is_open for connection in [*self.shared.values(), *self.dedicated]) >= most:
+            if time.monotonic() >= deadline:
+                raise ConnectionFailed(
+                    f"all max_connections={most} connections of this client to Redis at {self._settings.where} are in "
+                    f"use, and none became free within {self._settings.pool_timeout_s} s; raise max_connections"
+                )
+            pause(0.02)
+        return self.locator.connect(host)
 
     def close(self) -> None:
         """Close all connections."""
@@ -245,7 +258,7 @@ class StreamClient:
     def dedicated(self, key: str) -> Connection:
         """Open a connection to the server of the key for the caller alone; closed with the client at the latest."""
         lane = self._lane()
-        connection = lane.locator.connect(lane.locator.locate(key))
+        connection = lane.open(lane.locator.locate(key))
         lane.dedicated.add(connection)
         return connection
 

@@ -16,6 +16,7 @@ from penstock.errors import (
     NotDurable,
     NotReplicating,
     PenstockError,
+    PermissionDenied,
     PublishUnknown,
     ReadOnlyServer,
     ServerBusy,
@@ -105,9 +106,7 @@ class Publisher:
         if dropped != "0":
             self._on_dropped(int(dropped))
         answers = self._parse(text)
-        if len(replies) > 1:
-            self._check_durable(replies[1], answers)
-        return answers
+        return self._if_durable(replies[1], answers) if len(replies) > 1 else answers
 
     def _parse(self, text: str) -> list[Answer]:
         first, is_range, last = text.partition("..")
@@ -184,30 +183,45 @@ class Publisher:
             return ("WAITAOF", 1, 0, timeout_ms)
         return ("WAIT", self._settings.replicas, timeout_ms)
 
-    def _check_durable(self, reply: Reply, answers: list[Answer]) -> None:
-        if isinstance(reply, UnsupportedServer):
-            raise reply
-        written = [answer for answer in answers if isinstance(answer, str)]
+    def _if_durable(self, reply: Reply, answers: list[Answer]) -> list[Answer]:
+        # The answers as they are; or, unless the server confirmed, a NotDurable of its own for everyone who has an id.
+        is_local = self._settings.durability == "local"
         if isinstance(reply, PenstockError):
-            raise NotDurable(f"the entries are written, but durability was not confirmed: {reply}", written) from reply
-        wanted = 1 if self._settings.durability == "local" else self._settings.replicas
-        confirmed = reply[0] if self._settings.durability == "local" else reply
-        if confirmed < wanted:
-            kind = "disks" if self._settings.durability == "local" else "replicas"
-            raise NotDurable(
-                f"the entries are in stream {self._stream!r}, but only {confirmed} of {wanted} {kind} confirmed within "
-                f"{self._settings.durability_timeout_ms} ms; they may be lost in a failover",
-                written,
-            )
+            why = f"the server did not confirm it: {reply}"
+        else:
+            wanted = 1 if is_local else self._settings.replicas
+            confirmed = reply[0] if is_local else reply
+            if confirmed >= wanted:
+                return answers
+            kind = "disks" if is_local else "replicas"
+            timeout_ms = self._settings.durability_timeout_ms
+            why = f"only {confirmed} of {wanted} {kind} confirmed within {timeout_ms} ms"
+        text = f"written to stream {self._stream!r}, but {why}; it may be lost in a crash or a failover"
+        return [NotDurable(text, [answer]) if isinstance(answer, str) else answer for answer in answers]
 
     def _connect(self) -> Connection:
         if self._settings.durability == "fast":
             self._connection = self._client.connection(self._keys.stream)
         else:
+            self._check_can_confirm()
             # WAIT speaks of the writes of its own connection, and blocks whoever shares it.
             self._connection = self._client.dedicated(self._keys.stream)
         self._home, self._was_connected = home(), True
         return self._connection
+
+    def _check_can_confirm(self) -> None:
+        # Asked before the first entry is written: afterwards it would be in the stream and an error in the caller's hands.
+        if self._settings.durability != "local":
+            return
+        try:
+            found = self._client.capabilities()
+        except PermissionDenied:
+            return  # the user may not ask; WAITAOF itself will tell
+        if not found.has("WAITAOF"):
+            raise UnsupportedServer(
+                f"durability='local' needs WAITAOF, which {found.product} {found.version} lacks: use Redis 7.2, Valkey 7.2 "
+                f"or newer, or choose durability='replicated' or 'fast'"
+            )
 
     def _forget_connection(self, is_moved: bool) -> None:
         if is_moved:

@@ -1,0 +1,66 @@
+"""The pages of the documentation, and the code blocks and links in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and the line of the page on which its first line stands."""
+
+    language: str
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link: what the reader sees, and where it leads."""
+
+    text: str
+    target: str
+
+
+def name(page: Path) -> str:
+    """Returns the page's path inside the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path) -> list[Block]:
+    """Returns the fenced blocks of a page in their order."""
+    text = page.read_text()
+    return [
+        Block(found["language"], found["body"], text.count("\n", 0, found.start("body")) + 1)
+        for found in _FENCE.finditer(text)
+    ]
+
+
+def links(page: Path) -> Iterator[Link]:
+    """Yields the links of a page; what stands in code is none."""
+    prose = re.sub(r"``[^`]*``|`[^`\n]*`(?!\])", "", _FENCE.sub("", page.read_text()))
+    for found in _LINK.finditer(prose):
+        yield Link(found["text"], found["target"])
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as GitHub makes them."""
+    prose = _FENCE.sub("", page.read_text())
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _HEADING.findall(prose)}
+
+
+def table_column(page: Path, heading: str, column: int = 0) -> list[str]:
+    """Returns the cells of a column, without backticks, of the tables under a heading."""
+    section = re.split(r"^#+ ", page.read_text().split(f"{heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    return [re.split(r"(?<!\\)\|", row)[column + 1].strip().strip("`") for row in rows]

@@ -1,0 +1,128 @@
+"""Every Python block of the documentation runs.
+
+* The blocks of one page share one namespace and run in their order. Those with a bare `await` share one event loop.
+* `redis://localhost:6379` and `port=6379` are replaced by the address of the server under test.
+* A consumer whose `run()` is called in a block is stopped as soon as its group has nothing left to do.
+* A block marked `output` is what the Python block before it prints.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import penstock
+import penstock.sync
+from penstock.redis.embedded import EmbeddedServer
+from tests.docs.pages import PAGES, Block, blocks, name
+
+LANGUAGES = {"python", "output", "bash", "text", "mermaid"}
+_LIMIT_S = 30.0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "python" in {b.language for b in blocks(page)}], ids=name)
+def test_the_code_of_the_page_runs(
+    page: Path, default_server: EmbeddedServer, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for consumer in (penstock.StreamConsumer, penstock.sync.StreamConsumer):
+        monkeypatch.setattr(consumer, "run", _until_idle(consumer.run, raw))
+    with Reader(page, default_server) as reader:
+        for block, following in itertools.pairwise([*blocks(page), Block("", "", 0)]):
+            if block.language == "python":
+                printed = reader.execute(block)
+                if following.language == "output":
+                    assert printed == following.text
+
+
+class Reader:
+    """Somebody who types the blocks of a page into one Python shell, one after the other."""
+
+    def __init__(self, page: Path, server: EmbeddedServer) -> None:
+        self._page, self._server = page, server
+        self._namespace: dict[str, Any] = {"__name__": "__main__"}
+
+    def __enter__(self) -> Reader:
+        self._runner = asyncio.Runner()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for value in self._namespace.values():
+            if isinstance(value, penstock.StreamClient):
+                self._runner.run(value.close())
+            elif isinstance(value, penstock.sync.StreamClient):
+                value.close()
+        self._runner.close()
+
+    def execute(self, block: Block) -> str:
+        """Runs a block and returns what it prints."""
+        source = block.text.replace("redis://localhost:6379", f"redis://127.0.0.1:{self._server.port}")
+        source = source.replace("port=6379", f"port={self._server.port}")
+        # Blank lines in front, so that a traceback names the line of the page.
+        code = compile(
+            "\n" * (block.line - 1) + source, self._page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+        )
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            if code.co_flags & inspect.CO_COROUTINE:
+                self._runner.run(eval(code, self._namespace))
+            else:
+                exec(code, self._namespace)
+        return printed.getvalue()
+
+
+def _until_idle(run: Callable[[Any], Any], raw: redis.Redis) -> Callable[[Any], Any]:
+    def run_until_idle(consumer: Any) -> Any:
+        watching = _stopping_when_idle(consumer, raw)
+        if not inspect.iscoroutinefunction(run):
+            with watching:
+                return run(consumer)
+
+        async def run_async() -> None:
+            with watching:
+                await run(consumer)
+
+        return run_async()
+
+    return run_until_idle
+
+
+@contextlib.contextmanager
+def _stopping_when_idle(consumer: Any, raw: redis.Redis) -> Iterator[None]:
+    is_over = threading.Event()
+    key, group = consumer.client.keys(consumer.stream).stream, consumer.config.group
+
+    def watch() -> None:
+        turns = 0
+        while not is_over.wait(0.05) and turns * 0.05 < _LIMIT_S and not _is_idle(raw, key, group):
+            turns += 1
+        consumer.stop()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
+    assert _is_idle(raw, key, group), f"{group} of {key} was not done after {_LIMIT_S} s"
+
+
+def _is_idle(raw: redis.Redis, key: str, group: str) -> bool:
+    newest = raw.xrevrange(key, count=1)
+    info = next((info for info in raw.xinfo_groups(key) if info["name"].decode() == group), None) if newest else None
+    return info is not None and info["pending"] == 0 and info["last-delivered-id"] == newest[0][0]

@@ -1,0 +1,121 @@
+"""What every fault test has: worker processes, producers of both halves, and the checker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import penstock
+from penstock import sync
+from penstock.redis.embedded import EmbeddedServer
+from tests.faults.checker import Checker
+from tests.faults.waiting import eventually
+from tests.faults.worker_process import WorkerProcess
+
+STREAM, GROUP = "orders", "billing"
+LEASE_MS = 600
+_QUICK = {"group": GROUP, "min_idle_claim_ms": LEASE_MS, "block_ms": 200, "retry_initial_delay_ms": 20}
+
+
+@pytest.fixture(params=["async", "sync"])
+def half(request: pytest.FixtureRequest) -> str:
+    """Both halves of the library, one after the other."""
+    return str(request.param)
+
+
+class Scene:
+    """One stream, the workers on it, and the means to publish and to judge."""
+
+    def __init__(self, url: str, raw: redis.Redis, folder: Path) -> None:
+        self.url, self.raw, self.folder = url, raw, folder
+        self.workers: list[WorkerProcess] = []
+        self.published: list[str] = []
+        self.checker = Checker(raw, STREAM, GROUP)
+
+    def worker(self, half: str = "async", url: str | None = None, **job: Any) -> WorkerProcess:
+        """Starts a worker process; `config` adds to the quick settings of these tests."""
+        config = {**_QUICK, **job.pop("config", {})}
+        described = {"url": url or self.url, "stream": STREAM, "half": half, "config": config, **job}
+        worker = WorkerProcess(described, self.folder / f"worker-{len(self.workers)}.log")
+        self.workers.append(worker)
+        return worker
+
+    def publish(self, *bodies: Any, half: str = "async", url: str | None = None, **options: Any) -> list[str]:
+        """Publishes bodies and returns their ids."""
+        work = _publish_sync if half == "sync" else _publish_async
+        ids = work(url or self.url, list(bodies), options)
+        self.published += ids
+        return ids
+
+    def gate(self, name: str = "gate") -> str:
+        """Returns the path of a file that does not exist yet: handlers wait `until` it does."""
+        return str(self.folder / name)
+
+    def open(self, gate: str) -> None:
+        """Lets the handlers pass that wait at a gate."""
+        Path(gate).touch()
+
+    def wait_until_quiet(self) -> None:
+        """Waits until nothing is pending or unread."""
+        eventually(self.checker.is_quiet, f"the group is done\n{self.story()}")
+
+    def check(self) -> None:
+        """Waits for the end of the work, and checks the whole history."""
+        self.wait_until_quiet()
+        found = self.checker.check_conserved(self.published)
+        self.checker.check_handled(self.workers, found)
+        self.checker.check_starts(self.workers)
+        self.checker.check_quiet()
+
+    def story(self) -> str:
+        return "\n".join(f"=== worker {worker.pid}\n{worker.story()}" for worker in self.workers)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+async def _push_async(url: str, bodies: list[Any], options: dict[str, Any]) -> list[str]:
+    async with penstock.StreamClient.from_url(url) as client:
+        producer = penstock.StreamProducer(client, STREAM, group=GROUP, **options)
+        await producer.ensure_group()
+        return await producer.push_many(bodies)
+
+
+def _publish_async(url: str, bodies: list[Any], options: dict[str, Any]) -> list[str]:
+    return asyncio.run(_push_async(url, bodies, options))
+
+
+def _publish_sync(url: str, bodies: list[Any], options: dict[str, Any]) -> list[str]:
+    with sync.StreamClient.from_url(url) as client:
+        producer = sync.StreamProducer(client, STREAM, group=GROUP, **options)
+        producer.ensure_group()
+        return producer.push_many(bodies)
+
+
+@pytest.fixture
+def scene(server: EmbeddedServer, raw: redis.Redis, tmp_path: Path) -> Iterator[Scene]:
+    """A stream on `server`."""
+    made = Scene(server.unix_url, raw, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def scene_on(tmp_path: Path) -> Iterator[Callable[[EmbeddedServer], Scene]]:
+    """Makes a stream on a server of the test's own."""
+    made: list[Scene] = []
+
+    def make(server: EmbeddedServer) -> Scene:
+        made.append(Scene(server.url, redis.Redis(unix_socket_path=server.unix_socket, protocol=2), tmp_path))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        scene.close()
+        scene.raw.close()

@@ -1,0 +1,121 @@
+"""Workers that stand still: those that come back too late, and those that only seem to."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.checker import body
+from tests.faults.conftest import LEASE_MS, Scene
+from tests.faults.waiting import eventually
+
+pytestmark = pytest.mark.servers("7.0")
+
+LEASE_S = LEASE_MS / 1000
+
+
+def test_the_late_acknowledgement_of_a_frozen_worker_is_refused(half: str, scene: Scene) -> None:
+    gate, heirs_gate = scene.gate("first"), scene.gate("second")
+    (entry_id,) = scene.publish(body(1, ["until", gate]))
+    zombie = scene.worker(half, config={"heartbeat_interval_ms": LEASE_MS // 3})
+    zombie.wait_for("began", id=entry_id)
+    zombie.freeze()
+    heir = scene.worker(half)
+    heir.wait_for("began", id=entry_id, attempts=2)
+
+    scene.open(gate)  # the handlers of both go on, that of the zombie as soon as it can
+    zombie.thaw()
+    zombie.wait_for("event", name="lease_lost", ids=[entry_id])
+    heir.wait_for("done", id=entry_id)
+    scene.check()
+
+    assert zombie.stop() == 0
+    assert zombie.said("stopped")[0]["total_acked"] == 0
+    assert zombie.said("stopped")[0]["total_lease_lost"] == 1
+    assert heir.stop() == 0
+    assert heir.said("stopped")[0]["total_acked"] == 1
+    assert heirs_gate
+
+
+def test_the_handler_of_a_worker_that_lost_its_lease_is_cancelled(scene: Scene) -> None:
+    gate = scene.gate()
+    (entry_id,) = scene.publish(body(1, ["until", gate]))
+    zombie = scene.worker("async")
+    zombie.wait_for("began", id=entry_id)
+    zombie.freeze()
+    heir = scene.worker("async")
+    heir.wait_for("began", id=entry_id, attempts=2)
+
+    zombie.thaw()
+    assert zombie.wait_for("cancelled", id=entry_id)["lease_lost"]
+    eventually(lambda: scene.checker.pending_count() == 1, "the heir keeps its message")
+    scene.open(gate)
+    heir.wait_for("done", id=entry_id)
+    scene.check()
+
+    assert not zombie.said("done")
+
+
+def test_a_plain_handler_sees_that_its_lease_is_lost(half: str, scene: Scene) -> None:
+    gate = scene.gate()
+    (entry_id,) = scene.publish(body(1, ["until", gate]))
+    zombie = scene.worker(half, is_plain=True)
+    zombie.wait_for("began", id=entry_id)
+    zombie.freeze()
+    heir = scene.worker(half)
+    heir.wait_for("began", id=entry_id, attempts=2)
+
+    zombie.thaw()
+    zombie.wait_for("event", name="lease_lost", ids=[entry_id])
+    scene.open(gate)
+    assert zombie.wait_for("done", id=entry_id)["lease_lost"]
+    scene.check()
+
+
+@pytest.mark.parametrize("verdict", ["error", "fatal"])
+def test_a_frozen_worker_can_neither_retry_nor_bury_what_it_lost(verdict: str, half: str, scene: Scene) -> None:
+    gate = scene.gate()
+    (entry_id,) = scene.publish(body(1, ["until", gate], ["raise", verdict], runs=1))
+    zombie = scene.worker(half)
+    zombie.wait_for("began", id=entry_id)
+    zombie.freeze()
+    heir = scene.worker(half)
+    heir.wait_for("done", id=entry_id)
+    scene.open(gate)
+    zombie.thaw()
+    zombie.wait_for("event", name="lease_lost")
+    scene.check()
+
+    assert scene.checker.places().acknowledged == {entry_id}
+    assert zombie.stop() == 0
+    assert scene.raw.exists("orders_dlq") == 0
+
+
+def test_a_handler_that_computes_for_longer_than_the_lease_keeps_it(half: str, scene: Scene) -> None:
+    ids = scene.publish(body(0, ["busy", 4 * LEASE_S]), body(1))
+    holder = scene.worker(half, config={"concurrency": 1, "batch_size": 2})
+    holder.wait_for("began", id=ids[0])
+    rival = scene.worker(half)
+    rival.wait_for("ready")
+
+    holder.wait_for("done", id=ids[0])
+    scene.check()
+
+    assert len(holder.said("began", id=ids[0])) == 1
+    assert not rival.said("event", name="reclaimed")
+
+
+def test_a_frozen_worker_that_held_many_loses_all_of_them_and_none_is_lost(half: str, scene: Scene) -> None:
+    gate = scene.gate()
+    ids = scene.publish(*(body(n, ["until", gate]) for n in range(40)))
+    zombie = scene.worker(half, config={"batch_size": 40})
+    zombie.wait_for("began", count=16)
+    zombie.freeze()
+    scene.open(gate)
+    heir = scene.worker(half)
+    heir.wait_for("done", count=40)
+    zombie.thaw()
+    scene.check()
+
+    assert {line["id"] for line in heir.said("done")} == set(ids)
+    assert zombie.stop() == 0
+    assert zombie.said("stopped")[0]["total_acked"] == 0

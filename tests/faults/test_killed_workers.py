@@ -1,0 +1,80 @@
+"""Workers that die: what they held goes to others, once, and nobody's neighbours suffer."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.checker import body
+from tests.faults.conftest import LEASE_MS, Scene
+from tests.faults.waiting import eventually
+
+pytestmark = pytest.mark.servers("7.0")
+
+
+def test_messages_of_a_killed_worker_are_handled_by_another_after_the_lease(
+    half: str, scene: Scene, record_property: Callable[[str, object], None]
+) -> None:
+    gate = scene.gate()
+    ids = scene.publish(*(body(n, ["until", gate], runs=1) for n in range(5)))
+    victim = scene.worker(half)
+    victim.wait_for("began", count=5)
+    heir = scene.worker(half)
+    heir.wait_for("ready")
+    assert victim.kill() == -signal.SIGKILL
+    killed_at = max(line["at"] for line in victim.said("began"))
+
+    heir.wait_for("done", count=5)
+
+    assert {line["id"] for line in heir.said("began", attempts=2, deliveries=2)} == set(ids)
+    record_property("recovered_after_s", heir.said("began")[-1]["at"] - killed_at)
+    assert heir.said("event", name="reclaimed")
+    scene.check()
+
+
+def test_a_live_worker_is_never_robbed(half: str, scene: Scene) -> None:
+    gate = scene.gate()
+    scene.publish(*(body(n, ["until", gate]) for n in range(4)))
+    holder = scene.worker(half)
+    holder.wait_for("began", count=4)
+    scene.worker(half).wait_for("ready")
+
+    eventually(lambda: min(row["time_since_delivered"] for row in scene.checker.pending()) < LEASE_MS / 3, "renewed")
+    seen = [max(row["time_since_delivered"] for row in scene.checker.pending()) for _ in range(300)]
+    scene.open(gate)
+    scene.check()
+
+    assert max(seen) < LEASE_MS
+    assert len(holder.said("began")) == 4
+    assert not any(worker.said("event", name="reclaimed") for worker in scene.workers)
+
+
+def test_death_between_the_effect_and_the_acknowledgement_gives_one_redelivery_and_one_result(
+    half: str, scene: Scene
+) -> None:
+    result = scene.gate("result")
+    (entry_id,) = scene.publish(body(1, ["result", result], ["die"], runs=1))
+    # The redelivered run writes as well: only the first writer may win.
+    scene.raw.xlen("orders")
+    first = scene.worker(half)
+    assert first.wait() == -signal.SIGKILL
+    second = scene.worker(half)
+    second.wait_for("done", id=entry_id)
+    scene.check()
+
+    assert first.said("result", is_first=True)
+    assert [line["attempts"] for worker in (first, second) for line in worker.said("began")] == [1, 2]
+
+
+def test_a_chain_of_killed_workers_loses_nothing(half: str, scene: Scene) -> None:
+    ids = scene.publish(*(body(n, ["sleep", 0.02]) for n in range(60)))
+    for _ in range(3):
+        victim = scene.worker(half, config={"max_deliveries": 10, "concurrency": 2, "batch_size": 5})
+        victim.wait_for("done", count=3)
+        victim.kill()
+    scene.worker(half, config={"max_deliveries": 10})
+    scene.check()
+
+    assert scene.checker.places().acknowledged == set(ids)

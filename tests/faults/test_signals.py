@@ -1,0 +1,154 @@
+"""SIGTERM and SIGINT: the first asks, the second ends; messages are never stranded."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.faults.checker import body
+from tests.faults.conftest import LEASE_MS, Scene
+from tests.faults.waiting import eventually
+
+pytestmark = pytest.mark.servers("7.0")
+
+HOURS = 3_600
+
+
+def test_sigterm_lets_the_handler_finish_and_hands_the_rest_back(half: str, scene: Scene) -> None:
+    gate = scene.gate()
+    first, *rest = scene.publish(body(0, ["until", gate]), *(body(n) for n in range(1, 30)))
+    worker = scene.worker(half, config={"concurrency": 1, "batch_size": 30})
+    worker.wait_for("began", id=first)
+
+    worker.send(signal.SIGTERM)
+    worker.wait_for("event", name="handed_back")
+    scene.open(gate)
+
+    assert worker.wait() == 0
+    assert [line["id"] for line in worker.said("done")] == [first]
+    assert worker.said("stopped")[0]["total_handed_back"] == len(rest)
+    successor = scene.worker(half, config={"min_idle_claim_ms": 60_000})
+    successor.wait_for("done", count=len(rest))
+    assert {line["attempts"] for line in successor.said("began")} == {1}, "a hand-back burns no attempt"
+    assert {line["deliveries"] for line in successor.said("began")} == {1}
+    scene.check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_handler_that_outlasts_the_grace_is_handed_back(number: signal.Signals, half: str, scene: Scene) -> None:
+    (entry_id,) = scene.publish(body(0, ["sleep", HOURS], runs=1))
+    worker = scene.worker(half, config={"shutdown_grace_ms": 200})
+    worker.wait_for("began")
+
+    worker.send(number)
+
+    assert worker.wait() == 0
+    assert not worker.said("done")
+    (pending,) = scene.checker.pending()
+    assert pending["times_delivered"] == 0, "a hand-back burns no delivery"
+    assert scene.raw.zscore("{orders}:retries:billing", entry_id) is not None, "at hand for whoever comes first"
+
+
+def test_a_plain_handler_that_hangs_does_not_keep_the_process_from_ending(scene: Scene) -> None:
+    scene.publish(body(0, ["sleep", HOURS]))
+    worker = scene.worker("async", is_plain=True, config={"shutdown_grace_ms": 200})
+    worker.wait_for("began")
+
+    worker.send(signal.SIGTERM)
+
+    assert worker.wait() == 0
+    assert scene.checker.pending_count() == 1
+
+
+def test_a_second_sigterm_ends_at_once_and_the_messages_are_reclaimable(half: str, scene: Scene) -> None:
+    ids = scene.publish(*(body(n, ["sleep", HOURS], runs=1) for n in range(3)))
+    worker = scene.worker(half, config={"shutdown_grace_ms": 60_000})
+    worker.wait_for("began", count=3)
+
+    worker.send(signal.SIGTERM)
+    eventually(lambda: _has_stopped_reading(scene), "the first signal took effect")
+    asked_again_at = time.monotonic()
+    worker.send(signal.SIGTERM)
+
+    assert worker.wait() == -signal.SIGTERM
+    assert time.monotonic() - asked_again_at < 10, "far from the grace period"
+    heir = scene.worker(half)
+    heir.wait_for("done", count=3)
+    assert {line["id"] for line in heir.said("done")} == set(ids)
+    scene.check()
+
+
+def test_a_second_sigint_ends_at_once_and_the_messages_are_reclaimable(half: str, scene: Scene) -> None:
+    ids = scene.publish(*(body(n, ["sleep", HOURS], runs=1) for n in range(3)))
+    worker = scene.worker(half, config={"shutdown_grace_ms": 60_000})
+    worker.wait_for("began", count=3)
+
+    worker.send(signal.SIGINT)
+    eventually(lambda: _has_stopped_reading(scene), "the first signal took effect")
+    asked_again_at = time.monotonic()
+    worker.send(signal.SIGINT)
+
+    assert worker.wait() in {-signal.SIGINT, 130, 1}
+    assert time.monotonic() - asked_again_at < 10, "far from the grace period"
+    heir = scene.worker(half)
+    heir.wait_for("done", count=3)
+    assert {line["id"] for line in heir.said("done")} == set(ids)
+    scene.check()
+
+
+def test_an_idle_worker_ends_without_waiting_for_messages(half: str, scene: Scene) -> None:
+    scene.publish(body(0))
+    worker = scene.worker(half, config={"block_ms": 60_000})
+    worker.wait_for("done")
+    scene.wait_until_quiet()
+    eventually(lambda: _blocked(scene), "the worker waits for messages")
+
+    asked_at = time.monotonic()
+    assert worker.stop() == 0
+
+    assert time.monotonic() - asked_at < 20, "far from block_ms"
+    scene.check()
+
+
+def test_a_worker_ends_though_redis_is_away(half: str, scene: Scene) -> None:
+    (entry_id,) = scene.publish(body(0, ["sleep", HOURS], runs=1))
+    worker = scene.worker(half, config={"shutdown_grace_ms": 200})
+    worker.wait_for("began", id=entry_id)
+    scene.raw.execute_command("CLIENT", "PAUSE", 2_000, "ALL")
+
+    worker.send(signal.SIGTERM)
+
+    assert worker.wait() == 0
+    eventually(lambda: scene.raw.ping(), "Redis is back")
+    heir = scene.worker(half)
+    heir.wait_for("done", id=entry_id)
+    scene.check()
+
+
+def test_what_a_stopping_worker_holds_keeps_its_lease_until_it_is_handed_back(half: str, scene: Scene) -> None:
+    gate = scene.gate()
+    (entry_id,) = scene.publish(body(0, ["until", gate]))
+    worker = scene.worker(half, config={"shutdown_grace_ms": 60_000})
+    worker.wait_for("began")
+    rival = scene.worker(half)
+    rival.wait_for("ready")
+
+    worker.send(signal.SIGTERM)
+    stopped_at = time.monotonic()
+    eventually(lambda: time.monotonic() - stopped_at > LEASE_MS / 1000 * 2, "two leases are over")
+    scene.open(gate)
+
+    assert worker.wait() == 0
+    assert [line["id"] for line in worker.said("done")] == [entry_id]
+    assert not rival.said("began")
+    scene.check()
+
+
+def _blocked(scene: Scene) -> bool:
+    return int(scene.raw.info("clients")["blocked_clients"]) > 0
+
+
+def _has_stopped_reading(scene: Scene) -> bool:
+    return all(client["cmd"] != "xreadgroup" for client in scene.raw.client_list()) or not _blocked(scene)

@@ -1,0 +1,234 @@
+"""A batch handler gets a list of messages and returns the ids that are done; everything else comes again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import redis
+
+from penstock import StreamClient, StreamConsumer, StreamMessage, StreamProducer
+from penstock.errors import ConfigurationError
+from tests.helpers.aio import eventually
+from tests.streams.stage import (
+    GROUP,
+    STREAM,
+    Recorder,
+    all_ids,
+    fail,
+    pending_ids,
+    publish,
+    quick,
+    read_as,
+    running,
+)
+
+
+async def test_the_ids_that_the_handler_returns_are_acknowledged(client: StreamClient, raw: redis.Redis) -> None:
+    await publish(client, range(25))
+    handler = Recorder()
+    consumer = StreamConsumer(client, STREAM, quick(), handler)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 25)
+    assert handler.seen == list(range(25))
+    assert set(handler.counts) == {(1, 1)}
+    assert pending_ids(raw) == []
+
+
+async def test_what_the_handler_leaves_out_comes_again(client: StreamClient, raw: redis.Redis) -> None:
+    await publish(client, range(10))
+
+    def even_ones_first(messages: list[StreamMessage]) -> list[str]:
+        return [message.id for message in messages if message.data % 2 == 0 or message.attempts > 1]
+
+    handler = Recorder(even_ones_first)
+    consumer = StreamConsumer(client, STREAM, quick(), handler)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 10)
+    assert handler.runs == {n: 1 + n % 2 for n in range(10)}
+    assert consumer.metrics().total_retried == 5
+    assert pending_ids(raw) == []
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("nothing", [None, [], ()])
+async def test_a_handler_that_returns_nothing_acknowledges_nothing(
+    client: StreamClient, raw: redis.Redis, caplog: pytest.LogCaptureFixture, nothing: Any
+) -> None:
+    await publish(client, range(3))
+    handler = Recorder(lambda _: nothing)
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=2), handler)
+    with caplog.at_level(logging.WARNING):
+        async with running(consumer):
+            await eventually(lambda: consumer.metrics().total_dlq == 3)
+    assert consumer.metrics().total_acked == 0
+    assert handler.runs == {0: 2, 1: 2, 2: 2}
+    assert ("returned None" in caplog.text) == (nothing is None)
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_an_exception_brings_the_whole_batch_again(client: StreamClient) -> None:
+    await publish(client, range(4))
+    handler = Recorder(lambda messages: all_ids(messages) if messages[0].attempts > 1 else fail(messages))
+    consumer = StreamConsumer(client, STREAM, quick(), handler)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 4)
+    assert handler.runs == dict.fromkeys(range(4), 2)
+    assert consumer.metrics().total_errors == 1
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("kind", [tuple, set, iter])
+async def test_the_ids_may_come_in_any_iterable_and_as_bytes(client: StreamClient, raw: redis.Redis, kind: Any) -> None:
+    await publish(client, range(4))
+    handler = Recorder(lambda messages: kind([message.id.encode() for message in messages]))
+    consumer = StreamConsumer(client, STREAM, quick(), handler)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 4)
+    assert pending_ids(raw) == []
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("wrong", ["1-1", 7])
+async def test_a_handler_that_returns_something_else_than_ids_has_failed(client: StreamClient, wrong: Any) -> None:
+    await publish(client, [1])
+    errors: list[BaseException] = []
+
+    def remember(error: BaseException, messages: list[StreamMessage]) -> None:
+        errors.append(error)
+
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1), Recorder(lambda _: wrong), error_hook=remember)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_dlq == 1)
+    assert [type(error) for error in errors] == [ConfigurationError]
+
+
+async def test_ids_that_are_not_the_consumers_own_are_neither_acknowledged_nor_counted(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    await publish(client, range(5))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    foreign = read_as(raw, "someone-else", 2)
+    handler = Recorder(lambda messages: [*all_ids(messages), *foreign, "1-1", all_ids(messages)[0]])
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=60_000), handler)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 3)
+    assert pending_ids(raw) == foreign
+    assert consumer.metrics().total_acked == 3
+
+
+async def test_a_batch_is_never_greater_than_batch_size(client: StreamClient) -> None:
+    await publish(client, range(500))
+    handler = Recorder()
+    consumer = StreamConsumer(client, STREAM, quick(batch_size=7), handler)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 500)
+    assert max(len(batch) for batch in handler.batches) <= 7
+    assert handler.seen == list(range(500))
+
+
+async def test_a_thousand_orphans_come_in_batches_of_batch_size_too(client: StreamClient, raw: redis.Redis) -> None:
+    await publish(client, range(1_000))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    assert len(read_as(raw, "dead")) == 1_000
+    handler = Recorder()
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=100), handler)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 1_000)
+    assert max(len(batch) for batch in handler.batches) <= 10
+    assert sorted(handler.seen) == list(range(1_000))
+    assert consumer.metrics().total_reclaimed == 1_000
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("handlers", [{}, {"handler": all_ids, "message_handler": print}])
+async def test_a_consumer_takes_exactly_one_kind_of_handler(client: StreamClient, handlers: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="exactly one"):
+        StreamConsumer(client, STREAM, quick(), **handlers)
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_plain_function_serves_as_well_as_an_async_one(client: StreamClient) -> None:
+    await publish(client, range(10))
+    seen: list[int] = []
+
+    def handler(messages: list[StreamMessage]) -> list[str]:
+        seen.extend(message.data for message in messages)
+        return all_ids(messages)
+
+    consumer = StreamConsumer(client, STREAM, quick(), handler)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 10)
+    assert seen == list(range(10))
+
+
+# async only
+@pytest.mark.usefixtures("default_server")
+async def test_a_plain_function_that_returns_a_coroutine_is_told_to_be_async(client: StreamClient) -> None:
+    await publish(client, [1])
+    errors: list[str] = []
+    handler = Recorder()
+
+    def wrapped(messages: list[StreamMessage]) -> Any:
+        return handler(messages)
+
+    async def remember(error: BaseException, messages: list[StreamMessage]) -> None:
+        errors.append(str(error))
+
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1), wrapped, error_hook=remember)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_dlq == 1)
+    assert "async def" in errors[0]
+
+
+# end async only
+
+
+# --- one message at a time ------------------------------------------------------------------------
+
+
+async def test_a_message_handler_acknowledges_by_returning(client: StreamClient, raw: redis.Redis) -> None:
+    await publish(client, range(40))
+    seen: list[int] = []
+
+    async def handle(message: StreamMessage) -> None:
+        seen.append(message.data)
+
+    consumer = StreamConsumer(client, STREAM, quick(), message_handler=handle)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 40)
+    assert sorted(seen) == list(range(40))
+    assert pending_ids(raw) == []
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_message_that_fails_takes_no_neighbour_along(client: StreamClient) -> None:
+    await publish(client, range(20))
+    runs: list[tuple[int, int]] = []
+
+    def handle(message: StreamMessage) -> str:
+        runs.append((message.data, message.attempts))
+        if message.data == 7 and message.attempts < 3:
+            raise ValueError("not yet")
+        return "whatever a message handler returns, it means done"
+
+    consumer = StreamConsumer(client, STREAM, quick(), message_handler=handle)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 20)
+    assert sorted(runs) == sorted([*((n, 1) for n in range(20)), (7, 2), (7, 3)])
+    assert consumer.metrics().total_errors == 2
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_message_carries_what_its_producer_said(client: StreamClient) -> None:
+    producer = StreamProducer(client, STREAM)
+    entry_id = await producer.push({"n": 1}, message_id="m-1", key="customer-7", headers={"tenant": "ü"})
+    got: list[StreamMessage] = []
+    consumer = StreamConsumer(client, STREAM, quick(), message_handler=got.append)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 1)
+    [message] = got
+    assert (message.id, message.stream, message.data) == (entry_id, STREAM, {"n": 1})
+    assert (message.message_id, message.key, message.headers) == ("m-1", "customer-7", {"tenant": "ü"})
+    assert int(message.timestamp.timestamp() * 1000) == int(entry_id.partition("-")[0])

@@ -1,0 +1,65 @@
+"""The command line in general: what holds for every command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import penstock
+from penstock.cli import app as app_module
+from penstock.cli import main
+from penstock.cli.app import app
+from penstock.errors import ConfigurationError
+
+
+def test_the_version_is_shown():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"penstock {penstock.__version__}\n")
+
+
+def test_python_dash_m_is_the_same_command():
+    shown = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout == f"penstock {penstock.__version__}\n"
+
+
+def test_the_installed_command_is_the_same_command():
+    command = Path(sys.executable).with_name("penstock")
+    shown = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout == f"penstock {penstock.__version__}\n"
+
+
+def test_without_a_command_the_commands_are_listed():
+    result = CliRunner().invoke(app, [])
+    assert "demo" in result.output
+
+
+@pytest.mark.parametrize("module", ["typer", "rich"])
+def test_a_missing_extra_is_named(monkeypatch, module):
+    for name in list(sys.modules):
+        if name.startswith("penstock.cli.") or name.partition(".")[0] == module:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert "pip install penstock[cli]" in str(exit_.value)
+
+
+def test_a_bug_of_ours_is_not_taken_for_a_missing_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "penstock.cli.app", None)
+    with pytest.raises(ModuleNotFoundError):
+        main()
+
+
+def test_an_error_of_penstock_is_one_line_and_code_1(monkeypatch, capsys):
+    def fail(**_: object) -> None:
+        raise ConfigurationError("no server was found: install one")
+
+    monkeypatch.setattr(app_module, "app", fail)
+    with pytest.raises(SystemExit) as exit_:
+        app_module.run()
+    assert exit_.value.code == 1
+    assert capsys.readouterr().err == "penstock: no server was found: install one\n"
