@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", type=_peers, default=list(DEFAULT_PEERS), help="comma list, or all (see --list)")
     parser.add_argument("--tests", type=_tests, default=list(TESTS), help="comma list of " + ", ".join(TESTS))
     parser.add_argument("--rounds", type=int, help="how often everything is measured (3, with --quick 1)")
-    parser.add_argument("--quick", action="store_true", help="one round of short windows, about a minute")
+    parser.add_argument("--quick", action="store_true", help="one round of short windows: a smoke test, not a verdict")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed")
     parser.add_argument("--list", action="store_true", help="list the peers and stop")
     return parser

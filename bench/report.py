@@ -36,7 +36,7 @@ def figures_table(samples: Samples, peers: list[str]) -> str:
 
 
 def costs_table(samples: Samples, peers: list[str]) -> str:
-    """Returns what a message costs in processor time, which other load on the machine hardly changes."""
+    """Returns what a message costs in processor time, which is steadier than a rate under other load."""
     columns = {heading.removesuffix(" /s"): test for heading, test, figure, _ in _COLUMNS if figure == "rate"}
     measured = {sample.test for sample in samples.all}
     columns = {heading: test for heading, test in columns.items() if test in measured}
@@ -71,7 +71,7 @@ def _row(verdict: Verdict) -> list[str]:
         bound,
         f"{verdict.value:.2f}",
         spread,
-        "yes" if verdict.is_met else "NO",
+        ("yes" if verdict.is_met else "NO") + (" (disturbed)" if verdict.is_noisy else ""),
     ]
 
 

@@ -32,12 +32,15 @@ class Verdict:
     low: float = 0.0
     high: float = 0.0
     reference: str = ""
+    is_noisy: bool = False
+    """Whether it rests on disturbed rounds alone."""
 
     @property
     def is_met(self) -> bool | None:
         """Tells whether the target is met, or None where it was not measured.
 
-        The value is rounded like the bound: a heartbeat in the counted window must not turn 3 commands into a miss.
+        A count of commands is rounded to one decimal: it holds what the worker does on timers as well, a few commands
+        in the whole window, which say nothing about the cost of a message.
         """
         if self.value is None:
             return None
@@ -69,11 +72,11 @@ def judge(target: Target, samples: Samples) -> Verdict:
     reference = _best_reference(target, samples)
     if target.references and reference is None:
         return Verdict(target)
-    values = _values(target, samples, reference, with_noisy=False)
-    values = values or _values(target, samples, reference, with_noisy=True)
+    quiet = _values(target, samples, reference, with_noisy=False)
+    values = quiet or _values(target, samples, reference, with_noisy=True)
     if not values:
         return Verdict(target)
-    return Verdict(target, statistics.median(values), min(values), max(values), reference or "")
+    return Verdict(target, statistics.median(values), min(values), max(values), reference or "", is_noisy=not quiet)
 
 
 def _values(target: Target, samples: Samples, reference: str | None, *, with_noisy: bool) -> list[float]:

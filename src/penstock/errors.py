@@ -80,6 +80,10 @@ class ClusterSlotError(PermanentError, ConfigurationError):
     """Keys that must change together lie in different cluster slots."""
 
 
+class ClientClosed(PermanentError):
+    """The StreamClient was closed by its owner; nothing was sent."""
+
+
 class UnsupportedServer(PermanentError):
     """The server is too old or lacks a command that the chosen setting needs."""
 

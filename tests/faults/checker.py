@@ -1,8 +1,8 @@
 """The history checker: what producers and workers said, against what Redis holds. Set arithmetic, nothing else.
 
-    published = acknowledged + dead + queued        nothing is lost, nothing is in two places
-    begun     <= published                          nothing is handled that nobody published, and bodies are whole
-    starts    <= messages + hand-outs that were logged: reclaimed, swept up, retried, handed back
+published = acknowledged + dead + queued        nothing is lost, nothing is in two places
+begun     <= published                          nothing is handled that nobody published, and bodies are whole
+starts    <= messages + hand-outs that were logged: reclaimed, swept up, retried, handed back
 """
 
 from __future__ import annotations

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-import penstock
-from penstock import sync
 from penstock.redis.embedded import EmbeddedServer
+from penstock.redis.scripts import script
 from tests.faults.checker import Checker
+from tests.faults.producers import push_many
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
 
@@ -47,10 +47,14 @@ class Scene:
 
     def publish(self, *bodies: Any, half: str = "async", url: str | None = None, **options: Any) -> list[str]:
         """Publishes bodies and returns their ids."""
-        work = _publish_sync if half == "sync" else _publish_async
-        ids = work(url or self.url, list(bodies), options)
+        ids = push_many(half, url or self.url, STREAM, list(bodies), **options)
         self.published += ids
         return ids
+
+    def load_scripts(self) -> None:
+        """Makes all scripts known to the server, so that the first call of each is the one that takes effect."""
+        for path in (files("penstock.redis") / "lua").iterdir():
+            self.raw.script_load(script(path.name.removesuffix(".lua")).source)
 
     def gate(self, name: str = "gate") -> str:
         """Returns the path of a file that does not exist yet: handlers wait `until` it does."""
@@ -78,24 +82,6 @@ class Scene:
     def close(self) -> None:
         for worker in self.workers:
             worker.close()
-
-
-async def _push_async(url: str, bodies: list[Any], options: dict[str, Any]) -> list[str]:
-    async with penstock.StreamClient.from_url(url) as client:
-        producer = penstock.StreamProducer(client, STREAM, group=GROUP, **options)
-        await producer.ensure_group()
-        return await producer.push_many(bodies)
-
-
-def _publish_async(url: str, bodies: list[Any], options: dict[str, Any]) -> list[str]:
-    return asyncio.run(_push_async(url, bodies, options))
-
-
-def _publish_sync(url: str, bodies: list[Any], options: dict[str, Any]) -> list[str]:
-    with sync.StreamClient.from_url(url) as client:
-        producer = sync.StreamProducer(client, STREAM, group=GROUP, **options)
-        producer.ensure_group()
-        return producer.push_many(bodies)
 
 
 @pytest.fixture

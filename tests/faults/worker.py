@@ -72,13 +72,29 @@ def busy(seconds: float) -> None:
         sum(range(1_000))
 
 
-def write_result(path: str) -> None:
-    """Writes a result once: the first writer wins."""
+def is_first(path: str) -> bool:
+    """Tells the first of all processes that it is."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        say("result", path=path, is_first=True)
     except FileExistsError:
-        say("result", path=path, is_first=False)
+        return False
+    return True
+
+
+def write_result(path: str) -> None:
+    """Writes a result once: the first writer wins."""
+    say("result", path=path, is_first=is_first(path))
+
+
+def sleep_first(path: str, seconds: float) -> None:
+    """Sleeps, but only in the run that comes first."""
+    if is_first(path):
+        time.sleep(seconds)
+
+
+async def sleep_first_async(path: str, seconds: float) -> None:
+    if is_first(path):
+        await asyncio.sleep(seconds)
 
 
 def fail(kind: str, text: str = "as ordered") -> None:
@@ -93,6 +109,7 @@ def fail(kind: str, text: str = "as ordered") -> None:
 
 PLAIN: dict[str, Callable[..., Any]] = {
     "sleep": time.sleep,
+    "sleep_first": sleep_first,
     "until": until,
     "busy": busy,
     "result": write_result,
@@ -100,7 +117,12 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "exit": os._exit,
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
-ASYNC: dict[str, Callable[..., Any]] = {**PLAIN, "sleep": asyncio.sleep, "until": until_async}
+ASYNC: dict[str, Callable[..., Any]] = {
+    **PLAIN,
+    "sleep": asyncio.sleep,
+    "sleep_first": sleep_first_async,
+    "until": until_async,
+}
 
 
 def orders(message: StreamMessage) -> list[list[Any]]:
@@ -194,7 +216,7 @@ def vars_of(metrics: Any) -> dict[str, Any]:
 
 
 def end_with_the_parent() -> None:
-    sys.stdin.buffer.read()
+    os.read(0, 1)  # not through sys.stdin, whose lock would be held when the interpreter ends
     os._exit(1)
 
 

@@ -211,6 +211,20 @@ def test_a_script_call_is_waited_for_as_well(
         assert call.result(30)[0] == 1
 
 
+@pytest.mark.parametrize("options", [{}, {"db": 1}, {"client_name": "me"}], ids=str)
+def test_a_server_that_is_too_busy_for_a_login_is_waited_for(
+    half: Half, server: EmbeddedServer, fault_proxy: FaultProxy, options: dict[str, Any]
+) -> None:
+    client = half.client(host="127.0.0.1", port=fault_proxy.port, **options)
+    with endless_script(server) as kill:
+        call = half.start(client.call, "n", "INCR", "n", repeat=Repeat.ONCE)
+        assert fault_proxy.wait_for("CLIENT")
+        with pytest.raises(TimeoutError):
+            call.result(0.2)
+        kill()
+        assert call.result(30) == 1
+
+
 @pytest.fixture(scope="module")
 def data_to_load(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory that takes a server a second to load."""
@@ -219,15 +233,15 @@ def data_to_load(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for db in (0, 1):
             with raw.pipeline() as pipe:
                 pipe.execute_command("SELECT", db)
-                for n in range(500):
-                    pipe.set(f"k{n}", "v" * 100)
+                for n in range(3_000):
+                    pipe.set(f"k{n}", "v")
                 pipe.execute()
     return folder
 
 
 @pytest.mark.parametrize("db", [0, 1], ids=["", "with a database to select"])
 def test_a_server_that_loads_its_data_is_waited_for(half: Half, data_to_load: Path, db: int) -> None:
-    slow = {"key-load-delay": "1000", "loading-process-events-interval-bytes": "1024"}
+    slow = {"key-load-delay": "100"}  # microseconds; it answers clients after every 1,024 commands
     port = free_port()
     server = DEFAULT.server(directory=data_to_load, persistent=True, port=port, options=slow)
     starting = threading.Thread(target=server.start, daemon=True)
@@ -235,7 +249,7 @@ def test_a_server_that_loads_its_data_is_waited_for(half: Half, data_to_load: Pa
     try:
         eventually(lambda: _is_loading(port))
         client = half.client(host="127.0.0.1", port=port, db=db)
-        assert half.do(client.call, "k499", "GET", "k499") == b"v" * 100
+        assert half.do(client.call, "k", "GET", "k2999") == b"v"
     finally:
         starting.join(30)
         server.stop()

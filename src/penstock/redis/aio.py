@@ -229,6 +229,8 @@ class Locator:
         self._settings = settings
         self._cluster: driver.RedisCluster | None = None
         self._sentinel: Sentinel | None = None
+        self._master: Host | None = None
+        self._seen: set[Host] = set()
         self._lock = asyncio.Lock()
 
     async def locate(self, key: str) -> Host:
@@ -240,14 +242,14 @@ class Locator:
                     raise ConnectionFailed(f"no node of the cluster at {self._settings.where} serves {key!r}")
                 return node.host, int(node.port)
             if self._settings.kind == "sentinel":
-                host, port = await self._masters().discover_master(str(self._settings.service_name))
-                return str(host), int(port)
+                return self._master or await self._find_master()
         except (OSError, driver.RedisError) as error:
             raise connect_error(error, self._settings.where) from error
         return self._settings.hosts[0] if self._settings.hosts else ("", 0)
 
     async def refresh(self) -> None:
         """Ask for the topology again at the next look-up."""
+        self._master = None
         if self._cluster is not None:
             cluster, self._cluster = self._cluster, None
             await cluster.aclose()
@@ -270,6 +272,9 @@ class Locator:
         except (OSError, TimeoutError, driver.RedisError) as error:
             await made.disconnect(nowait=True)
             raise connect_error(error, where) from error
+        except BaseException:  # cancelled: the half-open connection is nobody's
+            await made.disconnect(nowait=True)
+            raise
         connection = Connection(settings.socket_timeout_s, where)
         # Taken from redis-py before it can close it.
         writer, made._writer, made._reader = made._writer, None, None  # noqa: SLF001
@@ -280,17 +285,23 @@ class Locator:
         async with self._lock:
             if self._cluster is None:
                 options = {**self._settings.driver_options(), **self._settings.tls_options}
-                nodes = [ClusterNode(host, port) for host, port in self._settings.hosts]
+                # Also those that were seen before: the given ones may be gone by now.
+                nodes = [ClusterNode(host, port) for host, port in {*self._settings.hosts, *self._seen}]
                 cluster = driver.RedisCluster(
                     startup_nodes=nodes,
                     ssl=self._settings.tls,
                     retry=_no_retry(),
-                    cluster_error_retry_attempts=0,
                     **options,
                 )
                 await cluster.initialize()
+                self._seen = {(str(node.host), int(node.port)) for node in cluster.get_nodes()}
                 self._cluster = cluster
             return self._cluster
+
+    async def _find_master(self) -> Host:
+        host, port = await self._masters().discover_master(str(self._settings.service_name))
+        self._master = str(host), int(port)
+        return self._master
 
     def _masters(self) -> Sentinel:
         if self._sentinel is None:

@@ -143,6 +143,8 @@ class Locator:
         self._settings = settings
         self._cluster: driver.RedisCluster | None = None
         self._sentinel: Sentinel | None = None
+        self._master: Host | None = None
+        self._seen: set[Host] = set()
         self._lock = threading.Lock()
 
     def locate(self, key: str) -> Host:
@@ -154,14 +156,14 @@ class Locator:
                     raise ConnectionFailed(f"no node of the cluster at {self._settings.where} serves {key!r}")
                 return node.host, int(node.port)
             if self._settings.kind == "sentinel":
-                host, port = self._masters().discover_master(str(self._settings.service_name))  # type: ignore[no-untyped-call]
-                return str(host), int(port)
+                return self._master or self._find_master()
         except (OSError, driver.RedisError) as error:
             raise connect_error(error, self._settings.where) from error
         return self._settings.hosts[0] if self._settings.hosts else ("", 0)
 
     def refresh(self) -> None:
         """Ask for the topology again at the next look-up."""
+        self._master = None
         if self._cluster is not None:
             cluster, self._cluster = self._cluster, None
             cluster.close()
@@ -194,15 +196,22 @@ class Locator:
         with self._lock:
             if self._cluster is None:
                 options = {**self._settings.driver_options(), **self._settings.tls_options}
-                nodes = [_untyped(ClusterNode)(host, port) for host, port in self._settings.hosts]
-                self._cluster = driver.RedisCluster(
+                # Also those that were seen before: the given ones may be gone by now.
+                nodes = [_untyped(ClusterNode)(host, port) for host, port in {*self._settings.hosts, *self._seen}]
+                cluster = driver.RedisCluster(
                     startup_nodes=nodes,
                     ssl=self._settings.tls,
                     retry=_no_retry(),
-                    cluster_error_retry_attempts=0,
                     **options,
                 )
+                self._seen = {(str(node.host), int(node.port)) for node in _untyped(cluster).get_nodes()}
+                self._cluster = cluster
             return self._cluster
+
+    def _find_master(self) -> Host:
+        host, port = _untyped(self._masters()).discover_master(str(self._settings.service_name))
+        self._master = str(host), int(port)
+        return self._master
 
     def _masters(self) -> Sentinel:
         if self._sentinel is None:

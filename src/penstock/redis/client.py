@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self
 
-from penstock.errors import ConfigurationError, ConnectionFailed, PenstockError, UnsupportedServer
+from penstock.errors import (
+    ClientClosed,
+    ConfigurationError,
+    ConnectionFailed,
+    ConnectionLost,
+    PenstockError,
+    ReadOnlyServer,
+    UnsupportedServer,
+)
 from penstock.keys import StreamKeys
 from penstock.redis.address import Address, parse_url
 from penstock.redis.aio import Command, Connection, Locator, Reply
@@ -18,7 +27,7 @@ from penstock.redis.retry import Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.aio import Lock, home, is_alive, pause
+from penstock.runtime.aio import Lock, at_end, call_home, home, is_alive, pause
 
 _TRIES = 3
 _BUSY_BUDGET_S = 5.0
@@ -33,6 +42,7 @@ class _Lane:
         self.shared: dict[Host, Connection] = {}
         self.dedicated: weakref.WeakSet[Connection] = weakref.WeakSet()
         self.lock = Lock()
+        self.end: Callable[[], Awaitable[None]] = self.close
 
     async def to(self, host: Host) -> Connection:
         """Return the shared connection to a server, opened anew when it is broken."""
@@ -55,13 +65,21 @@ class _Lane:
                     f"use, and none became free within {self._settings.pool_timeout_s} s; raise max_connections"
                 )
             await pause(0.02)
-        return await self.locator.connect(host)
+        try:
+            return await self.locator.connect(host)
+        except ConnectionFailed:
+            await self.locator.refresh()  # another server may serve the key by now: whoever tries again asks anew
+            raise
+
+    def abort(self) -> None:
+        """Close all connections at once; what waits for a reply gets ConnectionLost."""
+        for connection in [*self.shared.values(), *self.dedicated]:
+            connection.abort()
+        self.shared.clear()
 
     async def close(self) -> None:
-        """Close all connections."""
-        for connection in [*self.shared.values(), *self.dedicated]:
-            await connection.close()
-        self.shared.clear()
+        """Close all connections, and those by which the servers were found."""
+        self.abort()
         await self.locator.close()
 
 
@@ -113,6 +131,7 @@ class StreamClient:
     def _setup(self, settings: ConnectionSettings, prefix: str, server: EmbeddedServer | None = None) -> None:
         self.settings, self.prefix, self._server = settings, prefix, server
         self._lanes: dict[object, _Lane] = {}
+        self._making_lane = threading.Lock()
         self._chance = random.Random()
         self._is_closed = False
         self._capabilities: Capabilities | None = None
@@ -214,11 +233,13 @@ class StreamClient:
     async def close(self) -> None:
         """Close the connections of this client, and stop the embedded server if it has one."""
         self._is_closed = True
-        lanes, self._lanes = self._lanes, {}
         here = home()
-        for owner, lane in lanes.items():
-            if owner is here and is_alive(owner):
-                await lane.close()
+        for owner, lane in list(self._lanes.items()):
+            if owner is here:
+                del self._lanes[owner]
+                await lane.end()
+            else:
+                call_home(owner, lane.abort)  # another thread's; the rest is closed when its event loop ends
         if self._server is not None:
             self._server.stop()
 
@@ -239,31 +260,36 @@ class StreamClient:
 
     # --- commands -----------------------------------------------------------------------------------
 
-    def _lane(self) -> _Lane:
+    async def _lane(self) -> _Lane:
         if self._is_closed:
-            raise ConnectionFailed(f"{self!r} is closed; make a new client")
+            raise ClientClosed(f"{self!r} is closed; make a new client")
         here = home()
         lane = self._lanes.get(here)
         if lane is None:
-            self._lanes = {owner: known for owner, known in self._lanes.items() if is_alive(owner)}
-            lane = self._lanes[here] = _Lane(self.settings)
+            made = _Lane(self.settings)
+            with self._making_lane:
+                for owner in [owner for owner in self._lanes if not is_alive(owner)]:
+                    del self._lanes[owner]
+                lane = self._lanes.setdefault(here, made)
+            if lane is made:
+                lane.end = await at_end(lane.close)
         return lane
 
-    async def connection(self, key: str) -> Connection:
-        """Return the shared connection to the server of the key."""
-        lane = self._lane()
-        return await lane.to(await lane.locator.locate(key))
+    async def connection(self, key: str, asked: Host | None = None) -> Connection:
+        """Return the shared connection to the server of the key, or to the one that a cluster said to ask."""
+        lane = await self._lane()
+        return await lane.to(asked or await lane.locator.locate(key))
 
-    async def dedicated(self, key: str) -> Connection:
-        """Open a connection to the server of the key for the caller alone; closed with the client at the latest."""
-        lane = self._lane()
-        connection = await lane.open(await lane.locator.locate(key))
+    async def dedicated(self, key: str, asked: Host | None = None) -> Connection:
+        """Open a connection as above for the caller alone; it is closed with the client at the latest."""
+        lane = await self._lane()
+        connection = await lane.open(asked or await lane.locator.locate(key))
         lane.dedicated.add(connection)
         return connection
 
     async def refresh(self) -> None:
         """Look up again which server serves which key."""
-        await self._lane().locator.refresh()
+        await (await self._lane()).locator.refresh()
 
     async def call(self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ) -> Reply:
         """Send a command to the server of the key; repeat it after a failure where its class allows that."""
@@ -280,8 +306,9 @@ class StreamClient:
     async def _deliver(self, key: str, command: Command, repeat: Repeat) -> list[Reply]:
         failures, busy_until, asked = 0, time.monotonic() + _BUSY_BUDGET_S, None
         while True:
-            connection = await self._find(key, asked)
+            connection = None
             try:
+                connection = await self.connection(key, asked)
                 commands = [("ASKING",), command] if asked else [command]
                 replies = await connection.pipeline(commands)
                 if isinstance(replies[-1], PenstockError):
@@ -290,23 +317,33 @@ class StreamClient:
             except ScriptMissing:
                 raise
             except Redirected as error:
-                failures += 1
-                asked = (error.host, error.port) if error.is_asking else None
-                if not error.is_asking:
-                    await self.refresh()
+                asked = error.asked
+                await self.leave(connection, error)
                 if time.monotonic() > busy_until:
                     raise
             except PenstockError as error:
                 failures += 1
-                # An error reply on a sound connection passes with time; a broken connection is tried a few times.
-                exhausted = time.monotonic() > busy_until if connection.is_open else failures >= _TRIES
-                if not repeat.allows(error) or exhausted:
+                if not repeat.allows(error) or self._is_hopeless(error, connection, failures, busy_until):
                     raise
                 asked = None
+                await self.leave(connection, error)
                 await pause(pause_s(failures, self._chance))
 
-    async def _find(self, key: str, asked: Host | None) -> Connection:
-        return await self._lane().to(asked) if asked else await self.connection(key)
+    @staticmethod
+    def _is_hopeless(error: PenstockError, connection: Connection | None, failures: int, busy_until: float) -> bool:
+        # An error reply passes with time, a broken connection is tried a few times, an absent server is told at once.
+        if isinstance(error, ConnectionFailed) and connection is None:
+            return True
+        is_reply = not isinstance(error, ConnectionFailed | ConnectionLost)
+        return time.monotonic() > busy_until if is_reply else failures >= _TRIES
+
+    async def leave(self, connection: Connection | None, error: PenstockError) -> None:
+        """Take leave of a server after an error that says that another one may serve the key by now."""
+        if isinstance(error, ReadOnlyServer) and connection is not None:
+            connection.abort()  # it was made a replica and hangs up on nobody: its name may lead elsewhere already
+        is_moved = isinstance(error, Redirected) and error.asked is None
+        if is_moved or isinstance(error, ConnectionLost | ConnectionFailed | ReadOnlyServer):
+            await self.refresh()
 
     async def load(self, connection: Connection, scripts: Sequence[Script]) -> None:
         """Make the scripts known to the server behind a connection."""

@@ -16,9 +16,9 @@ class Redirected(errors.ServerBusy):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         kind, _slot, address = text.split(" ")[:3]
-        self.is_asking = kind == "ASK"
-        self.host, _, port = address.rpartition(":")
-        self.port = int(port)
+        host, _, port = address.rpartition(":")
+        self.asked = (host, int(port)) if kind == "ASK" else None
+        """The server to ask for this one command, with ASKING before it; None = look up who serves the slot now."""
 
 
 class ScriptMissing(errors.ServerBusy):
@@ -61,6 +61,8 @@ def error_reply(text: str) -> errors.PenstockError:
     """Turn the text of an error reply into an error."""
     code = text.partition(" ")[0]
     found = _BY_CODE.get(code)
+    if code == "UNBLOCKED" and "instance state changed" in text:
+        found = errors.ReadOnlyServer  # the server became a replica while the command waited
     if found is None and (match := _IN_SCRIPT.search(text)):
         found = _BY_CODE[match.group(1)]
     if found is None:

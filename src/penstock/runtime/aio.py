@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -34,6 +34,21 @@ def call_home(home: object, function: Callable[..., None], *args: object) -> Non
 def is_alive(home: object) -> bool:
     """Tell whether connections bound to the home can still be used."""
     return isinstance(home, asyncio.AbstractEventLoop) and not home.is_closed()
+
+
+async def at_end(step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    """Have the step run when the event loop ends, as asyncio.run() ends it, or when the returned function is called."""
+
+    # asyncio has no other hook: a loop on its way out closes the async generators that are still suspended.
+    async def wait() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await step()
+
+    waiting = wait()
+    await anext(waiting)
+    return waiting.aclose
 
 
 class Event:
@@ -256,16 +271,24 @@ class Combiner(Generic[T]):
 
 
 async def shielded(limit_s: float, step: Callable[..., Awaitable[None]], *args: object) -> None:
-    """Finish the step within the limit even if the caller is cancelled meanwhile; that is raised afterwards."""
-    task = asyncio.ensure_future(step(*args))
-    limit = asyncio.get_running_loop().call_later(limit_s, task.cancel)
+    """Finish the step within the limit even if the caller is cancelled meanwhile; that is raised afterwards.
+
+    A step that is cancelled itself is begun once more: asyncio.run() cancels every task when its main one has ended.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
     cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    limit.cancel()
+    for _ in range(2):
+        task = asyncio.ensure_future(step(*args))
+        limit = loop.call_at(deadline, task.cancel)
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        limit.cancel()
+        if not task.cancelled() or loop.time() >= deadline:
+            break
     if cancelled is not None:
         raise cancelled
     if not task.cancelled():

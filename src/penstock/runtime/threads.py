@@ -41,6 +41,11 @@ def is_alive(home: object) -> bool:
     return home is _PROCESS
 
 
+def at_end(step: Callable[[], None]) -> Callable[[], None]:
+    """Return the step: sockets belong to the process, and end with it."""
+    return step
+
+
 class Event:
     """A flag that can be waited for."""
 

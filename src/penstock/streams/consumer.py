@@ -140,11 +140,14 @@ class StreamConsumer:
             await self._wind_up(crew, workers, self.config.shutdown_grace_ms / 1000)
             is_wound_up = True
         finally:
-            if not is_wound_up:
-                # Cancelled, or asked a second time while winding up: no more grace.
-                await shielded(_LAST_RITES_S, self._wind_up, crew, workers, 0.0)
-            if watch is not None:
-                watch()
+            try:
+                if not is_wound_up:
+                    # Cancelled, or asked a second time while winding up: no more grace.
+                    await shielded(_LAST_RITES_S, self._wind_up, crew, workers, 0.0)
+            finally:
+                self._heartbeat.stop()  # whatever happened: nobody renews leases for a consumer that is gone
+                if watch is not None:
+                    watch()
         crew.raise_failure()
         workers.raise_failure()
         if self._fenced is not None:

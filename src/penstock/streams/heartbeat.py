@@ -9,11 +9,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError
+from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError, ReadOnlyServer
 from penstock.keys import StreamKeys
-from penstock.redis.blocking import Connection, Locator
+from penstock.redis.blocking import Command, Connection, Locator, Reply
 from penstock.redis.scripts import script
-from penstock.redis.settings import ConnectionSettings
+from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import Redirected, ScriptMissing
 
 logger = logging.getLogger("penstock.streams")
@@ -96,19 +96,47 @@ class Heartbeat:
                 self._on_lost(lost)
 
     def _renew(self, ids: list[str]) -> list[str]:
-        connection = self._connection
-        if connection is None or not connection.is_open:
-            connection = self._connection = self._locator.connect(self._locator.locate(self._keys.stream))
-        keys = (self._keys.stream, self._keys.worker(self._group, self._consumer))
-        args: list[bytes | str | int] = [len(keys), *keys, self._group, self._consumer]
-        args += [self.incarnation, self.name_ttl_ms, *ids]
+        keys = [self._keys.stream]
+        if self.incarnation:
+            # Only then: while its slot is on the move, a script with a second key that may not exist is refused.
+            keys.append(self._keys.worker(self._group, self._consumer))
+        args: Command = (len(keys), *keys, self._group, self._consumer, self.incarnation, self.name_ttl_ms, *ids)
         try:
-            try:
-                reply = connection.call("EVALSHA", self._script.sha, *args)
-            except ScriptMissing:
-                reply = connection.call("EVAL", self._script.source, *args)
-        except Redirected:
-            self._locator.refresh()
-            connection.abort()
+            reply = self._run_script(self._open(), args)
+        except Redirected as error:
+            if error.asked is None:
+                self._leave()
+                raise
+            reply = self._ask(error.asked, args)
+        except ReadOnlyServer:
+            self._leave()  # it was made a replica and hangs up on nobody
             raise
         return [item.decode() for item in reply]
+
+    def _open(self) -> Connection:
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            if connection is not None:
+                self._locator.refresh()  # another server may serve the stream by now
+            connection = self._connection = self._locator.connect(self._locator.locate(self._keys.stream))
+        return connection
+
+    def _leave(self) -> None:
+        if self._connection is not None:
+            self._connection.abort()
+
+    def _run_script(self, connection: Connection, args: Command, *before: Command) -> Reply:
+        reply = connection.pipeline([*before, ("EVALSHA", self._script.sha, *args)])[-1]
+        if isinstance(reply, ScriptMissing):
+            reply = connection.pipeline([*before, ("EVAL", self._script.source, *args)])[-1]
+        if isinstance(reply, PenstockError):
+            raise reply
+        return reply
+
+    def _ask(self, asked: Host, args: Command) -> Reply:
+        # The slot is on the move: this once the other node is asked.
+        connection = self._locator.connect(asked)
+        try:
+            return self._run_script(connection, args, ("ASKING",))
+        finally:
+            connection.close()

@@ -26,6 +26,7 @@ from penstock.redis.aio import Command, Connection, Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import pause_s
 from penstock.redis.scripts import script
+from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.aio import home, pause
 from penstock.streams.outgoing import Outgoing, layout
@@ -130,24 +131,24 @@ class Publisher:
     ) -> list[Reply]:
         """Send a batch until it is answered or the retry budget is used up; `failure` is that of an earlier try."""
         deadline = time.monotonic() + self._settings.retry_budget_s
-        failures, is_unknown = 0, False
+        failures, is_unknown, asked = 0, False, None
         while True:
             try:
                 if failure is not None:
                     error, failure = failure, None
                     raise error
-                return await self._try(command)
+                return await (self._ask(asked, command) if asked else self._try(command))
             except ScriptMissing:
-                await self._load()
+                command = ("EVAL", self._script.source, *command[2:])
                 continue
             except (ConnectionLost, ConnectionFailed, ServerBusy, ReadOnlyServer, NotReplicating) as error:
                 if isinstance(error, ConnectionFailed) and not self._was_connected:
                     raise
                 is_unknown = is_unknown or isinstance(error, ConnectionLost)
                 failures += 1
-                await self._forget_connection(
-                    is_moved=not isinstance(error, ServerBusy) or isinstance(error, Redirected)
-                )
+                asked = error.asked if isinstance(error, Redirected) else None
+                await self._client.leave(self._connection, error)
+                await self.close()
                 if time.monotonic() >= deadline:
                     raise self._given_up(error, is_unknown, messages) from error
             await pause(pause_s(failures, self._chance))
@@ -169,6 +170,23 @@ class Publisher:
         if isinstance(replies[0], PenstockError):
             raise replies[0]
         return replies
+
+    async def _ask(self, asked: Host, command: Command) -> list[Reply]:
+        # The slot is on the move. ASKING counts for the command behind it on the same connection: one write.
+        key = self._keys.stream
+        if self._settings.durability == "fast":
+            connection = await self._client.connection(key, asked)
+            replies = await connection.pipeline([("ASKING",), command])
+        else:
+            connection = await self._client.dedicated(key, asked)
+            try:
+                commands = [("ASKING",), command, self._wait_command()]
+                replies = await connection.pipeline(commands, timeout_s=self._timeout_s())
+            finally:
+                await connection.close()
+        if isinstance(replies[1], PenstockError):
+            raise replies[1]
+        return replies[1:]
 
     def open_connection(self) -> Connection | None:
         """Return the connection if it can be used here and now."""
@@ -226,17 +244,8 @@ class Publisher:
                 f"or newer, or choose durability='replicated' or 'fast'"
             )
 
-    async def _forget_connection(self, is_moved: bool) -> None:
-        if is_moved:
-            await self._client.refresh()
-        await self.close()
-
     async def close(self) -> None:
         """Give up the connection."""
         if self._connection is not None and self._settings.durability != "fast":
             await self._connection.close()
         self._connection = None
-
-    async def _load(self) -> None:
-        connection = self.open_connection() or await self._connect()
-        await self._client.load(connection, [self._script])

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from penstock.errors import GroupLost, PenstockError
 from penstock.model import StreamMessage
 from penstock.redis.aio import Command, Reply
-from penstock.redis.translate import ScriptMissing
 from penstock.runtime.aio import Event, Lock, pause
 from penstock.streams.inbox import Inbox
 from penstock.streams.ledger import MAX_IDS, Ledger
@@ -80,16 +79,19 @@ class Settler:
     def answered(self, acks: Acks, reply: Reply) -> None:
         """Take note of the server's answer to acknowledgements that travelled with a read."""
         self._unanswered.difference_update(acks.ids)
-        if isinstance(reply, ScriptMissing):
-            self.put_back(acks)
-        elif not isinstance(reply, PenstockError):
+        if not isinstance(reply, PenstockError):
             self._count(*self._ledger.parse_ack(reply))
+        elif not isinstance(reply, GroupLost):  # then the pending list went with the group
+            self._take_back(acks)
 
     def put_back(self, acks: Acks) -> None:
-        """Acknowledge these again later: the answer got lost, or there was none."""
+        """Acknowledge these again later: the answer got lost, and they may have been heard."""
+        self._repeated.update(acks.ids)
+        self._take_back(acks)
+
+    def _take_back(self, acks: Acks) -> None:
         self._unanswered.difference_update(acks.ids)
         self._has_attempts = self._has_attempts or acks.forget
-        self._repeated.update(acks.ids)
         self._done.extendleft(reversed(acks.ids))
         self.dirty.set()
 

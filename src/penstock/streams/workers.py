@@ -123,11 +123,12 @@ class Workers:
             if slot.cause is None:
                 raise
             error = slot.cause
-            self._resume(slot)
         except Exception as raised:
             error = raised
         finally:
             slot.messages = []
+        if slot.cause is not None:
+            self._resume(slot)  # also when the handler swallowed its cancellation, or raised something else for it
         if error is None and (returned is None or len(returned) >= len(messages)):
             returned = None if returned is None or set(returned).issuperset(m.id for m in messages) else returned
         if error is None and returned is None:

@@ -1,5 +1,5 @@
 -- Renews the leases of messages that this consumer holds. Never takes one back from another consumer.
--- KEYS: 1 stream, 2 worker
+-- KEYS: 1 stream, 2 worker (only with an incarnation)
 -- ARGV: 1 group, 2 consumer, 3 incarnation ('' = the name is unique anyway), 4 TTL of the worker key in ms, 5.. ids
 -- Returns: {refused ids}
 -- Called twice: renews again.

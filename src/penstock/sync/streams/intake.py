@@ -6,10 +6,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from penstock.errors import ConnectionLost, PenstockError
+from penstock.errors import PenstockError, ReadOnlyServer
 from penstock.events import EventName
 from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.scripts import script
+from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import Event, Lock
 from penstock.streams.tally import Tally
@@ -17,7 +18,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.inbox import Inbox
 from penstock.sync.streams.incoming import Decoder, Incoming
 from penstock.sync.streams.ledger import MAX_IDS, Claim, Ledger, parse_rows
-from penstock.sync.streams.settler import Acks, Settler
+from penstock.sync.streams.settler import Settler
 from penstock.sync.streams.undertaker import Emit
 
 REPLY_MARGIN_S = 2.0
@@ -60,6 +61,7 @@ class Intake:
         self._decoder, self._tally, self._emit, self._appetite = decoder, tally, emit, appetite
         self._sweep_interval_s, self._on_rejected = sweep_interval_s, on_rejected
         self._connection: Connection | None = None
+        self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is on the move
         self._client_id = 0
         self._is_reading = False
         self._must_sweep = True
@@ -73,13 +75,16 @@ class Intake:
         acks = self._settler.take()
         commands: list[Command] = [self._settler.command(acks)] if acks else []
         commands.append(self._ledger.read_command(count, block_ms))
+        step = 2 if self._asked else 1
+        if self._asked:  # counts for one command only
+            commands = [part for command in commands for part in (("ASKING",), command)]
         timeout_s = (block_ms or 0) / 1000 + REPLY_MARGIN_S
 
         answered = False
 
         def on_reply(index: int, reply: Reply) -> None:
             nonlocal answered
-            if acks is not None and index == 0:
+            if acks is not None and index == step - 1:
                 answered = True
                 self._settler.answered(acks, reply)
 
@@ -95,23 +100,23 @@ class Intake:
             raise
         finally:
             self._is_reading = False
-        self._check(acks, replies)
-        return self._take_in(self._decoder.fresh(parse_rows(replies[-1])))
+        # Messages first: they are ours even if the acknowledgements beside them were refused.
+        rows = [] if isinstance(replies[-1], PenstockError) else parse_rows(replies[-1])
+        found = self._take_in(self._decoder.fresh(rows))
+        for reply in replies[step - 1 :: step]:
+            if isinstance(reply, PenstockError):
+                self._refused(connection, reply)
+        return found
 
-    def _check(self, acks: Acks | None, replies: list[Reply]) -> None:
-        for reply in replies:
-            if isinstance(reply, ScriptMissing):
-                assert self._connection is not None
-                self._client.load(self._connection, [script("ack")])
-            elif isinstance(reply, Redirected):
-                if acks is not None and reply is replies[0]:
-                    self._settler.put_back(acks)
-                self._client.refresh()
-                self.close()
-                raise ConnectionLost("the slot moved to another node of the cluster")
-        error = next((r for r in replies if isinstance(r, PenstockError) and not isinstance(r, ScriptMissing)), None)
-        if error is not None:
-            raise error
+    def _refused(self, connection: Connection, error: PenstockError) -> None:
+        if isinstance(error, ScriptMissing):
+            self._client.load(connection, [script("ack")])
+            return
+        if isinstance(error, Redirected | ReadOnlyServer):
+            self._asked = error.asked if isinstance(error, Redirected) else None
+            self._client.leave(connection, error)
+            self.close()
+        raise error
 
     def _take_in(self, incoming: Incoming) -> int:
         count = len(incoming.messages) + len(incoming.rejected)
@@ -153,14 +158,22 @@ class Intake:
         connection = self._connection
         if connection is None or not connection.is_open:
             was_connected = connection is not None
-            connection = self._connection = self._client.dedicated(self._ledger.keys.stream)
-            replies = connection.pipeline([("CLIENT", "ID"), ("SCRIPT", "LOAD", script("ack").source)])
-            self._client_id = replies[0] if isinstance(replies[0], int) else 0
+            if was_connected and self._asked is None:
+                self._client.refresh()  # another server may serve the stream by now
+            connection = self._connection = self._connect()
             self._must_sweep = True
             if was_connected:
                 self._emit(EventName.RECONNECTED)
         if self._must_sweep or time.monotonic() - self._last_sweep_s > self._sweep_interval_s:
             self.sweep()
+        return connection
+
+    def _connect(self) -> Connection:
+        asked, self._asked = self._asked, None
+        connection = self._client.dedicated(self._ledger.keys.stream, asked)
+        replies = connection.pipeline([("CLIENT", "ID"), ("SCRIPT", "LOAD", script("ack").source)])
+        self._client_id = replies[0] if isinstance(replies[0], int) else 0
+        self._asked = asked  # only now: a node that cannot be reached is not asked again
         return connection
 
     def sweep(self) -> int:
@@ -197,8 +210,9 @@ class Intake:
             return
         try:
             if self._client_id:
-                self._client.call(self._ledger.keys.stream, "CLIENT", "UNBLOCK", self._client_id)
-                return
+                unblocked = self._client.call(self._ledger.keys.stream, "CLIENT", "UNBLOCK", self._client_id)
+                if unblocked and not self._asked:
+                    return
         except PenstockError:
             pass  # forbidden, or Redis is away: breaking the connection ends the read as well
         self._connection.abort()

@@ -1,0 +1,105 @@
+"""Cancelling run() at any moment strands nothing."""
+
+# async only
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+import redis
+
+from penstock import StreamClient, StreamConsumer, StreamMessage
+from tests.helpers.aio import eventually, start
+from tests.streams.stage import STREAM, Recorder, all_ids, pending_ids, publish, quick, running
+
+FOREVER_MS = 60_000  # no lease runs out in these tests: what comes back was handed back
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_cancelling_at_random_moments_strands_nothing(client: StreamClient, raw: redis.Redis, seed: int) -> None:
+    chance = random.Random(seed)
+    ended: list[int] = []
+
+    async def handler(messages: list[StreamMessage]) -> list[str]:
+        await asyncio.sleep(chance.uniform(0, 0.004))
+        ended.extend(message.data for message in messages)
+        return all_ids(messages)
+
+    config = quick(min_idle_claim_ms=FOREVER_MS, batch_size=5, block_ms=20, shutdown_grace_ms=1_000, max_deliveries=50)
+    consumers = []
+    for turn in range(40):
+        await publish(client, range(turn * 5, turn * 5 + 5))
+        consumer = StreamConsumer(client, STREAM, config, handler)
+        consumers.append(consumer)
+        run = start(consumer.run)
+        await asyncio.sleep(chance.uniform(0, 0.02))
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    last = StreamConsumer(client, STREAM, config, handler)
+    consumers.append(last)
+    async with running(last):
+        await eventually(lambda: sum(consumer.metrics().total_acked for consumer in consumers) == 200)
+    assert set(ended) == set(range(200))
+    assert pending_ids(raw) == []
+    assert sum(consumer.metrics().total_dlq for consumer in consumers) == 0
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_cancelled_run_hands_back_at_once_and_burns_no_attempt(client: StreamClient) -> None:
+    await publish(client, range(30))
+    began = asyncio.Event()
+
+    async def endless(messages: list[StreamMessage]) -> list[str]:
+        began.set()
+        await asyncio.sleep(FOREVER_MS)
+        return all_ids(messages)
+
+    config = quick(min_idle_claim_ms=FOREVER_MS)
+    consumer = StreamConsumer(client, STREAM, config, endless)
+    run = start(consumer.run)
+    await began.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    handler = Recorder()
+    other = StreamConsumer(client, STREAM, config, handler)
+    async with running(other):
+        await eventually(lambda: other.metrics().total_acked == 30)
+    assert sorted(handler.seen) == list(range(30))
+    assert set(handler.counts) == {(1, 1)}
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_second_cancellation_does_not_stop_the_hand_back(client: StreamClient, raw: redis.Redis) -> None:
+    await publish(client, range(30))
+    began = asyncio.Event()
+
+    async def endless(messages: list[StreamMessage]) -> list[str]:
+        began.set()
+        await asyncio.sleep(FOREVER_MS)
+        return all_ids(messages)
+
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=FOREVER_MS), endless)
+    run = start(consumer.run)
+    await began.wait()
+    for _ in range(3):
+        run.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert consumer.metrics().total_handed_back == len(pending_ids(raw)) > 0
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_timeout_around_run_works_as_for_any_coroutine(client: StreamClient) -> None:
+    await publish(client, range(10))
+    consumer = StreamConsumer(client, STREAM, quick(), Recorder())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await consumer.run()
+    assert consumer.metrics().total_acked == 10
+
+
+# end async only

@@ -1,0 +1,160 @@
+"""What a dead consumer held goes to the living, once its lease has run out and not before."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from penstock import DeadLetters, StreamClient, StreamConsumer, StreamMessage
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
+from tests.helpers.aio import eventually, pause, throughout
+from tests.streams.stage import (
+    DEAD_LETTERS,
+    GROUP,
+    STREAM,
+    Recorder,
+    all_ids,
+    of_kind,
+    pending_ids,
+    publish,
+    quick,
+    read_as,
+    running,
+)
+
+
+@pytest.fixture
+async def orphans(client: StreamClient, raw: redis.Redis) -> list[str]:
+    """Thirty messages that a consumer has read before it died."""
+    await publish(client, range(30))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    return read_as(raw, "dead")
+
+
+async def test_the_messages_of_a_dead_consumer_are_handled_by_another(
+    client: StreamClient, raw: redis.Redis, orphans: list[str]
+) -> None:
+    handler = Recorder()
+    events: list[Occurrence] = []
+    consumer = StreamConsumer(client, STREAM, quick(), handler, on_event=events.append)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 30)
+    assert sorted(handler.seen) == list(range(30))
+    assert set(handler.counts) == {(2, 2)}
+    assert pending_ids(raw) == []
+    reclaimed = [entry_id for event in of_kind(events, EventName.RECLAIMED) for entry_id in event.fields["ids"]]
+    assert sorted(reclaimed) == sorted(orphans)
+    assert consumer.metrics().total_reclaimed == 30
+
+
+async def test_nothing_is_taken_before_its_lease_has_run_out(
+    client: StreamClient, raw: redis.Redis, orphans: list[str]
+) -> None:
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=60_000, recovery_interval_ms=20), Recorder())
+    async with running(consumer):
+        await throughout(0.3, lambda: consumer.metrics().total_read == 0)
+    assert pending_ids(raw) == orphans
+
+
+async def test_an_entry_that_a_living_consumer_has_forgotten_is_found_too(
+    client: StreamClient, raw: redis.Redis, orphans: list[str]
+) -> None:
+    handler = Recorder()
+    consumer = StreamConsumer(client, STREAM, quick(), handler)
+
+    def is_found() -> bool:
+        raw.xreadgroup(GROUP, "dead", {STREAM: ">"}, count=1)  # not dead at all: it only forgot what it holds
+        return consumer.metrics().total_acked == 30
+
+    async with running(consumer):
+        await eventually(is_found)
+    assert sorted(handler.seen) == list(range(30))
+
+
+async def test_several_consumers_share_the_orphans_and_each_is_handled_once(
+    client: StreamClient, orphans: list[str]
+) -> None:
+    handler = Recorder()
+    config = quick(min_idle_claim_ms=500, recovery_interval_ms=50)
+    consumers = [StreamConsumer(client, STREAM, config, handler) for _ in range(3)]
+    async with running(*consumers):
+        await eventually(lambda: sum(consumer.metrics().total_acked for consumer in consumers) == 30)
+    assert sorted(handler.seen) == list(range(30))
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_process_that_comes_back_under_its_name_takes_its_messages_at_once(
+    client: StreamClient, raw: redis.Redis, orphans: list[str]
+) -> None:
+    handler = Recorder()
+    events: list[Occurrence] = []
+    config = quick(worker_name="dead", min_idle_claim_ms=60_000)
+    consumer = StreamConsumer(client, STREAM, config, handler, on_event=events.append)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 30)
+    assert sorted(handler.seen) == list(range(30))
+    assert sum(event.fields["count"] for event in of_kind(events, EventName.SWEPT)) == 30
+
+
+# --- poison ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("places", [[0], [150], [299], [5, 17, 100, 101, 250]])
+async def test_poison_anywhere_among_300_pending_entries_is_found(
+    client: StreamClient, raw: redis.Redis, places: list[int]
+) -> None:
+    await publish(client, range(300))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    ids = read_as(raw, "dead")
+    for place in places:  # handed out three times, and each time the process died
+        raw.xclaim(STREAM, GROUP, "dead", 0, [ids[place]], retrycount=3, justid=True)
+    handler = Recorder()
+    consumer = StreamConsumer(client, STREAM, quick(batch_size=10, min_idle_claim_ms=100), handler)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked + consumer.metrics().total_dlq == 300)
+    letters = await DeadLetters(client, STREAM).list(1_000)
+    assert {letter.source_id for letter in letters} == {ids[place] for place in places}
+    assert {letter.reason for letter in letters} == {"max_deliveries"}
+    assert sorted(handler.seen) == [n for n in range(300) if n not in places]
+    assert pending_ids(raw) == []
+
+
+async def test_a_slow_last_attempt_is_not_buried_by_busy_peers(client: StreamClient, raw: redis.Redis) -> None:
+    lease_ms = 500
+    await publish(client, [0])
+    runs: list[int] = []
+
+    async def slow(messages: list[StreamMessage]) -> list[str]:
+        runs.extend(message.data for message in messages)
+        if messages[0].data == 0:
+            await pause(3 * lease_ms / 1000)
+        return all_ids(messages)
+
+    config = quick(min_idle_claim_ms=lease_ms, recovery_interval_ms=20, max_deliveries=1)
+    holder = StreamConsumer(client, STREAM, config, slow)
+    peers = [StreamConsumer(client, STREAM, config, slow) for _ in range(2)]
+    async with running(holder):
+        await eventually(lambda: holder.metrics().total_read == 1)
+        async with running(*peers):
+            while not holder.metrics().total_acked:
+                await publish(client, range(1, 20))
+                await pause(0.05)
+    assert not raw.exists(DEAD_LETTERS)
+    assert runs.count(0) == 1
+    assert holder.metrics().total_lease_lost == 0
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_max_claim_passes_bounds_the_work_of_one_recovery(client: StreamClient, raw: redis.Redis) -> None:
+    await publish(client, range(250))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    read_as(raw, "dead")
+    handler = Recorder()
+    config = quick(batch_size=100, min_idle_claim_ms=50, max_claim_passes=1)
+    consumer = StreamConsumer(client, STREAM, config, handler)
+    idle_ms = "time_since_delivered"
+    await eventually(lambda: raw.xpending_range(STREAM, GROUP, "-", "+", 1)[0][idle_ms] > 50)
+    report = await consumer.run_once()
+    await consumer.close()
+    assert report.reclaimed == 100

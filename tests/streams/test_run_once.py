@@ -1,0 +1,151 @@
+"""run_once() does one full pass and reports it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import redis
+
+from penstock import DeadLetters, PassReport, StreamClient, StreamConsumer
+from tests.helpers.aio import eventually
+from tests.streams.stage import (
+    GROUP,
+    STREAM,
+    Recorder,
+    all_ids,
+    fail,
+    pending_ids,
+    publish,
+    quick,
+    read_as,
+    running,
+)
+
+MakeConsumer = Callable[..., StreamConsumer]
+
+
+@pytest.fixture
+async def consumer_of(client: StreamClient) -> AsyncIterator[MakeConsumer]:
+    made: list[StreamConsumer] = []
+
+    def make(handler: Any, **settings: Any) -> StreamConsumer:
+        made.append(StreamConsumer(client, STREAM, quick(**{"block_ms": 0, **settings}), handler))
+        return made[-1]
+
+    yield make
+    for consumer in made:
+        await consumer.close()
+
+
+async def test_a_pass_creates_the_group_and_handles_what_is_there(
+    client: StreamClient, raw: redis.Redis, consumer_of: MakeConsumer
+) -> None:
+    handler = Recorder()
+    consumer = consumer_of(handler)
+    assert await consumer.run_once() == PassReport()
+    assert [info["name"] for info in raw.xinfo_groups(STREAM)] == [GROUP.encode()]
+    await publish(client, range(15))
+    assert await consumer.run_once() == PassReport(read=10, acked=10)
+    assert await consumer.run_once() == PassReport(read=5, acked=5)
+    assert handler.seen == list(range(15))
+    assert pending_ids(raw) == []
+
+
+async def test_a_pass_runs_failed_messages_that_are_due(client: StreamClient, consumer_of: MakeConsumer) -> None:
+    await publish(client, range(3))
+    consumer = consumer_of(Recorder(lambda messages: all_ids(messages) if messages[0].attempts == 2 else []))
+    assert await consumer.run_once() == PassReport(read=3, retried=3)
+    reports: list[PassReport] = []
+
+    async def is_acked() -> bool:
+        reports.append(await consumer.run_once())
+        return sum(report.acked for report in reports) == 3
+
+    await eventually(is_acked)
+    assert sum(report.read for report in reports) == 3
+    assert sum(report.retried for report in reports) == 0
+
+
+async def test_a_pass_recovers_what_a_dead_consumer_held_and_buries_poison(
+    client: StreamClient, raw: redis.Redis, consumer_of: MakeConsumer
+) -> None:
+    await publish(client, range(20))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    ids = read_as(raw, "dead")
+    raw.xclaim(STREAM, GROUP, "dead", 0, [ids[13]], retrycount=3, justid=True)
+    handler = Recorder()
+    consumer = consumer_of(handler, min_idle_claim_ms=100)
+    idle_ms = "time_since_delivered"
+    await eventually(lambda: raw.xpending_range(STREAM, GROUP, ids[13], ids[13], 1)[0][idle_ms] >= 100)
+    assert await consumer.run_once() == PassReport(reclaimed=20, acked=19, dead_lettered=1)
+    assert sorted(handler.seen) == [n for n in range(20) if n != 13]
+    assert max(len(batch) for batch in handler.batches) <= 10
+    [letter] = await DeadLetters(client, STREAM).list()
+    assert (letter.source_id, letter.deliveries) == (ids[13], 3)
+
+
+async def test_a_pass_reports_entries_that_are_gone(
+    client: StreamClient, raw: redis.Redis, consumer_of: MakeConsumer
+) -> None:
+    await publish(client, range(5))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    ids = read_as(raw, "dead")
+    raw.xdel(STREAM, ids[1], ids[2])
+    consumer = consumer_of(Recorder(), min_idle_claim_ms=50)
+    idle_ms = "time_since_delivered"
+    await eventually(lambda: raw.xpending_range(STREAM, GROUP, "-", "+", 1)[0][idle_ms] >= 50)
+    assert await consumer.run_once() == PassReport(reclaimed=3, acked=3, dead_lettered=2, missing=2)
+    assert pending_ids(raw) == []
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_pass_reports_what_it_buried(client: StreamClient, consumer_of: MakeConsumer) -> None:
+    await publish(client, range(4))
+    consumer = consumer_of(Recorder(fail), max_deliveries=1)
+    assert await consumer.run_once() == PassReport(read=4, dead_lettered=4)
+
+
+async def test_block_ms_0_does_not_block(client: StreamClient, consumer_of: MakeConsumer) -> None:
+    consumer = consumer_of(Recorder())
+    began_s = time.monotonic()
+    for _ in range(5):
+        assert await consumer.run_once() == PassReport()
+    assert time.monotonic() - began_s < client.settings.socket_timeout_s / 2
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_pass_waits_for_a_message_no_longer_than_block_ms(
+    client: StreamClient, consumer_of: MakeConsumer
+) -> None:
+    consumer = consumer_of(Recorder(), block_ms=100)
+    await consumer.run_once()
+    began_s = time.monotonic()
+    assert await consumer.run_once() == PassReport()
+    assert 0.09 < time.monotonic() - began_s < 10
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_run_with_block_ms_0_sees_new_messages_too(client: StreamClient, consumer_of: MakeConsumer) -> None:
+    consumer = consumer_of(Recorder())
+    async with running(consumer):
+        await eventually(lambda: consumer._is_open)
+        await publish(client, range(10))
+        await eventually(lambda: consumer.metrics().total_acked == 10)
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_pass_after_the_group_was_destroyed_creates_it_again(
+    client: StreamClient, raw: redis.Redis, consumer_of: MakeConsumer
+) -> None:
+    await publish(client, range(5))
+    handler = Recorder()
+    consumer = consumer_of(handler)
+    await consumer.run_once()
+    raw.xgroup_destroy(STREAM, GROUP)
+    await publish(client, range(5, 8))
+    await consumer.run_once()
+    await consumer.run_once()
+    assert handler.seen == list(range(8))

@@ -1,0 +1,192 @@
+"""stop() makes run() return: what runs may finish, what has not begun goes back at once and has lost nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import redis
+
+from penstock import StreamClient, StreamConsumer, StreamMessage
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
+from tests.helpers.aio import Event, eventually, is_done, join, start, throughout, wait_for
+from tests.streams.stage import STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, running
+
+FOREVER_MS = 60_000  # no lease runs out in these tests: what comes back was handed back
+
+
+async def test_stop_ends_a_run_that_waits_for_messages(client: StreamClient) -> None:
+    consumer = StreamConsumer(client, STREAM, quick(block_ms=FOREVER_MS), Recorder())
+    run = start(consumer.run)
+    await publish(client, [1])
+    await eventually(lambda: consumer.metrics().total_acked == 1)
+    stopped_s = time.monotonic()
+    consumer.stop()
+    await join(run)
+    assert time.monotonic() - stopped_s < FOREVER_MS / 1000 / 2
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_stop_may_come_from_another_thread(client: StreamClient) -> None:
+    consumer = StreamConsumer(client, STREAM, quick(block_ms=FOREVER_MS), Recorder())
+    run = start(consumer.run)
+    await eventually(lambda: consumer._is_open)
+    thread = threading.Thread(target=consumer.stop)
+    thread.start()
+    await join(run)
+    thread.join()
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_stop_may_come_from_the_handler_itself(client: StreamClient, raw: redis.Redis) -> None:
+    await publish(client, range(30))
+    handler = Recorder(lambda messages: consumer.stop() or all_ids(messages))
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=FOREVER_MS), handler)
+    await join(start(consumer.run))
+    assert consumer.metrics().total_acked == len(handler.seen)
+    assert len(pending_ids(raw)) == consumer.metrics().total_handed_back
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_consumer_that_was_stopped_can_run_again(client: StreamClient) -> None:
+    consumer = StreamConsumer(client, STREAM, quick(), Recorder())
+    for n in range(3):
+        async with running(consumer):
+            await publish(client, [n])
+            await eventually(lambda: consumer.metrics().total_acked == n + 1)  # noqa: B023  # asked within the turn
+
+
+async def test_messages_that_have_not_begun_go_back_at_once_and_burn_no_attempt(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    await publish(client, range(30))
+    began, go_on = Event(), Event()
+    events: list[Occurrence] = []
+    first: list[int] = []
+
+    async def slow(messages: list[StreamMessage]) -> list[str]:
+        first.extend(message.data for message in messages)
+        began.set()
+        await wait_for(go_on)
+        return all_ids(messages)
+
+    config = quick(min_idle_claim_ms=FOREVER_MS)
+    consumer = StreamConsumer(client, STREAM, config, slow, on_event=events.append)
+    run = start(consumer.run)
+    await wait_for(began)
+    await eventually(lambda: consumer.metrics().total_read == 30)
+    consumer.stop()
+    # While the first one still waits for its handler, the next one has everything else.
+    handler = Recorder()
+    other = StreamConsumer(client, STREAM, config, handler)
+    async with running(other):
+        await eventually(lambda: other.metrics().total_acked == 20)
+        assert not is_done(run)
+        go_on.set()
+        await join(run)
+    assert first == list(range(10))
+    assert sorted(handler.seen) == list(range(10, 30))
+    assert set(handler.counts) == {(1, 1)}
+    assert consumer.metrics().total_acked == 10
+    assert consumer.metrics().total_handed_back == 20
+    assert sum(event.fields["count"] for event in of_kind(events, EventName.HANDED_BACK)) == 20
+    assert of_kind(events, EventName.STOPPED)
+    assert pending_ids(raw) == []
+
+
+async def test_a_retry_that_waits_in_the_process_keeps_its_counts_when_it_goes_back(client: StreamClient) -> None:
+    await publish(client, range(3))
+    go_on = Event()
+
+    async def fail_once_then_wait(messages: list[StreamMessage]) -> list[str]:
+        if messages[0].attempts == 1:
+            raise ValueError("once")
+        await wait_for(go_on)
+        return all_ids(messages)
+
+    config = quick(min_idle_claim_ms=FOREVER_MS, batch_size=1, retry_initial_delay_ms=100, retry_jitter=0)
+    consumer = StreamConsumer(client, STREAM, config, fail_once_then_wait)
+    run = start(consumer.run)
+    await eventually(lambda: consumer.metrics().total_read == 6)  # all three came again; one of them runs
+    consumer.stop()
+    handler = Recorder()
+    other = StreamConsumer(client, STREAM, config, handler)
+    async with running(other):
+        await eventually(lambda: other.metrics().total_acked == 2)
+        go_on.set()
+        await join(run)
+    assert handler.counts == [(2, 2), (2, 2)]
+    assert consumer.metrics().total_acked == 1
+
+
+async def test_a_handler_that_outlasts_the_grace_loses_its_message_to_another_without_an_attempt(
+    client: StreamClient,
+) -> None:
+    await publish(client, [1])
+    began, go_on = Event(), Event()
+
+    async def endless(messages: list[StreamMessage]) -> list[str]:
+        began.set()
+        await wait_for(go_on)
+        return all_ids(messages)
+
+    config = quick(min_idle_claim_ms=FOREVER_MS, shutdown_grace_ms=50)
+    consumer = StreamConsumer(client, STREAM, config, endless)
+    run = start(consumer.run)
+    await wait_for(began)
+    consumer.stop()
+    await join(run)
+    handler = Recorder()
+    other = StreamConsumer(client, STREAM, config, handler)
+    async with running(other):
+        await eventually(lambda: other.metrics().total_acked == 1)
+    go_on.set()
+    assert handler.counts == [(1, 1)]
+    assert consumer.metrics().total_acked == 0
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_nothing_new_begins_after_stop(client: StreamClient) -> None:
+    await publish(client, range(30))
+    began, go_on = Event(), Event()
+    seen: list[int] = []
+
+    async def slow(messages: list[StreamMessage]) -> list[str]:
+        seen.extend(message.data for message in messages)
+        began.set()
+        await wait_for(go_on)
+        return all_ids(messages)
+
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=FOREVER_MS), slow)
+    run = start(consumer.run)
+    await wait_for(began)
+    consumer.stop()
+    await publish(client, range(30, 40))
+    await throughout(0.2, lambda: not is_done(run))
+    go_on.set()
+    await join(run)
+    assert seen == list(range(10))
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_leases_are_renewed_while_a_handler_finishes_in_its_grace(client: StreamClient, raw: redis.Redis) -> None:
+    await publish(client, [1])
+    began, go_on = Event(), Event()
+
+    async def slow(messages: list[StreamMessage]) -> list[str]:
+        began.set()
+        await wait_for(go_on)
+        return all_ids(messages)
+
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=400), slow)
+    peer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=400, recovery_interval_ms=50), Recorder())
+    run = start(consumer.run)
+    await wait_for(began)
+    consumer.stop()
+    async with running(peer):
+        await throughout(1.0, lambda: peer.metrics().total_read == 0)
+    go_on.set()
+    await join(run)
+    assert consumer.metrics().total_acked == 1
