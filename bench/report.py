@@ -52,7 +52,7 @@ def _cost(samples: Samples, test: str, peer: str) -> str:
 def targets_table(verdicts: list[Verdict]) -> str:
     """Returns how the run stands to every target."""
     return table(
-        ["target", "of", "against", "bound", "value", "lowest - highest", "met"],
+        ["target", "of", "against", "bound", "value", "lowest - highest", "rounds", "met"],
         [_row(verdict) for verdict in verdicts],
     )
 
@@ -62,7 +62,7 @@ def _row(verdict: Verdict) -> list[str]:
     against = verdict.reference or (target.references[0] if target.references else "-")
     bound = f"{target.direction} {target.bound:g}"
     if verdict.value is None:
-        return [target.name, target.subject, against, bound, "-", "-", "not measured"]
+        return [target.name, target.subject, against, bound, "-", "-", "-", "not measured"]
     spread = f"{verdict.low:.2f} - {verdict.high:.2f}"
     return [
         target.name,
@@ -71,6 +71,7 @@ def _row(verdict: Verdict) -> list[str]:
         bound,
         f"{verdict.value:.2f}",
         spread,
+        str(verdict.rounds),
         ("yes" if verdict.is_met else "NO") + (" (disturbed)" if verdict.is_noisy else ""),
     ]
 

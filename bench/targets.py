@@ -32,6 +32,8 @@ class Verdict:
     low: float = 0.0
     high: float = 0.0
     reference: str = ""
+    rounds: int = 0
+    """How many rounds the value rests on."""
     is_noisy: bool = False
     """Whether it rests on disturbed rounds alone."""
 
@@ -76,7 +78,15 @@ def judge(target: Target, samples: Samples) -> Verdict:
     values = quiet or _values(target, samples, reference, with_noisy=True)
     if not values:
         return Verdict(target)
-    return Verdict(target, statistics.median(values), min(values), max(values), reference or "", is_noisy=not quiet)
+    return Verdict(
+        target,
+        statistics.median(values),
+        min(values),
+        max(values),
+        reference or "",
+        rounds=len(values),
+        is_noisy=not quiet,
+    )
 
 
 def _values(target: Target, samples: Samples, reference: str | None, *, with_noisy: bool) -> list[float]:

@@ -171,6 +171,10 @@ class RetryLater(PenstockError):
         super().__init__(reason or f"retry in {delay_s} s")
         self.delay_s = delay_s
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let it cross from a process that ran the handler."""
+        return type(self), (self.delay_s, str(self))
+
 
 class Snooze(PenstockError):
     """Raised by a handler: not now; hand the message out again after the delay, without counting an attempt."""
@@ -178,3 +182,7 @@ class Snooze(PenstockError):
     def __init__(self, delay_s: float, reason: str = "") -> None:
         super().__init__(reason or f"snooze for {delay_s} s")
         self.delay_s = delay_s
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let it cross from a process that ran the handler."""
+        return type(self), (self.delay_s, str(self))

@@ -107,7 +107,8 @@ def test_every_order_is_in_exactly_one_place_after_a_worker_was_killed(home, sta
     assert summary["dead_letters"] == {"max_deliveries": 3, "fatal": 1, "decode_error": 1}
     assert summary["killed"] in {"worker-1", "worker-2"}
     assert summary["held"] > 0
-    assert summary["recovery_s"] >= 1.5, "the lease of the dead worker must run out first"
+    assert summary["recovery_s"] >= 1.0, "the lease of the dead worker must run out first"
+    assert summary["handled_again"] > 0
     assert summary["runs"] == balance["acknowledged"] + summary["duplicates"]
     assert f"{summary['killed']} was killed with {summary['held']} orders in its hands" in told
     assert_nothing_is_left(home)

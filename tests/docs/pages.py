@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
+_LINK_OR_CODE = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)|`[^`\n]*`")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -37,6 +37,11 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+def prose(page: Path) -> str:
+    """Returns the text of a page without its fenced blocks."""
+    return _FENCE.sub("", page.read_text())
+
+
 def blocks(page: Path) -> list[Block]:
     """Returns the fenced blocks of a page in their order."""
     text = page.read_text()
@@ -48,15 +53,14 @@ def blocks(page: Path) -> list[Block]:
 
 def links(page: Path) -> Iterator[Link]:
     """Yields the links of a page; what stands in code is none."""
-    prose = re.sub(r"``[^`]*``|`[^`\n]*`(?!\])", "", _FENCE.sub("", page.read_text()))
-    for found in _LINK.finditer(prose):
-        yield Link(found["text"], found["target"])
+    for found in _LINK_OR_CODE.finditer(prose(page)):
+        if found["target"] is not None:
+            yield Link(found["text"], found["target"])
 
 
 def anchors(page: Path) -> set[str]:
     """Returns the anchors of a page's headings, as GitHub makes them."""
-    prose = _FENCE.sub("", page.read_text())
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _HEADING.findall(prose)}
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _HEADING.findall(prose(page))}
 
 
 def table_column(page: Path, heading: str, column: int = 0) -> list[str]:

@@ -15,9 +15,10 @@ import inspect
 import io
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import redis
@@ -57,7 +58,7 @@ class Reader:
         self._page, self._server = page, server
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Self:
         self._runner = asyncio.Runner()
         return self
 
@@ -103,13 +104,15 @@ def _until_idle(run: Callable[[Any], Any], raw: redis.Redis) -> Callable[[Any], 
 
 @contextlib.contextmanager
 def _stopping_when_idle(consumer: Any, raw: redis.Redis) -> Iterator[None]:
-    is_over = threading.Event()
+    is_over, is_late = threading.Event(), threading.Event()
     key, group = consumer.client.keys(consumer.stream).stream, consumer.config.group
 
     def watch() -> None:
-        turns = 0
-        while not is_over.wait(0.05) and turns * 0.05 < _LIMIT_S and not _is_idle(raw, key, group):
-            turns += 1
+        deadline = time.monotonic() + _LIMIT_S
+        while not is_over.wait(0.05) and not _is_idle(raw, key, group):
+            if time.monotonic() > deadline:
+                is_late.set()
+                break
         consumer.stop()
 
     watcher = threading.Thread(target=watch)
@@ -119,7 +122,7 @@ def _stopping_when_idle(consumer: Any, raw: redis.Redis) -> Iterator[None]:
     finally:
         is_over.set()
         watcher.join()
-    assert _is_idle(raw, key, group), f"{group} of {key} was not done after {_LIMIT_S} s"
+    assert not is_late.is_set(), f"group {group} of stream {key} still had work after {_LIMIT_S} s"
 
 
 def _is_idle(raw: redis.Redis, key: str, group: str) -> bool:

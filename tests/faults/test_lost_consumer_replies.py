@@ -135,7 +135,7 @@ def test_due_messages_whose_hand_out_was_lost_are_handled_by_the_same_worker(
 ) -> None:
     ids = scene.publish(*(body(n, ["sleep_first", scene.gate(f"{n}"), 3_600]) for n in range(3)))
     first = scene.worker(half, config={**LONG, "shutdown_grace_ms": 0})
-    first.wait_for("began", count=3)
+    first.wait_for("asleep", count=3)
     assert first.stop() == 0
     fault = lose("take_due")
 
@@ -153,7 +153,7 @@ def test_recovered_messages_whose_hand_out_was_lost_are_handled_by_the_same_work
 ) -> None:
     ids = scene.publish(*(body(n, ["sleep_first", scene.gate(f"{n}"), 3_600]) for n in range(3)))
     dead = scene.worker(half)
-    dead.wait_for("began", count=3)
+    dead.wait_for("asleep", count=3)
     dead.kill()
     eventually(lambda: _idle_ms(scene) > 700, "the lease is over")
     fault = lose("recover")
@@ -203,6 +203,7 @@ def test_lost_heartbeats_cost_no_lease(
     scene.publish(*(body(n, ["until", gate]) for n in range(3)))
     faults = [lose("renew", nth) for nth in (1, 2, 3)]
     worker = scene.worker(half, url=fault_proxy.url, config={"min_idle_claim_ms": 2_000, "heartbeat_interval_ms": 100})
+    worker.wait_for("began", count=3)
     rival = scene.worker(half, config={"min_idle_claim_ms": 2_000})
     assert all(fault.wait() for fault in faults)
     scene.open(gate)

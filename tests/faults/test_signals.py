@@ -72,7 +72,7 @@ def test_a_second_signal_ends_at_once_and_the_messages_are_reclaimable(
 ) -> None:
     ids = scene.publish(*(body(n, ["sleep_first", scene.gate(f"first-{n}"), HOURS]) for n in range(3)))
     worker = scene.worker(half, config={"shutdown_grace_ms": HOURS * 1_000})
-    worker.wait_for("began", count=3)
+    worker.wait_for("asleep", count=3)
 
     worker.send(number)
     eventually(lambda: not _is_reading(scene), "the first signal has been heard")
@@ -106,7 +106,7 @@ def test_a_worker_ends_though_redis_is_away(
     scene = scene_on(server)
     (entry_id,) = scene.publish(body(0, ["sleep_first", scene.gate(), HOURS]))
     worker = scene.worker(half, config={"shutdown_grace_ms": 200})
-    worker.wait_for("began", id=entry_id)
+    worker.wait_for("asleep")
     server.kill()
 
     assert worker.stop() == 0

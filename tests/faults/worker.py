@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import penstock
@@ -56,12 +55,12 @@ def on_event(event: Event) -> None:
 
 
 def until(path: str) -> None:
-    while not Path(path).exists():
+    while not os.access(path, os.F_OK):
         time.sleep(_POLL_S)
 
 
 async def until_async(path: str) -> None:
-    while not Path(path).exists():
+    while not os.access(path, os.F_OK):  # noqa: ASYNC110 (another process opens the gate)
         await asyncio.sleep(_POLL_S)
 
 
@@ -89,22 +88,19 @@ def write_result(path: str) -> None:
 def sleep_first(path: str, seconds: float) -> None:
     """Sleeps, but only in the run that comes first."""
     if is_first(path):
+        say("asleep", path=path)
         time.sleep(seconds)
 
 
 async def sleep_first_async(path: str, seconds: float) -> None:
     if is_first(path):
+        say("asleep", path=path)
         await asyncio.sleep(seconds)
 
 
 def fail(kind: str, text: str = "as ordered") -> None:
-    errors: dict[str, Callable[[], Exception]] = {
-        "error": lambda: ValueError(text),
-        "fatal": lambda: FatalError(text),
-        "later": lambda: RetryLater(0.05),
-        "snooze": lambda: Snooze(0.05),
-    }
-    raise errors[kind]()
+    errors = {"error": ValueError(text), "fatal": FatalError(text), "later": RetryLater(0.05), "snooze": Snooze(0.05)}
+    raise errors[kind]
 
 
 PLAIN: dict[str, Callable[..., Any]] = {

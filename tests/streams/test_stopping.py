@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 
@@ -11,7 +12,7 @@ import redis
 from penstock import StreamClient, StreamConsumer, StreamMessage
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
-from tests.helpers.aio import Event, eventually, is_done, join, start, throughout, wait_for
+from tests.helpers.aio import Event, eventually, is_done, join, pause, start, throughout, wait_for
 from tests.streams.stage import STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, running
 
 FOREVER_MS = 60_000  # no lease runs out in these tests: what comes back was handed back
@@ -98,18 +99,20 @@ async def test_messages_that_have_not_begun_go_back_at_once_and_burn_no_attempt(
 
 async def test_a_retry_that_waits_in_the_process_keeps_its_counts_when_it_goes_back(client: StreamClient) -> None:
     await publish(client, range(3))
-    go_on = Event()
+    began_again, go_on = Event(), Event()
 
     async def fail_once_then_wait(messages: list[StreamMessage]) -> list[str]:
         if messages[0].attempts == 1:
             raise ValueError("once")
+        began_again.set()
         await wait_for(go_on)
         return all_ids(messages)
 
     config = quick(min_idle_claim_ms=FOREVER_MS, batch_size=1, retry_initial_delay_ms=100, retry_jitter=0)
     consumer = StreamConsumer(client, STREAM, config, fail_once_then_wait)
     run = start(consumer.run)
-    await eventually(lambda: consumer.metrics().total_read == 6)  # all three came again; one of them runs
+    await wait_for(began_again)
+    await eventually(lambda: consumer.metrics().total_read == 6)  # all three came again, and one of them runs
     consumer.stop()
     handler = Recorder()
     other = StreamConsumer(client, STREAM, config, handler)
@@ -145,6 +148,30 @@ async def test_a_handler_that_outlasts_the_grace_loses_its_message_to_another_wi
     go_on.set()
     assert handler.counts == [(1, 1)]
     assert consumer.metrics().total_acked == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_stopping_at_random_moments_strands_nothing(client: StreamClient, raw: redis.Redis, seed: int) -> None:
+    chance = random.Random(seed)
+    ended: list[int] = []
+
+    async def handler(messages: list[StreamMessage]) -> list[str]:
+        await pause(chance.uniform(0, 0.004))
+        ended.extend(message.data for message in messages)
+        return all_ids(messages)
+
+    config = quick(min_idle_claim_ms=FOREVER_MS, batch_size=5, block_ms=20, max_deliveries=50)
+    consumers = [StreamConsumer(client, STREAM, config, handler) for _ in range(31)]
+    for turn, consumer in enumerate(consumers[:-1]):
+        await publish(client, range(turn * 5, turn * 5 + 5))
+        run = start(consumer.run)
+        await pause(chance.uniform(0, 0.02))
+        consumer.stop()
+        await join(run)
+    async with running(consumers[-1]):
+        await eventually(lambda: sum(consumer.metrics().total_acked for consumer in consumers) == 150)
+    assert sorted(ended) == list(range(150))  # and whoever stops in peace runs nothing twice
+    assert pending_ids(raw) == []
 
 
 @pytest.mark.usefixtures("default_server")

@@ -22,7 +22,7 @@ _TERMINATED = 128 + signal.SIGTERM
 
 
 def demo(
-    messages: Annotated[int, typer.Option(min=100, max=1_000_000, help="How many orders are published.")] = 20_000,
+    messages: Annotated[int, typer.Option(min=100, max=200_000, help="How many orders are published.")] = 20_000,
     seed: Annotated[int, typer.Option(help="Decides which orders are bad and which worker dies.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:

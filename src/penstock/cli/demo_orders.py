@@ -21,6 +21,7 @@ GOOD = "good"
 
 _WORK_S = 5.0  # so long the workers are busy, whatever the number of orders
 _POISONED = 3
+_LATEST_KILL = 40_000  # the time may be too short for more, and the kill must not wait for them
 _SHORTEST_MS, _LONGEST_MS = 4.0, 200.0
 
 
@@ -57,7 +58,7 @@ def make_plan(messages: int, seed: int) -> Plan:
         fatal=fatal,
         scrambled=scrambled,
         victim=chance.randint(1, WORKERS),
-        kill_after=round(messages * chance.uniform(0.3, 0.4)),
+        kill_after=round(min(messages, _LATEST_KILL) * chance.uniform(0.3, 0.4)),
         mean_work_ms=min(max(mean_work_ms, _SHORTEST_MS), _LONGEST_MS),
     )
 

@@ -59,7 +59,9 @@ def _config(name: str) -> ConsumerConfig:
 
 
 def _stop_with_input(consumer: StreamConsumer, over: threading.Event) -> None:
-    sys.stdin.buffer.read()
+    # Not through sys.stdin, whose lock this thread would hold when the interpreter wants to close it.
+    while os.read(0, 1024):
+        pass
     consumer.stop()
     if not over.wait(_LONGEST_END_S):
         os._exit(1)  # whoever started us is gone: better an abrupt end than a process left behind

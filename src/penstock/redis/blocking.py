@@ -13,12 +13,13 @@ import hiredis
 import redis as driver
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode
+from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
 from penstock.redis.settings import ConnectionSettings, Host
-from penstock.redis.translate import connect_error, error_reply
+from penstock.redis.translate import connect_error, error_reply, told_cause
 
 Reply: TypeAlias = Any
 Command: TypeAlias = tuple[bytes | str | int, ...]
@@ -157,8 +158,8 @@ class Locator:
                 return node.host, int(node.port)
             if self._settings.kind == "sentinel":
                 return self._master or self._find_master()
-        except (OSError, driver.RedisError) as error:
-            raise connect_error(error, self._settings.where) from error
+        except (OSError, driver.RedisError, RedisClusterException) as error:  # the latter is none of the former
+            raise connect_error(error, self._settings.where) from told_cause(error)
         return self._settings.hosts[0] if self._settings.hosts else ("", 0)
 
     def refresh(self) -> None:

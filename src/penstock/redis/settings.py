@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
+
+from penstock.errors import ConfigurationError
 
 Host: TypeAlias = tuple[str, int]
 Kind: TypeAlias = Literal["single", "unix", "cluster", "sentinel"]
@@ -32,6 +35,32 @@ class ConnectionSettings:
     keepalive_options: Mapping[int, int] | None = None
     max_connections: int = 1000
     pool_timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        timeouts = {"socket_timeout": self.socket_timeout_s, "socket_connect_timeout": self.connect_timeout_s}
+        for name, seconds in timeouts.items():
+            if not (_is(seconds, int, float) and 0 < seconds < math.inf):
+                raise ConfigurationError(f"{name}={seconds!r} must be a positive number of seconds")
+        if not (_is(self.pool_timeout_s, int, float) and self.pool_timeout_s >= 0):
+            raise ConfigurationError(f"pool_timeout={self.pool_timeout_s!r} must be a number of seconds, 0 or more")
+        if not (_is(self.max_connections, int) and self.max_connections > 0):
+            raise ConfigurationError(f"max_connections={self.max_connections!r} must be a positive whole number")
+        self._check_place()
+        if self.tls_options and not self.tls:
+            names = ", ".join(sorted(self.tls_options))
+            raise ConfigurationError(f"{names} would have no effect without TLS: say ssl=True, or use rediss://")
+
+    def _check_place(self) -> None:
+        if not (_is(self.db, int) and self.db >= 0):
+            raise ConfigurationError(f"db={self.db!r} must be the number of a database, such as 0")
+        if self.kind == "cluster" and self.db:
+            raise ConfigurationError(f"db={self.db}: a Redis Cluster has only database 0; leave it out")
+        for host, port in self.hosts:
+            if not (_is(host, str) and host.strip()):
+                raise ConfigurationError(f"host={host!r} must be a host name or an address, such as 'localhost'")
+            if not (_is(port, int) and 1 <= port <= 65_535):
+                raise ConfigurationError(f"port={port!r} must be a number from 1 to 65535, such as 6379")
 
     @property
     def where(self) -> str:
@@ -66,3 +95,45 @@ class ConnectionSettings:
             if self.keepalive_options is not None:
                 options["socket_keepalive_options"] = self.keepalive_options
         return options
+
+
+def checked_tls(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the TLS options as redis-py takes them, with verification on unless it is switched off by name."""
+    known = {
+        "ssl_ca_certs",
+        "ssl_ca_data",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_check_hostname",
+        "ssl_cert_reqs",
+        "ssl_min_version",
+        "ssl_ciphers",
+    }
+    for name in options:
+        if name not in known:
+            names = ", ".join(sorted(known))
+            raise ConfigurationError(
+                f"unknown option {name!r}; the options are those of StreamClient(), for TLS {names}"
+            )
+    given = {name: value for name, value in options.items() if value is not None}
+    return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **given} if given else {}
+
+
+def checked_hosts(what: str, nodes: Sequence[Mapping[str, Any] | tuple[str, int]]) -> tuple[Host, ...]:
+    """Return hosts and ports, given as mappings or pairs."""
+    hosts = []
+    for node in nodes:
+        try:
+            host, port = (node["host"], node["port"]) if isinstance(node, Mapping) else node
+            hosts.append((str(host), int(port)))
+        except (KeyError, TypeError, ValueError):
+            # Not the value itself, in which there may be a password.
+            shown = f"a mapping with {sorted(map(str, node))}" if isinstance(node, Mapping) else type(node).__name__
+            raise ConfigurationError(f"{what} must be mappings with 'host' and 'port', not {shown}") from None
+    if not hosts:
+        raise ConfigurationError(f"{what} must name at least one server")
+    return tuple(hosts)
+
+
+def _is(value: object, *types: type) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)

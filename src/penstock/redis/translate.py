@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 
+import redis.asyncio.sentinel
 import redis.exceptions as driver
-from redis.sentinel import MasterNotFoundError
+import redis.sentinel
 
 from penstock import errors
+
+_NO_MASTER = (redis.sentinel.MasterNotFoundError, redis.asyncio.sentinel.MasterNotFoundError)
+_SENTINEL_SAYS = re.compile(r"> - (.+?)(?=, <redis|$)", re.DOTALL)
 
 
 class Redirected(errors.ServerBusy):
@@ -47,6 +51,13 @@ _BY_CODE: dict[str, type[errors.PenstockError]] = {
     "FENCED": errors.ConsumerNameTaken,
     "MISCONF": errors.TransientError,
 }
+# Replies whose code, if they have any, says less than their words.
+_BY_TEXT: dict[str, type[errors.PenstockError]] = {
+    "instance state changed": errors.ReadOnlyServer,  # UNBLOCKED: it became a replica while the command waited
+    "no such key": errors.GroupLost,  # XINFO, also inside a script, of a stream that was deleted
+    "user executing the script can't": errors.PermissionDenied,  # inside a script, up to 7.0
+    "ACL failure in script": errors.PermissionDenied,  # likewise, later
+}
 # A script error carries the code of the command that failed in it, behind words that differ between servers.
 _IN_SCRIPT = re.compile(r"\b(OOM|WRONGTYPE|NOPERM|NOGROUP|READONLY|NOREPLICAS|MISCONF)\b")
 _SAYS: dict[type[errors.PenstockError], str] = {
@@ -57,12 +68,22 @@ _SAYS: dict[type[errors.PenstockError], str] = {
 }
 
 
+# What redis-py raises while it logs in.
+_AT_LOGIN: tuple[tuple[tuple[type[Exception], ...], type[errors.PenstockError], str], ...] = (
+    (
+        (driver.AuthenticationError, driver.AuthenticationWrongNumberOfArgsError),
+        errors.AuthenticationFailed,
+        "refused the credentials",
+    ),
+    ((driver.NoPermissionError,), errors.PermissionDenied, "refused the connection"),
+    ((driver.BusyLoadingError,), errors.ServerBusy, "is loading its data; try again shortly"),
+)
+
+
 def error_reply(text: str) -> errors.PenstockError:
     """Turn the text of an error reply into an error."""
-    code = text.partition(" ")[0]
-    found = _BY_CODE.get(code)
-    if code == "UNBLOCKED" and "instance state changed" in text:
-        found = errors.ReadOnlyServer  # the server became a replica while the command waited
+    by_text = next((kind for part, kind in _BY_TEXT.items() if part in text), None)
+    found = by_text or _BY_CODE.get(text.partition(" ")[0])
     if found is None and (match := _IN_SCRIPT.search(text)):
         found = _BY_CODE[match.group(1)]
     if found is None:
@@ -79,20 +100,39 @@ def error_reply(text: str) -> errors.PenstockError:
 
 def connect_error(error: BaseException, where: str) -> errors.PenstockError:
     """Turn what a failed connection attempt raised into an error that names the server, never a secret."""
-    if isinstance(error, driver.AuthenticationError | driver.AuthenticationWrongNumberOfArgsError):
-        return errors.AuthenticationFailed(f"Redis at {where} refused the credentials: {error}")
-    if isinstance(error, driver.NoPermissionError):
-        return errors.PermissionDenied(f"Redis at {where} refused the connection: {error}")
-    if isinstance(error, driver.BusyLoadingError):
-        return errors.ServerBusy(f"Redis at {where} is loading its data; try again shortly")
+    wrappers = driver.RedisClusterException | driver.ConnectionError
+    if isinstance(error, wrappers) and isinstance(error.__cause__, driver.RedisError):
+        # What the last node of a cluster said, or the server behind a unix socket: redis-py wraps both.
+        return connect_error(error.__cause__, where)
+    if isinstance(error, _NO_MASTER):
+        return _no_master(error, where)
+    for kinds, made, says in _AT_LOGIN:
+        if isinstance(error, kinds):
+            return made(f"Redis at {where} {says}: {error}")
     if isinstance(error, driver.ResponseError):
         return error_reply(str(error))
     return errors.ConnectionFailed(_why_not(error, where))
 
 
+def told_cause(error: BaseException) -> BaseException | None:
+    """Return the error if it may be shown as a cause: some of redis-py show all settings, the password among them."""
+    return None if isinstance(error, _NO_MASTER) else error
+
+
+def _no_master(error: BaseException, where: str) -> errors.PenstockError:
+    reasons = "; ".join(dict.fromkeys(_SENTINEL_SAYS.findall(str(error))))
+    if "AuthenticationError" in reasons or "NoPermissionError" in reasons:
+        return errors.AuthenticationFailed(
+            f"a Sentinel at {where} refused us: give sentinel_username and sentinel_password, which are its own"
+        )
+    why = f" ({reasons})" if reasons else ", or of a service of that name"
+    return errors.ConnectionFailed(
+        f"no Sentinel at {where} knows of a living master{why}; do they run, is the name right?"
+    )
+
+
 def _why_not(error: BaseException, where: str) -> str:
-    if isinstance(error, MasterNotFoundError):
-        return f"no Sentinel at {where} knows a living master: {error}"
     if isinstance(error, TimeoutError | driver.TimeoutError):
-        return f"no answer from Redis at {where} within the connect timeout; does it run there?"
-    return f"cannot connect to Redis at {where}: {error}; does the server run there, are host, port and TLS right?"
+        return f"no answer from Redis at {where} within the connect timeout; does it run there, is TLS right?"
+    why = str(error).rstrip(".")
+    return f"cannot connect to Redis at {where}: {why}; does the server run there, are host, port and TLS right?"

@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-Lock = asyncio.Lock
 Cancelled = asyncio.CancelledError
 IS_ASYNC = True
 
@@ -80,7 +79,7 @@ class Event:
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the flag is raised; return False when the time is over first."""
-        self._loop = asyncio.get_running_loop()
+        self._move_to(asyncio.get_running_loop())
         if timeout_s is None:
             return await self._event.wait()
         try:
@@ -88,6 +87,34 @@ class Event:
                 return await self._event.wait()
         except TimeoutError:
             return self._event.is_set()
+
+    def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not None and self._loop is not loop and self._loop.is_closed():
+            was_set, self._event = self._event.is_set(), asyncio.Event()  # the old one is bound to the loop before
+            if was_set:
+                self._event.set()
+        self._loop = loop
+
+
+class Lock:
+    """A lock for one event loop after the other."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._lock, self._loop = asyncio.Lock(), loop
+        await self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def locked(self) -> bool:
+        """Tell whether somebody holds it."""
+        return self._lock.locked()
 
 
 class Turnstile:
@@ -220,7 +247,8 @@ class Combiner(Generic[T]):
         self._room = Turnstile()
         self._is_busy = False
         self._task: asyncio.Task[None] | None = None
-        self._idle = asyncio.Event()
+        self._idle = Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def is_full(self) -> bool:
         """Tell whether so many are waiting that the next one must wait outside."""
@@ -232,10 +260,13 @@ class Combiner(Generic[T]):
 
     def put(self, item: T) -> None:
         """Take an item in; it is sent in the next turn of the event loop, or with the next batch."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # The loop before has ended, and what was under way in it will never be answered.
+            self._loop, self._waiting, self._is_busy = loop, [], False
         self._waiting.append(item)
         if not self._is_busy:
             self._is_busy = True
-            loop = asyncio.get_running_loop()
             if self._linger_s:
                 loop.call_later(self._linger_s, self._next)
             else:
@@ -278,7 +309,8 @@ async def shielded(limit_s: float, step: Callable[..., Awaitable[None]], *args: 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limit_s
     cancelled: asyncio.CancelledError | None = None
-    for _ in range(2):
+    may_begin_again = True
+    while True:
         task = asyncio.ensure_future(step(*args))
         limit = loop.call_at(deadline, task.cancel)
         while not task.done():
@@ -287,8 +319,9 @@ async def shielded(limit_s: float, step: Callable[..., Awaitable[None]], *args: 
             except asyncio.CancelledError as error:
                 cancelled = error
         limit.cancel()
-        if not task.cancelled() or loop.time() >= deadline:
+        if not task.cancelled() or not may_begin_again or loop.time() >= deadline:
             break
+        may_begin_again = False
     if cancelled is not None:
         raise cancelled
     if not task.cancelled():

@@ -24,7 +24,7 @@ from penstock.shutdown import SignalWatch
 from penstock.streams.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
 from penstock.streams.group import ConsumerGroup
 from penstock.streams.heartbeat import Heartbeat
-from penstock.streams.inbox import Inbox
+from penstock.streams.inbox import Inbox, Row
 from penstock.streams.incoming import Decoder, Incoming, Rejected
 from penstock.streams.intake import Appetite, Intake
 from penstock.streams.ledger import MAX_IDS, Ledger, Parking
@@ -92,7 +92,10 @@ class StreamConsumer:
             check_same_slot(keys.stream, dead_letters, "dlq_stream")
         self._ledger = Ledger(self.client, keys, config.group, self.worker_name, dead_letters)
         limits = config.limits
-        self._inbox = Inbox(lambda message: limits.is_last_chance(message.delivery_count, message.attempts))
+        self._decoder = Decoder(self.stream, serializer)
+        self._inbox = Inbox(
+            self._decode_fresh, lambda message: limits.is_last_chance(message.delivery_count, message.attempts)
+        )
         self._settler = Settler(self._ledger, self._inbox, self._tally, self._ack_refused)
         hook = awaitable(dlq_handler, threads, "dlq_handler") if dlq_handler is not None else None
         self._undertaker = Undertaker(self._ledger, self._tally, self._emit, hook)
@@ -101,7 +104,7 @@ class StreamConsumer:
         else:
             call, limit = message_call(awaitable(message_handler, threads, "message_handler")), 1
         self._intake = Intake(
-            self.client, self._ledger, self._inbox, self._settler, Decoder(self.stream, serializer), self._tally,
+            self.client, self._ledger, self._inbox, self._settler, self._decoder, self._tally,
             self._emit, Appetite(config.batch_size, config.max_prefetch), config.effective_recovery_ms / 1000,
             self._set_apart,
         )  # fmt: skip
@@ -196,8 +199,8 @@ class StreamConsumer:
         # Bring messages in, handle all of them, and say so before the pass goes on.
         try:
             await step()
-            await self._bury_rejected()
             await self._workers.drain(_directly)
+            await self._bury_rejected()
             await self._settler.flush()
         except GroupLost:
             await self._restore_group()
@@ -255,6 +258,9 @@ class StreamConsumer:
                 if self._is_over():
                     return None
                 await self._restore_group()
+            except ConsumerNameTaken:
+                self._set_fenced()
+                raise
             except TransientError as error:
                 failures += 1
                 if self._is_over():
@@ -276,18 +282,21 @@ class StreamConsumer:
     # --- winding up ---------------------------------------------------------------------------------
 
     async def _wind_up(self, crew: Crew, workers: Crew, grace_s: float) -> None:
+        self._stopping.set()  # cancelled: wake whoever waits for the next turn
         self._inbox.close()
-        waiting = self._inbox.empty()
+        fresh, again = self._inbox.empty()
         await self._quietly(self._intake.unblock)
-        await self._quietly(self._hand_back, *waiting)
+        # New messages count as delivered once; those that wait to run again were not counted for the coming run.
+        waiting = [Parking(entry_id, 0, 0, 0) for entry_id in fresh]
+        waiting += [Parking(m.id, 0, m.delivery_count, m.attempts) for m in again]
+        await self._quietly(self._hand_back, waiting)
         await self._let_finish(workers, grace_s)
         for waited_for in (self._settler.dirty, self._recovery.wake, self._has_rejected):
             waited_for.set()
         if not await crew.join(1.0):
             await crew.cancel()
         await self._quietly(self._settler.flush)
-        unfinished = list(self._inbox.held.values())
-        await self._quietly(self._hand_back, unfinished, [])
+        await self._quietly(self._hand_back, self._unfinished())
         await self._quietly(self._hand_back_stranded)
         self._heartbeat.stop()
         await self._quietly(self._ledger.leave_name)
@@ -312,23 +321,22 @@ class StreamConsumer:
         except PenstockError as error:
             logger.warning("%s, while stopping: %s", self.worker_name, error)
 
-    async def _hand_back(self, begun: list[StreamMessage], waiting_again: list[StreamMessage]) -> None:
-        # New messages count as delivered once; those that wait to run again have not been counted for the coming run.
-        parkings = [
-            Parking(m.id, 0, max(0, m.delivery_count - 1), max(0, m.attempts - 1))
-            for m in begun
-            if m.id in self._inbox.held
-        ]
-        parkings += [Parking(m.id, 0, m.delivery_count, m.attempts) for m in waiting_again]
-        self._inbox.settle([*begun, *waiting_again])
-        if parkings:
+    def _unfinished(self) -> list[Parking]:
+        counts = {i: (m.delivery_count, m.attempts) if m else (1, 1) for i, m in list(self._inbox.held.items())}
+        return [Parking(i, 0, max(0, counted[0] - 1), max(0, counted[1] - 1)) for i, counted in counts.items()]
+
+    async def _hand_back(self, parkings: list[Parking]) -> None:
+        parkings = [parking for parking in parkings if parking.id in self._inbox.held]
+        for parking in parkings:
+            self._inbox.held.pop(parking.id, None)
+        if parkings and self._fenced is None:
             answers = await self._ledger.park(parkings)
             self._tally.handed_back += sum(answers)
             self._emit(EventName.HANDED_BACK, count=sum(answers))
 
     async def _hand_back_stranded(self) -> None:
-        # What the server handed to a read whose reply nobody saw.
-        page = await self._ledger.own_pending("-", MAX_IDS)
+        # What the server handed to a read whose reply nobody saw. Of a fenced consumer it is the newer process's.
+        page = await self._ledger.own_pending("-", MAX_IDS) if self._fenced is None else []
         claims, _ = await self._ledger.take([entry_id for entry_id, _, _ in page]) if page else ([], [])
         if claims:
             parkings = [Parking(c.id, 0, max(0, c.deliveries - 1), max(0, c.attempts - 1)) for c in claims]
@@ -349,10 +357,10 @@ class StreamConsumer:
 
     def _leases_lost(self, lost: list[str]) -> None:
         # Called by the heartbeat's thread.
-        messages = [message for entry_id in lost if (message := self._inbox.held.get(entry_id)) is not None]
-        for message in messages:
-            message.lease_lost = True
-        call_home(self._home, self._workers.lose, messages)
+        for entry_id in lost:
+            if (message := self._inbox.held.get(entry_id)) is not None:
+                message.lease_lost = True
+        call_home(self._home, self._workers.lose_leases, lost)
 
     def _set_fenced(self) -> None:
         self._fenced = ConsumerNameTaken(
@@ -368,6 +376,12 @@ class StreamConsumer:
         # A hung handler is not renewed for ever: past its time the lease runs out and another consumer takes over.
         late_s = time.monotonic() - timeout_ms / 1000 - self.config.lease_ms / 1000
         return {m.id for slot in list(self._workers.slots) if slot.started_s < late_s for m in slot.messages}
+
+    def _decode_fresh(self, rows: list[Row]) -> list[StreamMessage]:
+        incoming = self._decoder.fresh(rows)
+        if incoming.rejected:
+            self._set_apart(incoming)
+        return incoming.messages
 
     def _set_apart(self, incoming: Incoming) -> None:
         for rejected in incoming.rejected:

@@ -68,11 +68,14 @@ class Ledger:
 
     # --- settling -----------------------------------------------------------------------------------
 
-    def ack_command(self, done: Sequence[str], forget: bool, record: bool) -> Command:
-        """Return the command that acknowledges messages, at most MAX_IDS of them."""
+    def ack_command(self, done: Sequence[str], forget: bool, record: bool, expected: int = -1) -> Command:
+        """Return the command that acknowledges messages, at most MAX_IDS of them.
+
+        `expected` is how many messages must be pending with this consumer if it lost none, or -1 if that is unknown.
+        """
         first, last = _bounds(done)
         keys = (self.keys.stream, self.keys.attempts(self.group), self.keys.position(self.group), self._worker)
-        flags = (self.group, self.consumer, self.incarnation, int(record), int(forget))
+        flags = (self.group, self.consumer, self.incarnation, int(record), int(forget), expected)
         return ("EVALSHA", self._ack.sha, len(keys), *keys, *flags, first, last, *done)
 
     @staticmethod

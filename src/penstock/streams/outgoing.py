@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import msgspec
 
 from penstock import envelope, ids
-from penstock.errors import ConfigurationError, EncodeError, PenstockError
-from penstock.runtime.aio import Promise
+from penstock.errors import ConfigurationError, EncodeError
 from penstock.serializers import JsonSerializer, Serializer
 
 Field: TypeAlias = bytes | str | int
@@ -16,22 +17,15 @@ _MAX_KEY = 512
 _JSON = "application/json"
 
 
-class Outgoing:
+class Outgoing(msgspec.Struct, gc=False, eq=False):
     """One encoded message; `more` are its fields beside payload and message id."""
 
-    __slots__ = ("dedup_key", "message_id", "more", "promise", "raw", "window_ms")
-
-    def __init__(
-        self,
-        raw: bytes,
-        message_id: str,
-        more: tuple[Field, ...] = (),
-        dedup_key: str | None = None,
-        window_ms: int = 0,
-    ) -> None:
-        self.raw, self.message_id, self.more = raw, message_id, more
-        self.dedup_key, self.window_ms = dedup_key, window_ms
-        self.promise: Promise[str | PenstockError] | None = None
+    raw: bytes
+    message_id: str
+    more: tuple[Field, ...] = ()
+    dedup_key: str | None = None
+    window_ms: int = 0
+    promise: Any = None  # of the answer, when the message was posted alone
 
 
 class Encoder:
@@ -40,7 +34,7 @@ class Encoder:
     def __init__(self, serializer: Serializer | None) -> None:
         self._serializer: Serializer = serializer or JsonSerializer()
         self._dumps: Callable[[object], object] = self._serializer.encode
-        self._message_ids = ids.message_ids()  # sync: self._message_ids = ids.Shared(ids.message_ids())
+        self._new_id = ids.MessageIds().make
         content_type: str | None = getattr(self._serializer, "content_type", None)
         # What nobody has to be told costs no bytes: JSON is what a reader assumes.
         is_told = content_type is not None and content_type != _JSON
@@ -51,7 +45,7 @@ class Encoder:
         raw = self._dumps(data)
         if type(raw) is not bytes:
             raise self._not_bytes(raw)
-        return Outgoing(raw, next(self._message_ids), self._more)
+        return Outgoing(raw, self._new_id(), self._more)
 
     def _not_bytes(self, raw: object) -> EncodeError:
         serializer = type(self._serializer).__name__
@@ -80,7 +74,7 @@ class Encoder:
         if _checked("dedup_key", dedup_key) is not None:
             _positive("dedup_window_s", dedup_window_s)
             window_ms = max(1, int(dedup_window_s * 1000))
-        message_id = _checked("message_id", message_id) or next(self._message_ids)
+        message_id = _checked("message_id", message_id) or self._new_id()
         raw = self._dumps(data)
         if type(raw) is not bytes:
             raise self._not_bytes(raw)

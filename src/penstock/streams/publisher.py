@@ -231,7 +231,7 @@ class Publisher:
         return self._connection
 
     async def _check_can_confirm(self) -> None:
-        # Asked before the first entry is written: afterwards it would be in the stream and an error in the caller's hands.
+        # Asked before anything is written: afterwards the entry would be there, and an error in the caller's hands.
         if self._settings.durability != "local":
             return
         try:
@@ -240,8 +240,8 @@ class Publisher:
             return  # the user may not ask; WAITAOF itself will tell
         if not found.has("WAITAOF"):
             raise UnsupportedServer(
-                f"durability='local' needs WAITAOF, which {found.product} {found.version} lacks: use Redis 7.2, Valkey 7.2 "
-                f"or newer, or choose durability='replicated' or 'fast'"
+                f"durability='local' needs WAITAOF, which {found.product} {found.version} lacks: use Redis 7.2, "
+                f"Valkey 7.2 or newer, or choose durability='replicated' or 'fast'"
             )
 
     async def close(self) -> None:

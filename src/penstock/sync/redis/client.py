@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -26,7 +25,7 @@ from penstock.redis.capabilities import MINIMUM, PROBED, Capabilities, describe,
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.retry import Repeat, pause_s
 from penstock.redis.scripts import Script, script
-from penstock.redis.settings import ConnectionSettings, Host
+from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import Lock, at_end, call_home, home, is_alive, pause
 
@@ -41,7 +40,8 @@ class _Lane:
         self._settings = settings
         self.locator = Locator(settings)
         self.shared: dict[Host, Connection] = {}
-        self.dedicated: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._dedicated: list[Connection] = []
+        self._listing = threading.Lock()
         self.lock = Lock()
         self.end: Callable[[], None] = self.close
 
@@ -59,7 +59,7 @@ class _Lane:
     def open(self, host: Host) -> Connection:
         """Open a connection, waiting for one to be closed when there are too many."""
         most, deadline = self._settings.max_connections, time.monotonic() + self._settings.pool_timeout_s
-        while sum(connection.is_open for connection in [*self.shared.values(), *self.dedicated]) >= most:
+        while sum(connection.is_open for connection in self._all()) >= most:
             if time.monotonic() >= deadline:
                 raise ConnectionFailed(
                     f"all max_connections={most} connections of this client to Redis at {self._settings.where} are in "
@@ -72,9 +72,19 @@ class _Lane:
             self.locator.refresh()  # another server may serve the key by now: whoever tries again asks anew
             raise
 
+    def keep(self, dedicated: Connection) -> Connection:
+        """Take note of a connection that somebody has for himself."""
+        with self._listing:
+            self._dedicated = [*(known for known in self._dedicated if known.is_open), dedicated]
+        return dedicated
+
+    def _all(self) -> list[Connection]:
+        with self._listing:  # in the sync half other threads open connections meanwhile
+            return [*self.shared.values(), *self._dedicated]
+
     def abort(self) -> None:
         """Close all connections at once; what waits for a reply gets ConnectionLost."""
-        for connection in [*self.shared.values(), *self.dedicated]:
+        for connection in self._all():
             connection.abort()
         self.shared.clear()
 
@@ -109,9 +119,6 @@ class StreamClient:
         socket_keepalive_options: Mapping[int, int] | None = None,
         **tls_options: Any,
     ) -> None:
-        for name, value in (("socket_timeout", socket_timeout), ("socket_connect_timeout", socket_connect_timeout)):
-            if not value or value <= 0:
-                raise ConfigurationError(f"{name}={value!r} must be a positive number of seconds")
         settings = ConnectionSettings(
             hosts=((host, port),),
             db=db,
@@ -119,7 +126,7 @@ class StreamClient:
             password=password,
             client_name=client_name,
             tls=ssl,
-            tls_options=_checked_tls(tls_options),
+            tls_options=checked_tls(tls_options),
             socket_timeout_s=socket_timeout,
             connect_timeout_s=socket_connect_timeout,
             keepalive=socket_keepalive,
@@ -176,7 +183,7 @@ class StreamClient:
             "username": address.username,
             "password": address.password,
             "tls": address.tls,
-            "tls_options": _checked_tls(tls_options),
+            "tls_options": checked_tls(tls_options),
         }
         for name, value in given.items():
             target = renamed.get(name, name)
@@ -195,7 +202,7 @@ class StreamClient:
         **options: Any,
     ) -> Self:
         """Make a client for a Redis Cluster from some of its nodes, each a mapping with `host` and `port`."""
-        hosts = _checked_hosts("startup_nodes", startup_nodes)
+        hosts = checked_hosts("startup_nodes", startup_nodes)
         address = Address(kind="cluster", hosts=hosts, username=username, password=password)
         return cls._from_address(address, {**options, "prefix": prefix})
 
@@ -204,7 +211,7 @@ class StreamClient:
         cls, sentinels: Sequence[Mapping[str, Any] | tuple[str, int]], service_name: str, **options: Any
     ) -> Self:
         """Make a client for the master that the Sentinels name for a service."""
-        hosts = _checked_hosts("sentinels", sentinels)
+        hosts = checked_hosts("sentinels", sentinels)
         if not service_name:
             raise ConfigurationError("service_name must be the name under which the Sentinels know the master")
         return cls._from_address(Address(kind="sentinel", hosts=hosts, service_name=service_name), options)
@@ -217,7 +224,12 @@ class StreamClient:
         """
         server = EmbeddedServer(directory=directory, persistent=directory is not None)
         server.start()
-        made = cls._from_address(Address(kind="unix", hosts=(), path=server.unix_socket), {**options, "prefix": prefix})
+        try:
+            address = Address(kind="unix", hosts=(), path=server.unix_socket)
+            made = cls._from_address(address, {**options, "prefix": prefix})
+        except BaseException:
+            server.stop()
+            raise
         made._server = server  # noqa: SLF001
         return made
 
@@ -284,9 +296,7 @@ class StreamClient:
     def dedicated(self, key: str, asked: Host | None = None) -> Connection:
         """Open a connection as above for the caller alone; it is closed with the client at the latest."""
         lane = self._lane()
-        connection = lane.open(asked or lane.locator.locate(key))
-        lane.dedicated.add(connection)
-        return connection
+        return lane.keep(lane.open(asked or lane.locator.locate(key)))
 
     def refresh(self) -> None:
         """Look up again which server serves which key."""
@@ -379,33 +389,3 @@ class StreamClient:
         except PenstockError:
             return {}  # forbidden on many managed servers
         return {reply[i].decode(): reply[i + 1].decode() for i in range(0, len(reply), 2)}
-
-
-def _checked_tls(options: dict[str, Any]) -> dict[str, Any]:
-    known = {
-        "ssl_ca_certs",
-        "ssl_ca_data",
-        "ssl_certfile",
-        "ssl_keyfile",
-        "ssl_check_hostname",
-        "ssl_cert_reqs",
-        "ssl_min_version",
-        "ssl_ciphers",
-    }
-    for name in options:
-        if name not in known:
-            raise ConfigurationError(f"unknown option {name!r}; TLS options are {', '.join(sorted(known))}")
-    return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **options} if options else {}
-
-
-def _checked_hosts(what: str, nodes: Sequence[Mapping[str, Any] | tuple[str, int]]) -> tuple[Host, ...]:
-    hosts = []
-    for node in nodes:
-        try:
-            host, port = (node["host"], node["port"]) if isinstance(node, Mapping) else node
-            hosts.append((str(host), int(port)))
-        except (KeyError, TypeError, ValueError):
-            raise ConfigurationError(f"{what} must be mappings with 'host' and 'port', not {node!r}") from None
-    if not hosts:
-        raise ConfigurationError(f"{what} must name at least one server")
-    return tuple(hosts)

@@ -58,7 +58,7 @@ def batch_call(handler: Callable[..., Any]) -> Call:
             return []
         if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
             raise ConfigurationError(f"the handler must return a list of ids, not {returned!r}")
-        return [item.decode() if isinstance(item, bytes) else item for item in returned]
+        return returned if isinstance(returned, list) else list(returned)
 
     return call
 

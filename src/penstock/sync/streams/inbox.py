@@ -6,9 +6,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from penstock.model import StreamMessage
 from penstock.runtime.threads import Turnstile, next_tick
+
+Row: TypeAlias = tuple[bytes, list[bytes]]  # id and fields of an entry, as the server sends them
+_NOTHING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +26,18 @@ class Batch:
 class Inbox:
     """Messages between the reader and the workers.
 
-    `held` has every message of this process that is not settled: the heartbeat renews exactly these.
+    `held` has every message of this process that is not settled: the heartbeat renews exactly these. New messages wait
+    as the entries that the server sent and are decoded when a worker takes them: a thousand decoded payloads that lie
+    about would cost the garbage collector as much as decoding them.
     """
 
-    def __init__(self, is_last_chance: Callable[[StreamMessage], bool]) -> None:
-        self.held: dict[str, StreamMessage] = {}
-        self._is_last_chance = is_last_chance
-        self._fresh: deque[StreamMessage] = deque()
+    def __init__(
+        self, decode: Callable[[list[Row]], list[StreamMessage]], is_last_chance: Callable[[StreamMessage], bool]
+    ) -> None:
+        self.held: dict[str, StreamMessage | None] = {}  # None = not decoded yet
+        self._decode, self._is_last_chance = decode, is_last_chance
+        self._fresh: deque[Row] = deque()
+        self._lost: set[str] = set()
         self._again: deque[StreamMessage] = deque()
         self._arrivals = Turnstile()
         self._room = Turnstile()
@@ -44,24 +53,27 @@ class Inbox:
         """How many messages wait to be handled once more."""
         return len(self._again)
 
-    def add_fresh(self, messages: Iterable[StreamMessage]) -> int:
-        """Take in new messages; return how many were not held already."""
-        return self._add(self._fresh, messages)
+    def add_fresh(self, rows: Iterable[Row]) -> int:
+        """Take in new entries; return how many were not held already."""
+        held, fresh, before = self.held, self._fresh, len(self.held)
+        for row in rows:
+            entry_id = row[0].decode()
+            if entry_id not in held:
+                held[entry_id] = None
+                fresh.append(row)
+        count = len(held) - before
+        self._arrivals.call(count)
+        return count
 
     def add_again(self, messages: Iterable[StreamMessage]) -> int:
         """Take in messages that were handed out before; return how many were not held already."""
-        return self._add(self._again, messages)
-
-    def _add(self, queue: deque[StreamMessage], messages: Iterable[StreamMessage]) -> int:
-        held = self.held
         count = 0
         for message in messages:
-            if message.id not in held:
-                held[message.id] = message
-                queue.append(message)
+            if message.id not in self.held:
+                self.held[message.id] = message
+                self._again.append(message)
                 count += 1
-        if count:
-            self._arrivals.call(count)
+        self._arrivals.call(count)
         return count
 
     def take_now(self, limit: int) -> Batch | None:
@@ -69,17 +81,35 @@ class Inbox:
         if self._again:
             taken = self._take_again(limit)
             return Batch(taken, is_again=True) if taken else None
+        while self._fresh:
+            taken = self._take_fresh(limit)
+            if taken:
+                return Batch(taken, is_again=False)
+        return None
+
+    def _take_fresh(self, limit: int) -> list[StreamMessage]:
         fresh = self._fresh
-        taken = []
+        rows: list[Row] = []
         try:
-            while len(taken) < limit:
-                taken.append(fresh.popleft())
+            while len(rows) < limit:
+                rows.append(fresh.popleft())
         except IndexError:
             pass  # all of them, or another thread was faster
         if len(fresh) <= self._low and self._is_reader_waiting:
             self._is_reader_waiting, self._is_low = False, True
             self._room.call()
-        return Batch(taken, is_again=False) if taken else None
+        if self._lost:
+            rows = [row for row in rows if not self._is_lost(row)]
+        messages, held = self._decode(rows), self.held
+        for message in messages:
+            held[message.id] = message
+        return messages
+
+    def _is_lost(self, row: Row) -> bool:
+        entry_id = row[0].decode()
+        is_lost = entry_id in self._lost
+        self._lost.discard(entry_id)
+        return is_lost
 
     def _take_again(self, limit: int) -> list[StreamMessage]:
         taken: list[StreamMessage] = []
@@ -132,14 +162,21 @@ class Inbox:
         """Whether nothing is handed out any more."""
         return self._is_closed
 
+    def lose_waiting(self, ids: Iterable[str]) -> None:
+        """Let go of messages that belong to another consumer now, before any worker took them."""
+        for entry_id in ids:
+            if self.held.pop(entry_id, _NOTHING) is None:
+                self._lost.add(entry_id)
+
     def settle(self, messages: Iterable[StreamMessage]) -> None:
         """Let go of messages about which everything is said."""
         for message in messages:
             self.held.pop(message.id, None)
 
-    def empty(self) -> tuple[list[StreamMessage], list[StreamMessage]]:
-        """Remove and return what waits: the new messages, and those handed out again."""
-        fresh, again = list(self._fresh), list(self._again)
+    def empty(self) -> tuple[list[str], list[StreamMessage]]:
+        """Remove and return what waits: the ids of the new messages, and the messages handed out again."""
+        fresh, again = [row[0].decode() for row in self._fresh], list(self._again)
         self._fresh.clear()
         self._again.clear()
+        self._lost.clear()
         return fresh, again

@@ -12,10 +12,10 @@ from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.threads import Event, Lock
+from penstock.runtime.threads import Event, Lock, next_tick
 from penstock.streams.tally import Tally
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.streams.inbox import Inbox
+from penstock.sync.streams.inbox import Inbox, Row
 from penstock.sync.streams.incoming import Decoder, Incoming
 from penstock.sync.streams.ledger import MAX_IDS, Claim, Ledger, parse_rows
 from penstock.sync.streams.settler import Settler
@@ -72,7 +72,7 @@ class Intake:
     def read(self, count: int, block_ms: int | None) -> int:
         """Read new messages once, carrying acknowledgements along; return how many came."""
         connection = self._ready()
-        acks = self._settler.take()
+        acks = self._settler.take_along(is_calm=not self.claiming.locked())
         commands: list[Command] = [self._settler.command(acks)] if acks else []
         commands.append(self._ledger.read_command(count, block_ms))
         step = 2 if self._asked else 1
@@ -102,8 +102,8 @@ class Intake:
             self._is_reading = False
         # Messages first: they are ours even if the acknowledgements beside them were refused.
         rows = [] if isinstance(replies[-1], PenstockError) else parse_rows(replies[-1])
-        found = self._take_in(self._decoder.fresh(rows))
-        for reply in replies[step - 1 :: step]:
+        found = self._take_in(rows)
+        for reply in reversed(replies[step - 1 :: step]):
             if isinstance(reply, PenstockError):
                 self._refused(connection, reply)
         return found
@@ -118,16 +118,12 @@ class Intake:
             self.close()
         raise error
 
-    def _take_in(self, incoming: Incoming) -> int:
-        count = len(incoming.messages) + len(incoming.rejected)
-        if not count:
-            return 0
-        self._tally.count_read(count)
-        self._appetite.filled()
-        self._inbox.add_fresh(incoming.messages)
-        if incoming.rejected:
-            self._on_rejected(incoming)
-        return count
+    def _take_in(self, rows: list[Row]) -> int:
+        if rows:
+            self._tally.count_read(len(rows))
+            self._appetite.filled()
+            self._inbox.add_fresh(rows)
+        return len(rows)
 
     def take_again(self, claims: list[Claim], missing: list[str]) -> int:
         """Take in messages that were handed out before; return how many are new to this process."""
@@ -151,8 +147,11 @@ class Intake:
         appetite.hungry()
         # At least one even if the inbox is fuller than expected: the read also carries acknowledgements.
         count = max(1, appetite.target - len(self._inbox))
-        if not self.read(count, block_ms or None) and not block_ms:
+        found = self.read(count, block_ms or None)
+        if not found and not block_ms:
             self.quiet.wait(_IDLE_POLL_S)
+        elif found < count:
+            next_tick()  # a trickle: the worker first, the next read has time
 
     def _ready(self) -> Connection:
         connection = self._connection

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from penstock.errors import PenstockError, PublishUnknown
 from penstock.runtime.threads import Combiner, Promise, new_promise
-from penstock.sync.streams.outgoing import Outgoing
+from penstock.streams.outgoing import Outgoing
 from penstock.sync.streams.publisher import Answer, Publisher
 
 

@@ -15,10 +15,10 @@ from penstock.keys import check_name
 from penstock.model import ProducerMetrics
 from penstock.rates import RateTracker
 from penstock.serializers import Serializer
+from penstock.streams.outgoing import Encoder
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.group import ConsumerGroup
 from penstock.sync.streams.outbox import Outbox
-from penstock.sync.streams.outgoing import Encoder
 from penstock.sync.streams.publisher import Answer, Durability, OnFull, Publisher, PublishSettings
 
 logger = logging.getLogger("penstock.sync.streams")

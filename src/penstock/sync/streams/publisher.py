@@ -29,8 +29,8 @@ from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import home, pause
+from penstock.streams.outgoing import Outgoing, layout
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.streams.outgoing import Outgoing, layout
 
 OnFull: TypeAlias = Literal["reject", "block", "drop_oldest"]
 Durability: TypeAlias = Literal["fast", "local", "replicated"]
@@ -230,7 +230,7 @@ class Publisher:
         return self._connection
 
     def _check_can_confirm(self) -> None:
-        # Asked before the first entry is written: afterwards it would be in the stream and an error in the caller's hands.
+        # Asked before anything is written: afterwards the entry would be there, and an error in the caller's hands.
         if self._settings.durability != "local":
             return
         try:
@@ -239,8 +239,8 @@ class Publisher:
             return  # the user may not ask; WAITAOF itself will tell
         if not found.has("WAITAOF"):
             raise UnsupportedServer(
-                f"durability='local' needs WAITAOF, which {found.product} {found.version} lacks: use Redis 7.2, Valkey 7.2 "
-                f"or newer, or choose durability='replicated' or 'fast'"
+                f"durability='local' needs WAITAOF, which {found.product} {found.version} lacks: use Redis 7.2, "
+                f"Valkey 7.2 or newer, or choose durability='replicated' or 'fast'"
             )
 
     def close(self) -> None:

@@ -18,6 +18,8 @@ from penstock.sync.streams.ledger import MAX_IDS, Ledger
 
 LINGER_S = 0.01
 _RECORD_EVERY_S = 0.1
+_WORTH_CARRYING = 10
+_WORTH_COUNTING = 50  # with fewer ids looking them up is as cheap, however many consumers there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Acks:
     ids: list[str]
     forget: bool
     record: bool
+    expected: int = -1
 
 
 class Settler:
@@ -57,8 +60,16 @@ class Settler:
         """Tell whether the message is done and its acknowledgement on the way."""
         return entry_id in self._unanswered or entry_id in self._done
 
-    def take(self) -> Acks | None:
-        """Return what is to be acknowledged next; the caller says what became of it."""
+    def take_along(self, is_calm: bool) -> Acks | None:
+        """Return what a read should carry: nothing while there is little, for a moment later there is more."""
+        return self.take(is_calm) if len(self._done) >= _WORTH_CARRYING else None
+
+    def take(self, is_calm: bool = False) -> Acks | None:
+        """Return what is to be acknowledged next; the caller says what became of it.
+
+        `is_calm` tells that no read and no claim is under way, so that the server's count of what is pending here and
+        ours must be the same.
+        """
         self.dirty.clear()
         count = min(len(self._done), MAX_IDS)
         if not count:
@@ -70,12 +81,14 @@ class Settler:
         record = not self._inbox.held or now - self._last_record_s >= _RECORD_EVERY_S
         if record:
             self._last_record_s = now
+        is_known = is_calm and count >= _WORTH_COUNTING and not self._unanswered
+        expected = len(self._inbox.held) + len(self._done) + count if is_known else -1
         self._unanswered.update(taken)
-        return Acks(taken, forget, record)
+        return Acks(taken, forget, record, expected)
 
     def command(self, acks: Acks) -> Command:
         """Return the command for acknowledgements that travel with a read."""
-        return self._ledger.ack_command(acks.ids, acks.forget, acks.record)
+        return self._ledger.ack_command(acks.ids, acks.forget, acks.record, acks.expected)
 
     def answered(self, acks: Acks, reply: Reply) -> None:
         """Take note of the server's answer to acknowledgements that travelled with a read."""

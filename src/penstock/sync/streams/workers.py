@@ -25,6 +25,11 @@ logger = logging.getLogger("penstock.sync.streams")
 ErrorHook = Callable[[BaseException, list[StreamMessage]], Any]
 
 
+def _covers(returned: list[str], messages: list[StreamMessage]) -> bool:
+    wanted = [message.id for message in messages]
+    return returned == wanted or set(returned).issuperset(wanted)  # nearly always the first, which costs nothing
+
+
 class HandlerTimeout(PenstockError):
     """The handler ran longer than handler_timeout_ms."""
 
@@ -130,9 +135,7 @@ class Workers:
             slot.messages = []
         if slot.cause is not None:
             self._resume(slot)  # also when the handler swallowed its cancellation, or raised something else for it
-        if error is None and (returned is None or len(returned) >= len(messages)):
-            returned = None if returned is None or set(returned).issuperset(m.id for m in messages) else returned
-        if error is None and returned is None:
+        if error is None and (returned is None or _covers(returned, messages)):
             self._settler.done(messages, batch.is_again)
         else:
             persist(self._settle_rest, messages, returned or [], error, batch.is_again)
@@ -222,6 +225,18 @@ class Workers:
             self._error_hook(error, messages)
         except Exception:
             logger.exception("the error_hook failed")
+
+    def lose_leases(self, ids: list[str]) -> None:
+        """Let go of messages by their ids, whether a worker took them or not."""
+        held = [(entry_id, self._inbox.held[entry_id]) for entry_id in ids if entry_id in self._inbox.held]
+        waiting = [entry_id for entry_id, message in held if message is None]
+        if waiting:
+            self._inbox.lose_waiting(waiting)
+            self._tally.lease_lost += len(waiting)
+            self._emit(EventName.LEASE_LOST, ids=waiting)
+        taken = [message for _, message in held if message is not None]
+        if taken:
+            self.lose(taken)
 
     def lose(self, messages: list[StreamMessage]) -> None:
         """Let go of messages that belong to another consumer now, and tell their handlers."""

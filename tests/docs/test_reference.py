@@ -1,0 +1,144 @@
+"""The reference names what the code has, with its defaults: nothing less, nothing more."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+import penstock
+from penstock import errors, model
+from penstock.events import EventName
+from penstock.keys import StreamKeys
+from penstock.policy import Reason
+from tests.docs.pages import ROOT, prose, table_column
+
+REFERENCE = ROOT / "docs" / "reference"
+REQUIRED = inspect.Parameter.empty
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the parameters of a function and their defaults."""
+    kinds = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in kinds if p.name != "self" and p.kind is not inspect.Parameter.VAR_KEYWORD}
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "function"),
+    [
+        ("client.md", "## Constructor", penstock.StreamClient.__init__),
+        ("producer.md", "## Constructor", penstock.StreamProducer.__init__),
+        ("producer.md", "## push", penstock.StreamProducer.push),
+        ("consumer.md", "## Constructor", penstock.StreamConsumer.__init__),
+        ("consumer-config.md", "## Settings", penstock.ConsumerConfig),
+    ],
+)
+def test_parameters_and_defaults_are_those_of_the_code(page: str, heading: str, function: Callable[..., Any]) -> None:
+    names = table_column(REFERENCE / page, heading)
+    defaults = dict(zip(names, table_column(REFERENCE / page, heading, column=1), strict=True))
+    defaults.pop("**tls_options", None)
+    expected = parameters(function)
+    assert list(defaults) == list(expected)
+    for name, default in expected.items():
+        written = defaults[name]
+        assert (written in ("", "required")) == (default is REQUIRED), name
+        if default is not REQUIRED:
+            assert eval(written) == default, name
+
+
+def test_every_error_is_described_and_stands_in_the_tree() -> None:
+    known = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
+    assert set(table_column(REFERENCE / "errors.md", "## What each means")) == known
+    tree = re.findall(r"[├└]── (\w+)", (REFERENCE / "errors.md").read_text())
+    assert {*tree, "PenstockError"} == known
+
+
+def test_the_tree_of_errors_is_that_of_the_code() -> None:
+    parents = [errors.PenstockError.__name__]
+    for indent, name in re.findall(r"^([│ ├└─]*)── (\w+)", (REFERENCE / "errors.md").read_text(), re.MULTILINE):
+        level = (len(indent) + 3) // 4
+        parents[level:] = [name]
+        assert parents[level - 1] in [base.__name__ for base in getattr(errors, name).__bases__]
+
+
+def test_every_event_that_is_sent_is_described() -> None:
+    page = REFERENCE / "events.md"
+    described = {*table_column(page, "## Of consumers"), *table_column(page, "## Of producers")}
+    source = "".join(path.read_text() for path in (ROOT / "src" / "penstock" / "streams").glob("*.py"))
+    sent = {EventName[name].value for name in re.findall(r"EventName\.([A-Z_]+)", source)}
+    assert described == sent
+
+
+def test_every_script_is_described() -> None:
+    files = {path.stem for path in (ROOT / "src" / "penstock" / "redis" / "lua").glob("*.lua")}
+    text = (REFERENCE / "lua-scripts.md").read_text()
+    parts = {name for name in files if f"`{name}.lua`" in text}
+    assert set(table_column(REFERENCE / "lua-scripts.md", "# Lua scripts")) == files - parts
+
+
+def test_every_reason_of_a_dead_letter_is_described() -> None:
+    assert set(table_column(REFERENCE / "dead-letters.md", "## Reasons")) == {reason.value for reason in Reason}
+
+
+def test_every_key_is_described() -> None:
+    keys = StreamKeys.of("orders")
+    spelled = {
+        keys.stream,
+        keys.default_dead_letters(),
+        keys.producer("<id>"),
+        keys.dedup("<dedup key>"),
+        keys.attempts("<group>"),
+        keys.retries("<group>"),
+        keys.position("<group>"),
+        keys.worker("<group>", "<name>"),
+        keys.chore("upkeep", "<group>"),
+    }
+    assert set(table_column(REFERENCE / "redis-keys-and-entry-format.md", "## Keys")) == spelled
+    makers = [name for name in vars(StreamKeys) if not name.startswith("_") and name not in ("stream", "of")]
+    assert len(makers) == len(spelled) - 1, "a key that this test does not know was added"
+
+
+@pytest.mark.parametrize(
+    ("page", "value"),
+    [
+        ("consumer.md", model.StreamMessage),
+        ("consumer.md", model.ConsumerMetrics),
+        ("consumer.md", model.PassReport),
+        ("producer.md", model.ProducerMetrics),
+        ("group.md", model.StreamStats),
+        ("group.md", model.PendingEntry),
+        ("group.md", model.ConsumerInfo),
+        ("dead-letters.md", model.DeadLetter),
+    ],
+)
+def test_every_field_of_a_value_is_named(page: str, value: type) -> None:
+    fields = msgspec.structs.fields(value) if issubclass(value, msgspec.Struct) else dataclasses.fields(value)
+    text = prose(REFERENCE / page)
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", text))))
+    assert {field.name for field in fields} <= named
+
+
+@pytest.mark.parametrize(
+    ("page", "kind"),
+    [
+        ("client.md", penstock.StreamClient),
+        ("producer.md", penstock.StreamProducer),
+        ("consumer.md", penstock.StreamConsumer),
+        ("group.md", penstock.ConsumerGroup),
+        ("dead-letters.md", penstock.DeadLetters),
+    ],
+)
+def test_every_method_is_named(page: str, kind: type) -> None:
+    internal = (
+        {"connection", "dedicated", "refresh", "leave", "call", "run", "load"}
+        if kind is penstock.StreamClient
+        else set()
+    )
+    methods = {name for name in vars(kind) if not name.startswith("_")} - internal
+    text = (REFERENCE / page).read_text()
+    assert {name for name in methods if not re.search(rf"`(?:\w+\.)?(?:await )?{name}\b", text)} == set()

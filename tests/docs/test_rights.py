@@ -1,0 +1,69 @@
+"""The rights that the reference lists are enough for a producer and for a consumer, and nothing is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from penstock import ConsumerConfig, DeadLetters, StreamClient, StreamConsumer, StreamMessage, StreamProducer
+from penstock.redis.embedded import EmbeddedServer
+from penstock.redis.probe import ask
+from tests.docs.pages import ROOT
+
+
+async def test_users_with_the_listed_rights_can_publish_and_consume(
+    start_server: Callable[..., EmbeddedServer],
+) -> None:
+    server = start_server(port=0)
+    known = {name.decode().lower() for name, *_ in ask(server.unix_socket, "COMMAND")}
+    for user, listed in listed_rights().items():
+        rights = [right for right in listed if right[1:].partition("|")[0] in known]  # WAITAOF came with 7.2
+        reply = ask(
+            server.unix_socket, "ACL", "SETUSER", user, "on", ">secret", "~orders*", "~{orders}:*", "-@all", *rights
+        )
+        assert reply == b"OK"
+    async with as_user(server, "producer") as client:
+        producer = StreamProducer(client, "orders", max_len=4)
+        await producer.push_many(["good", "bad", "good", "good"])
+        async with as_user(server, "consumer") as worker_client:
+            await consume(worker_client)
+        await producer.push("finished entries have made room", dedup_key="once")
+
+
+def listed_rights() -> dict[str, list[str]]:
+    section = (ROOT / "docs" / "reference" / "lua-scripts.md").read_text().partition("## Rights")[2]
+    of_producer, _, of_consumer = section.partition("one of a consumer also")
+    rights = [
+        [f"+{word.lower().replace(' ', '|')}" for word in re.findall(r"`([A-Z ]+)`", part)]
+        for part in (of_producer, of_consumer)
+    ]
+    return {"producer": rights[0], "consumer": rights[0] + rights[1]}
+
+
+def as_user(server: EmbeddedServer, user: str) -> StreamClient:
+    return StreamClient.from_url(server.url, username=user, password="secret")
+
+
+async def consume(client: StreamClient) -> None:
+    def handle(message: StreamMessage) -> None:
+        if message.data == "bad":
+            raise ValueError("bad")
+        if consumer.metrics().total_dlq:
+            consumer.stop()
+
+    def given_up(message: StreamMessage, reason: str) -> None:
+        consumer.stop()
+
+    config = ConsumerConfig(
+        group="workers",
+        worker_name="one",
+        min_idle_claim_ms=200,
+        block_ms=100,
+        retry_initial_delay_ms=10,
+        max_deliveries=2,
+        retention_interval_ms=1,
+    )
+    consumer = StreamConsumer(client, "orders", config, message_handler=handle, dlq_handler=given_up)
+    await consumer.run()
+    assert consumer.metrics().total_acked == 3
+    assert await DeadLetters(client, "orders").count() == 1

@@ -1,0 +1,157 @@
+"""A server that is killed, comes back, loads its data, or forgets its scripts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from penstock import sync
+from penstock.redis.embedded import EmbeddedServer
+from penstock.testing import TEST_SERVERS, ServerKind
+from tests.faults.checker import body
+from tests.faults.conftest import STREAM, Scene
+
+CONFIG = {"min_idle_claim_ms": 5_000, "batch_size": 20}
+
+
+class Publishing:
+    """A producer in a thread of its own that publishes without a pause until it is told to stop."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._stop = threading.Event()
+        self.errors: list[Exception] = []
+        self.times: list[float] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        n = 0
+        with sync.StreamClient.from_url(self._scene.url) as client:
+            producer = sync.StreamProducer(client, STREAM)
+            while not self._stop.is_set():
+                try:
+                    self._scene.published.append(producer.push(body(n)))
+                    self.times.append(time.monotonic())
+                except Exception as error:
+                    self.errors.append(error)
+                n += 1
+
+    def __enter__(self) -> Publishing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.fixture(params=TEST_SERVERS, ids=lambda kind: kind.name)
+def durable(
+    request: pytest.FixtureRequest, start_server: Callable[..., EmbeddedServer]
+) -> Callable[..., EmbeddedServer]:
+    """Starts a server of each kind that writes an append-only file."""
+    kind: ServerKind = request.param
+
+    def start(**options: str) -> EmbeddedServer:
+        return start_server(kind, persistent=True, options={"appendfsync": "everysec", **options})
+
+    return start
+
+
+@pytest.fixture
+def loading() -> Iterator[Callable[[EmbeddedServer], threading.Thread]]:
+    """Restarts a server in the background: it loads for a while before it serves."""
+    threads: list[threading.Thread] = []
+
+    def restart(server: EmbeddedServer) -> threading.Thread:
+        threads.append(threading.Thread(target=server.restart))
+        threads[-1].start()
+        return threads[-1]
+
+    yield restart
+    for thread in threads:
+        thread.join()
+
+
+def test_a_killed_server_that_comes_back_has_lost_nothing(
+    half: str,
+    durable: Callable[..., EmbeddedServer],
+    scene_on: Callable[[EmbeddedServer], Scene],
+    record_property: Callable[[str, object], None],
+) -> None:
+    server = durable()
+    scene = scene_on(server)
+    worker = scene.worker(half, config=CONFIG)
+    gaps = []
+    with Publishing(scene) as publishing:
+        for round_number in range(1, 4):
+            worker.wait_for("done", count=100 * round_number)
+            server.kill()
+            server.restart()
+            back_at = time.monotonic()
+            seen = len(worker.said("done"))
+            line = worker.wait_for("done", count=seen + 1)
+            gaps.append(max(0.0, line["at"] - back_at))
+    scene.check()
+
+    record_property("recovered_after_s", gaps)
+    assert not publishing.errors, "a producer rides out a restart within its budget"
+
+
+def test_while_the_server_loads_its_data_everybody_waits(
+    half: str,
+    durable: Callable[..., EmbeddedServer],
+    loading: Callable[[EmbeddedServer], threading.Thread],
+    scene_on: Callable[[EmbeddedServer], Scene],
+) -> None:
+    # A delay per key that is loaded stands for an append-only file of many gigabytes.
+    server = durable(**{"key-load-delay": "2000", "aof-use-rdb-preamble": "no", "aof-load-truncated": "yes"})
+    scene = scene_on(server)
+    worker = scene.worker(half, config=CONFIG)
+    with Publishing(scene) as publishing:
+        worker.wait_for("done", count=400)
+        server.kill()
+        restart = loading(server)
+        restart.join()
+        worker.wait_for("done", count=len(worker.said("done")) + 50)
+    scene.check()
+
+    assert not publishing.errors
+    assert worker.stop() == 0
+
+
+@pytest.mark.servers("7.0")
+def test_scripts_that_the_server_forgot_are_sent_again(half: str, scene: Scene) -> None:
+    worker = scene.worker(half, config=CONFIG)
+    with Publishing(scene) as publishing:
+        for count in range(20, 400, 20):
+            worker.wait_for("done", count=count)
+            scene.raw.script_flush()
+    scene.check()
+
+    assert not publishing.errors
+    assert {line["attempts"] for line in worker.said("began")} == {1}
+
+
+@pytest.mark.servers("7.0")
+def test_every_transition_survives_forgotten_scripts(half: str, scene: Scene) -> None:
+    gate = scene.gate()
+    ids = scene.publish(
+        body(0, ["raise", "error"], runs=1), body(1, ["raise", "fatal"]), body(2, ["until", gate]), body(3)
+    )
+    worker = scene.worker(half, config={"min_idle_claim_ms": 300, "retry_initial_delay_ms": 200})
+    while len(worker.said("done")) < 2:
+        scene.raw.script_flush()
+    dead = scene.worker(half)
+    dead.wait_for("ready")
+    scene.open(gate)
+    while not scene.checker.is_quiet():
+        scene.raw.script_flush()
+
+    found = scene.checker.check_conserved(ids)
+    assert found.dead == {ids[1]: "fatal"}
+    assert [line["attempts"] for line in worker.said("began", id=ids[2])] == [1]
+    scene.checker.check_quiet()

@@ -1,0 +1,135 @@
+"""A consumer counts what the server confirmed, tells what happened, and no hook of the user can hurt it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import redis
+
+from penstock import StreamClient, StreamConsumer, StreamMessage
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
+from tests.helpers.aio import eventually
+from tests.streams.stage import GROUP, STREAM, Recorder, all_ids, fail, publish, quick, read_as, running
+
+pytestmark = pytest.mark.usefixtures("default_server")
+
+
+async def test_the_numbers_start_at_zero(client: StreamClient) -> None:
+    metrics = StreamConsumer(client, STREAM, quick(), Recorder()).metrics()
+    assert (metrics.total_read, metrics.total_acked, metrics.total_dlq, metrics.total_errors) == (0, 0, 0, 0)
+    assert (metrics.tps_in, metrics.tps_out, metrics.uptime_secs) == (0.0, 0.0, 0.0)
+
+
+async def test_the_numbers_tell_the_whole_story(client: StreamClient, raw: redis.Redis) -> None:
+    await publish(client, range(20))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    read_as(raw, "dead", 5)
+
+    def fail_at_13(message: StreamMessage) -> None:
+        if message.data == 13:
+            raise ValueError("unlucky")
+
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=3), message_handler=fail_at_13)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 19 and consumer.metrics().total_dlq == 1)
+    metrics = consumer.metrics()
+    assert metrics.total_read == 22  # 13 came three times
+    assert metrics.total_reclaimed == 5
+    assert (metrics.total_errors, metrics.total_retried, metrics.total_lease_lost) == (3, 2, 0)
+    assert (metrics.tps_in, metrics.tps_out, metrics.tps_total) == (22.0, 19.0, 41.0)
+
+
+async def test_all_metrics_has_every_living_consumer_and_no_dead_one(client: StreamClient) -> None:
+    gc.collect()
+    before = len(StreamConsumer.all_metrics())
+    await publish(client, range(3))
+    consumer = StreamConsumer(client, STREAM, quick(), Recorder())
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 3)
+    assert len(StreamConsumer.all_metrics()) == before + 1
+    assert 3 in {metrics.total_acked for metrics in StreamConsumer.all_metrics()}
+    await consumer.close()
+    del consumer
+    gc.collect()
+    await eventually(lambda: gc.collect() is not None and len(StreamConsumer.all_metrics()) == before)
+
+
+async def test_asking_for_the_numbers_asks_nothing_of_redis(client: StreamClient, raw: redis.Redis) -> None:
+    consumer = StreamConsumer(client, STREAM, quick(), Recorder())
+    before = raw.info("stats")["total_commands_processed"]
+    for _ in range(10):
+        consumer.metrics()
+        StreamConsumer.all_metrics()
+    assert raw.info("stats")["total_commands_processed"] == before + 1
+
+
+async def test_the_error_hook_gets_the_exception_and_the_messages_that_failed(client: StreamClient) -> None:
+    await publish(client, range(4))
+    told: list[tuple[str, list[int]]] = []
+
+    async def hook(error: BaseException, messages: list[StreamMessage]) -> None:
+        told.append((str(error), [message.data for message in messages]))
+
+    handler = Recorder(lambda messages: all_ids(messages) if messages[0].attempts > 1 else fail(messages))
+    consumer = StreamConsumer(client, STREAM, quick(), handler, error_hook=hook)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 4)
+    assert told == [("this cannot be handled", [0, 1, 2, 3])]
+    assert consumer.metrics().total_errors == 1
+
+
+async def test_an_id_that_is_left_out_is_no_error(client: StreamClient) -> None:
+    await publish(client, range(4))
+    told: list[BaseException] = []
+
+    def hook(error: BaseException, messages: list[StreamMessage]) -> None:
+        told.append(error)
+
+    handler = Recorder(lambda messages: all_ids(messages) if messages[0].attempts > 1 else [])
+    consumer = StreamConsumer(client, STREAM, quick(), handler, error_hook=hook)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 4)
+    assert told == []
+    assert consumer.metrics().total_errors == 0
+
+
+async def test_hooks_that_fail_change_nothing(client: StreamClient, caplog: pytest.LogCaptureFixture) -> None:
+    await publish(client, range(4))
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("the hook is broken")
+
+    handler = Recorder(lambda messages: all_ids(messages) if messages[0].attempts > 1 else fail(messages))
+    consumer = StreamConsumer(client, STREAM, quick(), handler, error_hook=broken, on_event=broken)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 4)
+    assert handler.runs == dict.fromkeys(range(4), 2)
+    assert "the hook is broken" in caplog.text
+
+
+async def test_events_name_their_stream_and_group(client: StreamClient) -> None:
+    await publish(client, range(4))
+    events: list[Occurrence] = []
+    consumer = StreamConsumer(
+        client, STREAM, quick(max_deliveries=2), Recorder(fail), on_event=events.append
+    )  # fmt: skip
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_dlq == 4)
+    assert {(event.stream, event.group) for event in events} == {(STREAM, GROUP)}
+    assert {event.name for event in events} == {EventName.RETRIED, EventName.DEAD_LETTERED, EventName.STOPPED}
+    assert [event.fields["reason"] for event in events if event.name is EventName.DEAD_LETTERED] == [
+        "max_deliveries"
+    ] * 4
+
+
+async def test_a_consumer_that_has_ended_leaves_no_thread_behind(client: StreamClient) -> None:
+    await publish(client, range(10))
+    consumer = StreamConsumer(client, STREAM, quick(concurrency=4), message_handler=lambda _: None)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 10)
+        assert any("penstock" in thread.name for thread in threading.enumerate())
+    await consumer.close()
+    await eventually(lambda: not [thread for thread in threading.enumerate() if "penstock" in thread.name])

@@ -1,0 +1,174 @@
+"""When the dead letter cannot be written, the message stays; when the entry is gone, the record says so."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from penstock import DeadLetters, StreamClient, StreamConsumer, StreamMessage
+from penstock.errors import WrongType
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
+from tests.helpers.aio import Event, eventually, join, start, wait_for
+from tests.streams.stage import (
+    DEAD_LETTERS,
+    GROUP,
+    STREAM,
+    Recorder,
+    all_ids,
+    dead_letters,
+    fail,
+    of_kind,
+    pending_ids,
+    publish,
+    quick,
+    read_as,
+    running,
+)
+
+
+async def test_a_dead_letter_stream_of_the_wrong_type_stops_the_consumer_and_the_message_stays_pending(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    ids = await publish(client, [1])
+    raw.set(DEAD_LETTERS, "not a stream")
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1), Recorder(fail))
+    with pytest.raises(WrongType):
+        await join(start(consumer.run))
+    assert pending_ids(raw) == ids
+    raw.delete(DEAD_LETTERS)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_dlq == 1)
+    assert dead_letters(raw)[0]["data"] == b"1"
+    assert pending_ids(raw) == []
+
+
+async def test_the_same_holds_for_a_message_that_cannot_be_decoded(client: StreamClient, raw: redis.Redis) -> None:
+    entry_id = raw.xadd(STREAM, {"data": b"{not json"}).decode()
+    raw.set(DEAD_LETTERS, "not a stream")
+    consumer = StreamConsumer(client, STREAM, quick(), Recorder())
+    with pytest.raises(WrongType):
+        await join(start(consumer.run))
+    assert pending_ids(raw) == [entry_id]
+    raw.delete(DEAD_LETTERS)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_dlq == 1)
+    assert dead_letters(raw)[0]["data"] == b"{not json"
+
+
+async def test_a_server_without_memory_delays_the_burial_and_loses_nothing(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    ids = await publish(client, range(3))
+    handler = Recorder(fail)
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1), handler)
+    raw.xgroup_create(STREAM, GROUP, "0")
+    raw.config_set("maxmemory", 1)
+    async with running(consumer):
+        await eventually(lambda: len(handler.seen) >= 3)
+        await eventually(lambda: consumer.metrics().total_retried >= 3)
+        assert pending_ids(raw) == ids
+        assert not raw.exists(DEAD_LETTERS)
+        raw.config_set("maxmemory", 0)
+        await eventually(lambda: consumer.metrics().total_dlq == 3)
+    assert sorted(record["data"] for record in dead_letters(raw)) == [b"0", b"1", b"2"]
+    assert {record["dlq_reason"] for record in dead_letters(raw)} == {b"max_deliveries"}
+    assert pending_ids(raw) == []
+    assert handler.runs == {0: 1, 1: 1, 2: 1}
+
+
+async def test_a_server_without_memory_delays_the_burial_of_what_cannot_be_decoded_too(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    entry_id = raw.xadd(STREAM, {"data": b"{not json"}).decode()
+    raw.xgroup_create(STREAM, GROUP, "0")
+    raw.config_set("maxmemory", 1)
+    consumer = StreamConsumer(client, STREAM, quick(), Recorder())
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_read == 1)
+        assert pending_ids(raw) == [entry_id]
+        raw.config_set("maxmemory", 0)
+        await eventually(lambda: consumer.metrics().total_dlq == 1)
+    assert pending_ids(raw) == []
+
+
+# --- entries that are gone ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["XDEL", "XTRIM"])
+async def test_entries_of_a_dead_consumer_that_are_gone_are_recorded_and_leave_the_pending_list(
+    client: StreamClient, raw: redis.Redis, how: str
+) -> None:
+    await publish(client, range(10))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    ids = read_as(raw, "dead")
+    gone = ids[:4] if how == "XTRIM" else ids[::3]
+    raw.xtrim(STREAM, maxlen=6, approximate=False) if how == "XTRIM" else raw.xdel(STREAM, *gone)
+    events: list[Occurrence] = []
+    handler = Recorder()
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=100), handler, on_event=events.append)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_missing == 4 and consumer.metrics().total_acked == 6)
+    assert sorted(handler.seen) == [n for n in range(10) if ids[n] not in gone]
+    letters = await DeadLetters(client, STREAM).list(reason="missing")
+    assert sorted(letter.source_id for letter in letters) == sorted(gone)
+    assert {(letter.consumer, letter.deliveries, letter.data) for letter in letters} == {("dead", 1, None)}
+    assert consumer.metrics().total_dlq == 4
+    told = [entry_id for event in of_kind(events, EventName.MISSING) for entry_id in event.fields["ids"]]
+    assert sorted(told) == sorted(gone)
+    assert pending_ids(raw) == []
+
+
+async def test_a_message_that_is_deleted_while_it_waits_for_its_retry_is_recorded(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    ids = await publish(client, range(2))
+    consumer = StreamConsumer(client, STREAM, quick(retry_initial_delay_ms=200, retry_max_delay_ms=200), Recorder(fail))
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_retried == 2)
+        raw.xdel(STREAM, *ids)
+        await eventually(lambda: consumer.metrics().total_missing == 2)
+    assert pending_ids(raw) == []
+    assert {letter.reason for letter in await DeadLetters(client, STREAM).list()} == {"missing"}
+    assert not raw.exists(f"{{{STREAM}}}:attempts:{GROUP}", f"{{{STREAM}}}:retries:{GROUP}")
+
+
+async def test_a_message_that_is_deleted_while_its_handler_runs_ends_as_the_handler_says(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    ids = await publish(client, range(2))
+    began, go_on = Event(), Event()
+
+    async def handler(messages: list[StreamMessage]) -> list[str]:
+        began.set()
+        await wait_for(go_on)
+        return all_ids(messages)[:1]
+
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1), handler)
+    async with running(consumer):
+        await wait_for(began)
+        raw.xdel(STREAM, *ids)
+        go_on.set()
+        await eventually(lambda: consumer.metrics().total_acked == consumer.metrics().total_dlq == 1)
+    [letter] = await DeadLetters(client, STREAM).list()
+    assert (letter.reason, letter.source_id) == ("missing", ids[1])
+    assert pending_ids(raw) == []
+
+
+async def test_an_entry_that_is_gone_stays_pending_while_the_record_cannot_be_written(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    await publish(client, range(3))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    ids = read_as(raw, "dead")
+    raw.xdel(STREAM, *ids)
+    raw.config_set("maxmemory", 1)
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=50), Recorder())
+    async with running(consumer):
+        await eventually(lambda: consumer._is_open)
+        raw.config_resetstat()
+        await eventually(lambda: raw.info("commandstats").get("cmdstat_xpending", {}).get("calls", 0) > 20)
+        assert pending_ids(raw) == ids
+        raw.config_set("maxmemory", 0)
+        await eventually(lambda: consumer.metrics().total_missing == 3)
+    assert pending_ids(raw) == []
