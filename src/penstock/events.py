@@ -10,7 +10,7 @@ from enum import StrEnum
 class EventName(StrEnum):
     """Every event, with the fields it carries beside `stream` and `group`."""
 
-    RECONNECTED = "reconnected"  # error
+    RECONNECTED = "reconnected"  # the reader has a new connection
     RECLAIMED = "reclaimed"  # count, ids
     SWEPT = "swept"  # count, ids: own pending entries that no handler of this process held
     RETRIED = "retried"  # count
@@ -23,8 +23,7 @@ class EventName(StrEnum):
     TRIMMED = "trimmed"  # count
     DROPPED = "dropped"  # count: oldest entries dropped by the producer's policy
     REJECTED = "rejected"  # count
-    CLOCK_JUMPED = "clock_jumped"  # jump_ms
-    STOPPED = "stopped"  # reason
+    STOPPED = "stopped"  # run() is about to return
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 import time
+import weakref
+from typing import ClassVar
 
 ZERO = "0-0"
 _SEQ_MAX = (1 << 64) - 1
@@ -38,12 +41,23 @@ class MessageIds:
     random bits, and an id costs a fifth of a microsecond. Ids of different milliseconds order by time.
     """
 
-    __slots__ = ("_count", "_low", "_recent")
+    __slots__ = ("__weakref__", "_count", "_low", "_recent")
+    _all: ClassVar[weakref.WeakSet[MessageIds]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         self._count = itertools.count()  # next() of it is atomic
+        self._draw()
+        MessageIds._all.add(self)
+
+    def _draw(self) -> None:
         self._low = (0b10 << 62) | secrets.randbits(61)
         self._recent = (0, -1, "", "")  # one value, so that threads never see half of a change
+
+    @classmethod
+    def forked(cls) -> None:
+        """Draw anew in a forked process, which would make the same ids otherwise; called by the interpreter."""
+        for maker in list(cls._all):
+            maker._draw()
 
     def make(self) -> str:
         """Return a new id."""
@@ -54,3 +68,7 @@ class MessageIds:
             head, tail = f"{ms:012x}7", f"{self._low + block:016x}"
             self._recent = (ms, block, head, tail)
         return head + _HEX[number & 0xFFF] + tail
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=MessageIds.forked)

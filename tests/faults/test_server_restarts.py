@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Self
 
 import pytest
 
@@ -39,7 +40,7 @@ class Publishing:
                     self.errors.append(error)
                 n += 1
 
-    def __enter__(self) -> Publishing:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

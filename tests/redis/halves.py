@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import threading
 import time
-from collections.abc import Callable, Coroutine
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import penstock
@@ -117,9 +120,15 @@ class SyncHalf(Half):
         return result
 
 
-def in_new_loop(function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
-    """Runs a coroutine function as a program of its own does."""
-    return asyncio.run(function(*args))
+@contextmanager
+def nothing_left_open() -> Iterator[None]:
+    """Fails when something is thrown away in the block that should have been closed."""
+    gc.collect()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        yield
+        gc.collect()
+    assert [str(warning.message) for warning in found] == []
 
 
 def eventually(condition: Callable[[], Any], timeout_s: float = DEADLINE_S) -> Any:

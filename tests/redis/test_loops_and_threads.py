@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,20 +13,9 @@ import redis
 from penstock import ConsumerConfig, StreamClient, StreamConsumer, StreamProducer, sync
 from penstock.errors import ConnectionFailed
 from penstock.testing import FaultProxy
-from tests.redis.halves import eventually
+from tests.redis.halves import eventually, nothing_left_open
 
 pytestmark = pytest.mark.servers("7.0")
-
-
-@contextmanager
-def nothing_left_open() -> Iterator[None]:
-    """Fails when something is thrown away in the block that should have been closed."""
-    gc.collect()
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always", ResourceWarning)
-        yield
-        gc.collect()
-    assert [str(warning.message) for warning in found] == []
 
 
 def in_threads(*functions: Callable[[], Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -23,22 +24,20 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-_PROCESS = object()
-
-
 def home() -> object:
-    """Return what connections are bound to: sockets belong to the process."""
-    return _PROCESS
+    """Return what connections are bound to: sockets belong to the process, and must not be used by a forked one."""
+    return os.getpid()
 
 
-def call_home(_home: object, function: Callable[..., None], *args: object) -> None:
-    """Run a function where the connections are: here."""
-    function(*args)
+def call_home(home: object, function: Callable[..., None], *args: object) -> None:
+    """Run a function where the connections are: here, unless this is a forked process."""
+    if is_alive(home):
+        function(*args)
 
 
 def is_alive(home: object) -> bool:
     """Tell whether connections bound to the home can still be used."""
-    return home is _PROCESS
+    return home == os.getpid()
 
 
 def at_end(step: Callable[[], None]) -> Callable[[], None]:

@@ -59,6 +59,11 @@ class Settler:
         """Tell whether the message is done and its acknowledgement on the way."""
         return entry_id in self._unanswered or entry_id in self._done
 
+    @property
+    def outstanding(self) -> int:
+        """How many messages are done and not known to be acknowledged."""
+        return len(self._done) + len(self._unanswered)
+
     def take_along(self, is_calm: bool) -> Acks | None:
         """Return what a read should carry: nothing while there is little, for a moment later there is more."""
         return self.take(is_calm) if len(self._done) >= _WORTH_CARRYING else None

@@ -12,7 +12,7 @@ from penstock.errors import LeaseLost, OutOfMemory, PenstockError
 from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import Backoff, Bury, Limits, Reason, Retry, after_failure, before_run
-from penstock.runtime.aio import Cancelled, Job
+from penstock.runtime.aio import Cancelled, Job, Lock
 from penstock.streams.callables import Call
 from penstock.streams.inbox import Batch, Inbox
 from penstock.streams.ledger import Ledger, Parking
@@ -67,13 +67,14 @@ class Workers:
         limits: Limits,
         backoff: Backoff,
         batch_limit: int,
-        wake_retries: Callable[[], None],
+        on_parked: Callable[[], None],
     ) -> None:
         self._inbox, self._settler, self._ledger, self._undertaker = inbox, settler, ledger, undertaker
         self._tally, self._emit, self._call, self._error_hook = tally, emit, call, error_hook
         self._limits, self._backoff, self._batch_limit = limits, backoff, batch_limit
-        self._wake_retries = wake_retries
+        self._on_parked = on_parked
         self._chance = random.Random()
+        self._alone = Lock()
         self.slots: list[Slot] = []
 
     async def work(self, persist: Callable[..., Awaitable[Any]]) -> None:
@@ -114,6 +115,15 @@ class Workers:
 
     async def handle(self, slot: Slot, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
         """Run the handler once and settle every message of the batch."""
+        if not batch.is_last_chance:
+            await self._run(slot, batch, persist)
+            return
+        # Should it take the process down, no other message may be on its last run or done and not yet acknowledged.
+        async with self._alone:
+            await self._run(slot, batch, persist)
+            await persist(self._settler.flush)
+
+    async def _run(self, slot: Slot, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
         messages = batch.messages
         if batch.is_again:
             messages = await persist(self._admit, messages)
@@ -200,7 +210,7 @@ class Workers:
         self._emit(EventName.RETRIED, count=len(messages) - len(lost))
         if lost:
             self.lose(lost)
-        self._wake_retries()
+        self._on_parked()
 
     async def _bury(self, message: StreamMessage, reason: Reason, error: BaseException | None) -> None:
         try:

@@ -3,10 +3,14 @@
 -- ARGV: 1 group, 2 consumer, 3.. ids
 -- Returns: {{{id, count, attempts, fields}, ...}, {missing ids}}
 -- Called twice: gives the same again.
+-- An entry that was read once and has no record of attempts was never begun: the reply that carried it got lost.
 -- include: claim.lua
 local out, missing = {}, {}
 for i = 3, #ARGV do
   local entry = redis.call('XPENDING', stream, group, ARGV[i], ARGV[i], 1, me)[1]
-  if entry and not redis.call('ZSCORE', retries, ARGV[i]) then claim(entry, out, missing) end
+  if entry and not redis.call('ZSCORE', retries, ARGV[i]) then
+    if entry[4] == 1 and not redis.call('HGET', attempts, ARGV[i]) then entry[4] = 0 end
+    claim(entry, out, missing)
+  end
 end
 return {out, missing}

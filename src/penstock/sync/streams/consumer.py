@@ -116,7 +116,7 @@ class StreamConsumer:
         self._workers = Workers(
             self._inbox, self._settler, self._ledger, self._undertaker, self._tally, self._emit, call,
             awaitable(error_hook, threads, "error_hook") if error_hook is not None else None,
-            limits, config.backoff, limit, self._recovery.wake.set,
+            limits, config.backoff, limit, self._parked,
         )  # fmt: skip
         self._heartbeat = Heartbeat(
             self.client.settings, keys, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
@@ -369,6 +369,10 @@ class StreamConsumer:
             f"this one is fenced off. Give every process a name of its own, or none"
         )
         self._stopping.set_from_outside()
+
+    def _parked(self) -> None:
+        self._intake.parked()
+        self._recovery.wake.set()
 
     def _overdue(self) -> set[str]:
         timeout_ms = self.config.handler_timeout_ms

@@ -86,6 +86,7 @@ class DeadLetters:
 
     def _put_back(self, letter: DeadLetter) -> str | None:
         kept = {name: value for name, value in letter.fields.items() if not name.startswith(_MARK)}
+        kept.pop(envelope.EXPIRES_AT, None)  # whoever redrives an expired message wants it handled
         kept.setdefault(ORIGIN, f"{letter.source_stream}/{letter.source_id}".encode())
         kept[envelope.REDRIVES] = str(letter.redrives + 1).encode()
         flat = [part for pair in kept.items() for part in pair]

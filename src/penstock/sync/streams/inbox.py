@@ -20,7 +20,8 @@ class Batch:
     """Messages for one call of a handler. Those handed out again must be recorded before they begin."""
 
     messages: list[StreamMessage]
-    is_again: bool
+    is_again: bool = False
+    is_last_chance: bool = False
 
 
 class Inbox:
@@ -79,12 +80,11 @@ class Inbox:
     def take_now(self, limit: int) -> Batch | None:
         """Return messages for one call, or None if there are none."""
         if self._again:
-            taken = self._take_again(limit)
-            return Batch(taken, is_again=True) if taken else None
+            return self._take_again(limit)
         while self._fresh:
             taken = self._take_fresh(limit)
             if taken:
-                return Batch(taken, is_again=False)
+                return Batch(taken)
         return None
 
     def _take_fresh(self, limit: int) -> list[StreamMessage]:
@@ -111,21 +111,20 @@ class Inbox:
         self._lost.discard(entry_id)
         return is_lost
 
-    def _take_again(self, limit: int) -> list[StreamMessage]:
+    def _take_again(self, limit: int) -> Batch | None:
         taken: list[StreamMessage] = []
         try:
             while len(taken) < limit:
                 message = self._again.popleft()
-                is_alone = self._is_last_chance(message)
-                if is_alone and taken:
+                if self._is_last_chance(message):
+                    if not taken:
+                        return Batch([message], is_again=True, is_last_chance=True)
                     self._again.appendleft(message)
                     break
                 taken.append(message)
-                if is_alone:
-                    break
         except IndexError:
             pass
-        return taken
+        return Batch(taken, is_again=True) if taken else None
 
     def take(self, limit: int) -> Batch | None:
         """Wait for messages for one call; return None when the inbox is closed."""

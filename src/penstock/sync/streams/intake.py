@@ -65,6 +65,7 @@ class Intake:
         self._client_id = 0
         self._is_reading = False
         self._must_sweep = True
+        self._is_exact = False  # the server's list of what is pending here and ours were compared and agree
         self._last_sweep_s = 0.0
         self.claiming = Lock()  # held by whoever has a claim under way that is not in the inbox yet
         self.quiet = Event()
@@ -72,7 +73,7 @@ class Intake:
     def read(self, count: int, block_ms: int | None) -> int:
         """Read new messages once, carrying acknowledgements along; return how many came."""
         connection = self._ready()
-        acks = self._settler.take_along(is_calm=not self.claiming.locked())
+        acks = self._settler.take_along(is_calm=self._is_exact and not self.claiming.locked())
         commands: list[Command] = [self._settler.command(acks)] if acks else []
         commands.append(self._ledger.read_command(count, block_ms))
         step = 2 if self._asked else 1
@@ -177,14 +178,17 @@ class Intake:
 
     def sweep(self) -> int:
         """Take up whatever is pending with this consumer and not held by it. No read may be under way."""
-        found = 0
+        found, pending, has_stranded = 0, 0, False
         start = "-"
         with self.claiming:
             while True:
                 page = self._ledger.own_pending(start, MAX_IDS)
+                pending += len(page)
                 stranded = [entry_id for entry_id, _, _ in page if entry_id not in self._inbox.held]
                 # What is done but not acknowledged yet is neither held nor stranded.
                 stranded = [entry_id for entry_id in stranded if not self._settler.has(entry_id)]
+                has_stranded = has_stranded or bool(stranded)
+                self._is_exact = not has_stranded and pending == len(self._inbox.held) + self._settler.outstanding
                 if stranded:
                     claims, missing = self._ledger.take(stranded)
                     taken = self.take_again(claims, missing)
@@ -197,6 +201,10 @@ class Intake:
         self._must_sweep = False
         self._last_sweep_s = time.monotonic()
         return found
+
+    def parked(self) -> None:
+        """Take note that messages were put aside: they stay pending with this consumer though it does not hold them."""
+        self._is_exact = False
 
     def must_sweep(self) -> None:
         """Sweep before the next read: a reply with messages may have been lost."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import time
@@ -64,7 +65,7 @@ class Publisher:
     ) -> None:
         self._client, self._stream, self._settings, self._on_dropped = client, stream, settings, on_dropped
         self._keys = client.keys(stream)
-        self._marker = self._keys.producer(secrets.token_hex(8))
+        self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
         self._marker_ttl_s = int(settings.retry_budget_s * 2) + 60
         self._script = script("publish")
         self._policy = "drop_oldest" if settings.on_full == "drop_oldest" else "reject"
@@ -95,6 +96,9 @@ class Publisher:
 
     def compose(self, messages: list[Outgoing]) -> Command:
         """Return the command for the next batch."""
+        if self._process != os.getpid():
+            # Forked: under the same marker the batches of two processes would be taken for repetitions.
+            self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
         self._sequence += 1
         keys = [self._keys.stream, self._marker]
         keys += [self._keys.dedup(message.dedup_key) for message in messages if message.dedup_key is not None]

@@ -1,0 +1,214 @@
+"""Sentinel: the master is found, and found again after a failover, by producers, consumers and their heartbeats."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import ConsumerConfig
+from penstock.errors import ConfigurationError, ConnectionFailed
+from penstock.redis.embedded import free_port
+from penstock.redis.probe import ask
+from penstock.redis.retry import Repeat
+from penstock.testing import FaultProxy, ServerMissing
+from tests.conftest import or_skip
+from tests.redis.halves import Half, eventually, nothing_left_open
+from tests.redis.sentinels import SERVICE, SentinelGroup, told
+
+LEASE_MS = 800
+
+
+def started(folder: Path, sentinels: int) -> Iterator[SentinelGroup]:
+    try:
+        with SentinelGroup(folder, sentinels) as group:
+            yield group
+    except ServerMissing as error:
+        or_skip(error)
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelGroup]:
+    """A group shared by the tests that change nothing about it."""
+    yield from started(tmp_path_factory.mktemp("sentinels"), 2)
+
+
+@pytest.fixture
+def own_group(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SentinelGroup]:
+    """A group of the test's own, with as many Sentinels as it is parametrised with."""
+    yield from started(tmp_path, getattr(request, "param", 1))
+
+
+def config(**settings: Any) -> ConsumerConfig:
+    quick = {"block_ms": 100, "min_idle_claim_ms": LEASE_MS, "handle_signals": False}
+    return ConsumerConfig(group="g", **{**quick, **settings})
+
+
+def test_the_master_is_found(half: Half, group: SentinelGroup) -> None:
+    make = half.api.StreamClient
+    clients = [
+        half.client(group.url),
+        half.client(f"{group.url}/0?prefix=p&client_name=me"),
+        half.owned(make.from_sentinel(group.sentinels, SERVICE)),
+        half.owned(make.from_sentinel([{"host": h, "port": p} for h, p in group.sentinels], SERVICE, db=0)),
+    ]
+    for client in clients:
+        assert half.do(client.call, "", "INFO", "replication").startswith(b"# Replication\r\nrole:master")
+        assert not client.is_cluster
+    assert half.do(clients[1].call, "", "CLIENT", "GETNAME") == b"me"
+
+
+def test_the_sentinels_are_asked_once_and_not_for_every_command(half: Half, group: SentinelGroup) -> None:
+    with FaultProxy(group.sentinels[0]) as proxy:
+        client = half.client(f"redis+sentinel://127.0.0.1:{proxy.port}/{SERVICE}")
+        for _ in range(20):
+            half.do(client.ping)
+        assert proxy.count("SENTINEL") == 1
+
+
+def test_a_sentinel_that_is_away_does_not_matter(half: Half, group: SentinelGroup) -> None:
+    sentinels = [("127.0.0.1", free_port()), *group.sentinels[:1]]
+    assert half.do(half.owned(half.api.StreamClient.from_sentinel(sentinels, SERVICE)).ping)
+
+
+def test_sentinels_that_are_all_away_are_named(half: Half) -> None:
+    port = free_port()
+    client = half.client(f"redis+sentinel://127.0.0.1:{port}/{SERVICE}")
+    with pytest.raises(ConnectionFailed, match=rf"no Sentinel at 127\.0\.0\.1:{port}") as failed:
+        half.do(client.ping)
+    assert "redis.client" not in str(failed.value)
+    assert "ConnectionPool" not in str(failed.value)
+
+
+def test_a_service_that_nobody_knows_is_told(half: Half, group: SentinelGroup) -> None:
+    client = half.owned(half.api.StreamClient.from_sentinel(group.sentinels, "nobody"))
+    with pytest.raises(ConnectionFailed, match="is the name right"):
+        half.do(client.ping)
+
+
+@pytest.mark.parametrize(("sentinels", "service"), [([], SERVICE), ([("h",)], SERVICE), ([("h", 1)], "")])
+def test_sentinels_and_service_are_checked(half: Half, sentinels: list[Any], service: str) -> None:
+    with pytest.raises(ConfigurationError, match="sentinels|service_name"):
+        half.api.StreamClient.from_sentinel(sentinels, service)
+
+
+# --- failover ---------------------------------------------------------------------------------------
+
+
+class Line:
+    """A producer and a consumer at work."""
+
+    def __init__(self, half: Half, client: Any, stream: str) -> None:
+        self.half, self.stream = half, stream
+        self.producer = half.api.StreamProducer(client, stream)
+        self.group = half.api.ConsumerGroup(client, stream, "g")
+        self.handled: list[Any] = []
+        self.consumer = half.api.StreamConsumer(
+            client, stream, config(), message_handler=lambda message: self.handled.append(message.data)
+        )
+
+    def run_through(self, fail_over: Any) -> None:
+        """Publishes and consumes before, during and after the failover; no push may raise."""
+        is_over = threading.Event()
+        failures: list[BaseException] = []
+        consuming = self.half.start(self.consumer.run)
+
+        def publish() -> None:
+            number = 0
+            while not is_over.is_set() and not failures:
+                try:
+                    self.half.do(self.producer.push, number)
+                except BaseException as error:  # noqa: BLE001  # looked at below
+                    failures.append(error)
+                number += 1
+
+        publishing = threading.Thread(target=publish, daemon=True)
+        publishing.start()
+        eventually(lambda: len(self.handled) > 20)
+        fail_over()
+        # Far more than had been under way when the master changed.
+        before = len(self.handled)
+        eventually(lambda: failures or consuming.done() or len(self.handled) > before + 200)
+        is_over.set()
+        publishing.join(30)
+        assert failures == []
+        self.half.do(self.producer.push, "last")
+        eventually(lambda: consuming.done() or "last" in self.handled)
+        # Acknowledgements that went down with the old master are made up for.
+        eventually(lambda: consuming.done() or self.half.do(self.group.stats).group_pel_size == 0)
+        self.half.do(self.consumer.stop)
+        consuming.result(30)
+
+
+def test_a_failover_while_the_master_lives(half: Half, own_group: SentinelGroup) -> None:
+    line = Line(half, half.client(own_group.url), "s")
+    line.run_through(own_group.fail_over)
+    assert told(own_group.master().unix_socket, "XLEN", "s") > 200
+
+
+@pytest.mark.parametrize("own_group", [3], indirect=True, ids=["three sentinels"])
+def test_a_failover_after_the_death_of_the_master(half: Half, own_group: SentinelGroup) -> None:
+    line = Line(half, half.client(own_group.url), "s")
+    line.run_through(lambda: own_group.master().kill())
+    assert told(own_group.master().unix_socket, "XLEN", "s") > 200
+
+
+def test_a_client_goes_on_after_a_failover_and_leaves_nothing_open(half: Half, own_group: SentinelGroup) -> None:
+    with nothing_left_open():
+        client = half.client(own_group.url)
+        assert half.do(client.call, "n", "INCR", "n", repeat=Repeat.ONCE) == 1
+        eventually(lambda: all(told(server.unix_socket, "GET", "n") == b"1" for server in own_group.servers))
+        broken = half.do(client.connection, "n")
+        own_group.fail_over()
+        eventually(lambda: _is_noticed(half, broken))
+        assert half.do(client.call, "n", "INCR", "n", repeat=Repeat.ONCE) == 2
+        assert told(own_group.master().unix_socket, "GET", "n") == b"2"
+        half.do(client.close)
+        del client, broken
+
+
+def _is_noticed(half: Half, connection: Any) -> bool:
+    try:
+        half.do(connection.call, "PING")
+    except Exception:  # noqa: BLE001  # hung up on, as was waited for
+        return True
+    return not connection.is_open
+
+
+def test_a_lease_survives_a_failover(half: Half, own_group: SentinelGroup) -> None:
+    client = half.client(own_group.url)
+    stream = "s"
+    half.do(half.api.StreamProducer(client, stream).push, "long")
+    handled: list[Any] = []
+    may_end = threading.Event()
+
+    def handle(message: Any) -> None:
+        handled.append(message.data)
+        assert may_end.wait(60)
+
+    consumer = half.api.StreamConsumer(client, stream, config(), message_handler=handle)
+    running = half.start(consumer.run)
+    eventually(lambda: handled)
+    eventually(lambda: all(_pending(server.unix_socket, stream) for server in own_group.servers))
+    own_group.fail_over()
+    renewed_on = own_group.master().unix_socket
+    # Renewed again and again by the heartbeat, which has found the new master: young after having been old.
+    eventually(lambda: _idle_ms(renewed_on, stream) > LEASE_MS / 8)
+    eventually(lambda: _idle_ms(renewed_on, stream) < LEASE_MS / 8)
+    may_end.set()
+    eventually(lambda: not _pending(renewed_on, stream))
+    half.do(consumer.stop)
+    running.result(30)
+
+
+def _pending(address: Any, stream: str) -> list[Any]:
+    reply: Any = ask(address, "XPENDING", stream, "g", "-", "+", 10)
+    return [] if isinstance(reply, Exception) else reply
+
+
+def _idle_ms(address: Any, stream: str) -> int:
+    rows = _pending(address, stream)
+    return int(rows[0][2]) if rows else 0
