@@ -57,7 +57,7 @@ class MessageIds:
     def forked(cls) -> None:
         """Draw anew in a forked process, which would make the same ids otherwise; called by the interpreter."""
         for maker in list(cls._all):
-            maker._draw()
+            maker._draw()  # noqa: SLF001
 
     def make(self) -> str:
         """Return a new id."""

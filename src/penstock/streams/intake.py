@@ -80,11 +80,14 @@ class Intake:
             commands = [part for command in commands for part in (("ASKING",), command)]
         timeout_s = (block_ms or 0) / 1000 + REPLY_MARGIN_S
 
-        answered = False
+        answered, found, last = False, 0, len(commands) - 1
 
         def on_reply(index: int, reply: Reply) -> None:
-            nonlocal answered
-            if acks is not None and index == step - 1:
+            nonlocal answered, found
+            if index == last:
+                # At once and not when this coroutine has its turn: the worker is the next to run.
+                found = self._take_in(reply)
+            elif acks is not None and index == step - 1:
                 answered = True
                 self._settler.answered(acks, reply)
 
@@ -100,9 +103,6 @@ class Intake:
             raise
         finally:
             self._is_reading = False
-        # Messages first: they are ours even if the acknowledgements beside them were refused.
-        rows = [] if isinstance(replies[-1], PenstockError) else parse_rows(replies[-1])
-        found = self._take_in(rows)
         for reply in reversed(replies[step - 1 :: step]):
             if isinstance(reply, PenstockError):
                 await self._refused(connection, reply)
@@ -118,7 +118,8 @@ class Intake:
             await self.close()
         raise error
 
-    def _take_in(self, rows: list[Row]) -> int:
+    def _take_in(self, reply: Reply) -> int:
+        rows: list[Row] = [] if isinstance(reply, PenstockError) else parse_rows(reply)
         if rows:
             self._tally.count_read(len(rows))
             self._appetite.filled()

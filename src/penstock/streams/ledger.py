@@ -73,14 +73,14 @@ class Ledger:
 
         `expected` is how many messages must be pending with this consumer if it lost none, or -1 if that is unknown.
         """
-        first, last = _bounds(done)
+        first, last = _bounds(done) if expected < 0 else ("-", "+")
         keys = (self.keys.stream, self.keys.attempts(self.group), self.keys.position(self.group), self._worker)
         flags = (self.group, self.consumer, self.incarnation, int(record), int(forget), expected)
         return ("EVALSHA", self._ack.sha, len(keys), *keys, *flags, first, last, *done)
 
     @staticmethod
     def parse_ack(reply: Reply) -> tuple[int, list[str]]:
-        """Return how many were acknowledged, and the ids that were refused."""
+        """Return how many were acknowledged, and the ids that were refused; -1 = not the expected number pending."""
         return int(reply[0]), [item.decode() for item in reply[1]]
 
     async def ack(self, done: Sequence[str], forget: bool, record: bool) -> tuple[int, list[str]]:

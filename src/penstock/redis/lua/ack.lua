@@ -4,6 +4,7 @@
 --       5 '1' = forget attempts, 6 how many entries must be pending with this consumer if it lost none, or -1,
 --       7 smallest id, 8 greatest id, 9.. ids
 -- Returns: {acknowledged, {refused ids}}; refused = not pending with this consumer (settled before, or claimed by another).
+--       {-1, {}} = another number is pending than expected: nothing was done, send it again without an expectation.
 -- Called twice: the second call acknowledges nothing and refuses all.
 -- No write before XACK, and XACK is allowed at the memory limit: a full server can be drained.
 local stream, group, me = KEYS[1], ARGV[1], ARGV[2]
@@ -13,17 +14,14 @@ if ARGV[3] ~= '' then
 end
 local mine, refused = {}, {}
 
--- Nobody but the consumer itself adds to its pending list: as long as that has the length it should have, nothing was
--- taken away, and all ids are its own. That costs the same for one id and for a thousand.
-local function has_lost_nothing()
-  if tonumber(ARGV[6]) < 0 then return false end
+if tonumber(ARGV[6]) >= 0 then
+  -- Nobody but the consumer itself adds to its pending list: as long as that has the length it should have, nothing was
+  -- taken away, and all ids are its own. That costs the same for one id and for a thousand.
+  local pending = 0
   for _, consumer in ipairs(redis.call('XPENDING', stream, group)[4] or {}) do
-    if consumer[1] == me then return tonumber(consumer[2]) == tonumber(ARGV[6]) end
+    if consumer[1] == me then pending = tonumber(consumer[2]) end
   end
-  return false
-end
-
-if has_lost_nothing() then
+  if pending ~= tonumber(ARGV[6]) then return {-1, {}} end
   for i = 9, #ARGV do mine[i - 8] = ARGV[i] end
 else
   -- One range read for the batch costs a tenth of a look-up for each id. What it misses is looked up.

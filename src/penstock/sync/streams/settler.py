@@ -38,7 +38,8 @@ class Settler:
     def __init__(self, ledger: Ledger, inbox: Inbox, tally: Tally, on_refused: Callable[[list[str]], None]) -> None:
         self._ledger, self._inbox, self._tally, self._on_refused = ledger, inbox, tally, on_refused
         self._done: deque[str] = deque()
-        self._unanswered: set[str] = set()  # sent, and the server has not answered yet
+        self._unanswered: list[Acks] = []  # sent, and the server has not answered yet
+        self._must_look = False  # the server's count was not what it should be: the next ones are looked up
         self._repeated: set[str] = set()  # sent before, and the answer got lost
         self._has_attempts = False  # some of them have a record of attempts to be forgotten
         self._last_record_s = 0.0
@@ -58,12 +59,12 @@ class Settler:
 
     def has(self, entry_id: str) -> bool:
         """Tell whether the message is done and its acknowledgement on the way."""
-        return entry_id in self._unanswered or entry_id in self._done
+        return entry_id in self._done or any(entry_id in acks.ids for acks in self._unanswered)
 
     @property
     def outstanding(self) -> int:
         """How many messages are done and not known to be acknowledged."""
-        return len(self._done) + len(self._unanswered)
+        return len(self._done) + sum(len(acks.ids) for acks in self._unanswered)
 
     def take_along(self, is_calm: bool) -> Acks | None:
         """Return what a read should carry: nothing while there is little, for a moment later there is more."""
@@ -76,20 +77,26 @@ class Settler:
         ours must be the same.
         """
         self.dirty.clear()
-        count = min(len(self._done), MAX_IDS)
-        if not count:
+        taken: list[str] = []
+        try:
+            while len(taken) < MAX_IDS:
+                taken.append(self._done.popleft())
+        except IndexError:
+            pass  # all of them, or another thread was faster
+        if not taken:
             return None
-        taken = [self._done.popleft() for _ in range(count)]
         forget, self._has_attempts = self._has_attempts, self._has_attempts and bool(self._done)
         now = time.monotonic()
         # The position matters should the group be destroyed: exact whenever the consumer is quiet, else now and then.
         record = not self._inbox.held or now - self._last_record_s >= _RECORD_EVERY_S
         if record:
             self._last_record_s = now
-        is_known = is_calm and count >= _WORTH_COUNTING and not self._unanswered
-        expected = len(self._inbox.held) + len(self._done) + count if is_known else -1
-        self._unanswered.update(taken)
-        return Acks(taken, forget, record, expected)
+        is_known = is_calm and len(taken) >= _WORTH_COUNTING and not self._unanswered and not self._must_look
+        expected = len(self._inbox.held) + len(self._done) + len(taken) if is_known else -1
+        self._must_look = False
+        acks = Acks(taken, forget, record, expected)
+        self._unanswered.append(acks)
+        return acks
 
     def command(self, acks: Acks) -> Command:
         """Return the command for acknowledgements that travel with a read."""
@@ -97,19 +104,29 @@ class Settler:
 
     def answered(self, acks: Acks, reply: Reply) -> None:
         """Take note of the server's answer to acknowledgements that travelled with a read."""
-        self._unanswered.difference_update(acks.ids)
-        if not isinstance(reply, PenstockError):
-            self._count(*self._ledger.parse_ack(reply))
-        elif not isinstance(reply, GroupLost):  # then the pending list went with the group
+        if isinstance(reply, GroupLost):
+            self._forget(acks)  # the pending list went with the group
+        elif isinstance(reply, PenstockError):
             self._take_back(acks)
+        else:
+            acked, refused = self._ledger.parse_ack(reply)
+            if acked < 0:
+                self._must_look = True
+                self._take_back(acks)
+            else:
+                self._forget(acks)
+                self._count(acked, refused)
 
     def put_back(self, acks: Acks) -> None:
         """Acknowledge these again later: the answer got lost, and they may have been heard."""
         self._repeated.update(acks.ids)
         self._take_back(acks)
 
+    def _forget(self, acks: Acks) -> None:
+        self._unanswered = [other for other in self._unanswered if other is not acks]
+
     def _take_back(self, acks: Acks) -> None:
-        self._unanswered.difference_update(acks.ids)
+        self._forget(acks)
         self._has_attempts = self._has_attempts or acks.forget
         self._done.extendleft(reversed(acks.ids))
         self.dirty.set()
@@ -133,12 +150,12 @@ class Settler:
                 try:
                     acked, refused = self._ledger.ack(acks.ids, acks.forget, acks.record)
                 except GroupLost:
-                    self._unanswered.difference_update(acks.ids)
+                    self._forget(acks)
                     raise  # the pending list went with the group: nothing is left to acknowledge
                 except BaseException:
                     self.put_back(acks)
                     raise
-                self._unanswered.difference_update(acks.ids)
+                self._forget(acks)
                 self._count(acked, refused)
 
     def run_once(self) -> None:

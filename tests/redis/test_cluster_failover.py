@@ -1,0 +1,82 @@
+"""A node of a cluster dies and its replica takes over: producers, consumers and plain commands find it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock import ConsumerConfig
+from penstock.errors import ConnectionFailed, ConnectionLost, ServerBusy
+from penstock.redis.embedded import EmbeddedServer
+from penstock.testing import Cluster, ServerMissing
+from penstock.testing.servers import NEWEST
+from tests.conftest import or_skip
+from tests.redis.halves import Half, eventually
+from tests.redis.slots import node_id, owner, tell
+
+STREAM = "{doomed}_main"
+QUICK = {"cluster-node-timeout": "500", "repl-diskless-sync-delay": "0"}
+
+
+@pytest.fixture
+def cluster_with_replica() -> Iterator[tuple[Cluster, EmbeddedServer]]:
+    """A cluster in which the owner of the stream, which is returned, has a replica."""
+    try:
+        with Cluster(options=QUICK) as cluster:
+            replica = NEWEST.server(port=0, options={"cluster-enabled": "yes", **QUICK})
+            with replica:
+                place = owner(cluster, tell(cluster.addresses[0], "CLUSTER", "KEYSLOT", STREAM))
+                doomed = next(node for node in cluster.nodes if node.port == place[1])
+                address = ("127.0.0.1", replica.port)
+                tell(address, "CLUSTER", "MEET", *place)
+                eventually(lambda: _obeys(address, place))
+                eventually(lambda: b"master_link_status:up" in tell(address, "INFO", "replication"))
+                eventually(lambda: all(_knows_slave(node) for node in cluster.addresses))
+                yield cluster, doomed
+    except ServerMissing as error:
+        or_skip(error)
+
+
+def _obeys(address: Any, master: Any) -> bool:
+    try:
+        return bool(tell(address, "CLUSTER", "REPLICATE", node_id(master)) == b"OK")
+    except Exception:  # noqa: BLE001  # it has not heard of its master yet
+        return False
+
+
+def _knows_slave(address: Any) -> bool:
+    return b"slave" in tell(address, "CLUSTER", "NODES")
+
+
+def test_a_queue_goes_on_when_its_node_dies(half: Half, cluster_with_replica: tuple[Cluster, EmbeddedServer]) -> None:
+    cluster, doomed = cluster_with_replica
+    url = "redis+cluster://" + ",".join(f"{host}:{port}" for host, port in cluster.addresses)
+    # Each has a client of its own, so that none profits from what another has learnt.
+    publishing, consuming, asking = (half.client(url, socket_connect_timeout=1) for _ in range(3))
+    producer = half.api.StreamProducer(publishing, STREAM)
+    handled: list[Any] = []
+    config = ConsumerConfig(group="g", block_ms=100, min_idle_claim_ms=600, handle_signals=False)
+    consumer = half.api.StreamConsumer(
+        consuming, STREAM, config, message_handler=lambda message: handled.append(message.data)
+    )
+    half.do(producer.push, "before")
+    running = half.start(consumer.run)
+    eventually(lambda: consumer.metrics().total_acked == 1)
+    assert half.do(asking.call, STREAM, "XLEN", STREAM) == 1
+
+    doomed.kill()
+    half.do(producer.push, "after")
+    eventually(lambda: running.done() or "after" in handled)
+    eventually(lambda: _length(half, asking) == 2)
+    half.do(consumer.stop)
+    running.result(30)
+    assert handled[-1] == "after"
+
+
+def _length(half: Half, client: Any) -> int:
+    try:
+        return int(half.do(client.call, STREAM, "XLEN", STREAM))
+    except (ConnectionFailed, ConnectionLost, ServerBusy):
+        return 0
