@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from penstock.errors import ConfigurationError
@@ -9,8 +10,19 @@ from penstock.keys import check_name
 from penstock.policy import Backoff, Limits
 from penstock.worker_name import unique_worker_name
 
+_NO_NUMBERS = {"group", "worker_name", "dlq_stream", "dlq_group", "handle_signals"}
 _MAY_BE_ZERO = {"block_ms", "shutdown_grace_ms", "max_stream_size", "retry_jitter"}
 PREFETCH_BATCHES = 10
+
+
+def check_number(name: str, value: object, *, is_whole: bool = True, may_be_zero: bool = False) -> None:
+    """Raise ConfigurationError unless the value is a finite number, and positive or, where it may be, zero."""
+    if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
+        raise ConfigurationError(f"{name}={value!r} must be a {'whole ' if is_whole else ''}number")
+    if not (value >= 0 if may_be_zero else value > 0):
+        raise ConfigurationError(f"{name}={value} must be {'0 or more' if may_be_zero else 'positive'}")
+    if value == math.inf:
+        raise ConfigurationError(f"{name}={value} must be finite")
 
 
 @dataclass(frozen=True)
@@ -67,14 +79,9 @@ class ConsumerConfig:
     def _check_numbers(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if isinstance(value, str | bool) or value is None:
-                continue
-            is_number = isinstance(value, int) or (item.name == "retry_jitter" and isinstance(value, float))
-            if not is_number:
-                raise ConfigurationError(f"{item.name} must be a whole number, not {value!r}")
-            if value < 0 or (value == 0 and item.name not in _MAY_BE_ZERO):
-                least = "0 or more" if item.name in _MAY_BE_ZERO else "positive"
-                raise ConfigurationError(f"{item.name}={value} must be {least}")
+            if item.name not in _NO_NUMBERS and not (value is None and item.default is None):
+                is_whole, may_be_zero = item.name != "retry_jitter", item.name in _MAY_BE_ZERO
+                check_number(item.name, value, is_whole=is_whole, may_be_zero=may_be_zero)
 
     @property
     def lease_ms(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from penstock.errors import ConfigurationError
+from penstock.keys import is_utf8
 
 DATA = "data"
 MESSAGE_ID = "message_id"
@@ -28,14 +29,16 @@ Fields = Sequence[bytes]  # field, value, field, value, ... as the server sends 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
     """Encode headers; raise ConfigurationError unless all names and values are text."""
+    if not isinstance(headers, Mapping):
+        raise ConfigurationError(f"headers must be a mapping of texts, not a {type(headers).__name__}")
     for name, value in headers.items():
         if not _is_text(name) or not _is_text(value):
-            raise ConfigurationError(f"headers must be text: {name!r} has a {type(value).__name__}")
+            raise ConfigurationError(f"headers must be text in UTF-8: {name!r} has a {type(value).__name__}")
     return _encode_json(headers)
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, str) and is_utf8(value)
 
 
 def decode_headers(raw: bytes | None) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
@@ -164,12 +165,19 @@ class FatalError(PenstockError):
     """Raised by a handler: retrying is pointless, the message goes to the dead letters at once."""
 
 
+def _checked_delay(delay_s: object) -> float:
+    # Raised inside the handler, where it counts as a failed attempt like any other mistake.
+    if isinstance(delay_s, int | float) and 0 <= delay_s < math.inf:
+        return delay_s
+    raise ConfigurationError(f"delay_s={delay_s!r} must be a number of seconds, 0 or more")
+
+
 class RetryLater(PenstockError):
     """Raised by a handler: a failed attempt that wants its own delay instead of the configured back-off."""
 
     def __init__(self, delay_s: float, reason: str = "") -> None:
+        self.delay_s = _checked_delay(delay_s)
         super().__init__(reason or f"retry in {delay_s} s")
-        self.delay_s = delay_s
 
     def __reduce__(self) -> tuple[object, ...]:
         """Let it cross from a process that ran the handler."""
@@ -180,8 +188,8 @@ class Snooze(PenstockError):
     """Raised by a handler: not now; hand the message out again after the delay, without counting an attempt."""
 
     def __init__(self, delay_s: float, reason: str = "") -> None:
+        self.delay_s = _checked_delay(delay_s)
         super().__init__(reason or f"snooze for {delay_s} s")
-        self.delay_s = delay_s
 
     def __reduce__(self) -> tuple[object, ...]:
         """Let it cross from a process that ran the handler."""

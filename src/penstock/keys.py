@@ -19,6 +19,8 @@ def check_name(what: str, name: str, max_length: int = MAX_NAME) -> str:
         raise ConfigurationError(f"{what} must be a str, not {type(name).__name__}")
     if not name or not name.strip():
         raise ConfigurationError(f"{what} must not be empty or blank: give it a name such as 'orders'")
+    if not is_utf8(name):
+        raise ConfigurationError(f"{what} must be text that UTF-8 can hold, without lone surrogates: {name[:40]!r}")
     if len(name.encode()) > max_length:
         raise ConfigurationError(
             f"{what} has {len(name.encode())} bytes, at most {max_length} are allowed: {name[:40]!r}..."
@@ -26,6 +28,15 @@ def check_name(what: str, name: str, max_length: int = MAX_NAME) -> str:
     if any(c in name for c in _FORBIDDEN):
         raise ConfigurationError(f"{what} must not contain line breaks or NUL: {name!r}")
     return name
+
+
+def is_utf8(text: str) -> bool:
+    """Tell whether the text can be sent: a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def hash_tag(key: str) -> str | None:
@@ -53,6 +64,8 @@ class StreamKeys:
     def of(cls, stream: str, prefix: str = "") -> StreamKeys:
         """Spell the keys of a stream as the user names it."""
         check_name("stream", stream)
+        if prefix:
+            check_name("prefix", prefix)
         key = f"{prefix}_{stream}" if prefix else stream
         if hash_tag(key) is None and ("{" in key or "}" in key):
             # Braces that are no hash tag would make "{key}" hash differently from the key itself.

@@ -8,6 +8,7 @@ starts    <= messages + hand-outs that were logged: reclaimed, swept up, retried
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -150,7 +151,5 @@ def _id(raw: bytes) -> tuple[int, int]:
 
 
 def _number(fields: dict[bytes, bytes]) -> int:
-    data = fields.get(b"data", b"")
-    start = data.find(b'"n":') + 4
-    digits = data[start:].lstrip().split(b",")[0].split(b"}")[0]
-    return int(digits) if digits.isdigit() else -1
+    found = re.search(rb'"n": ?(\d{1,9})\b', fields.get(b"data", b"")[:1_000])
+    return int(found[1]) if found else -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +27,19 @@ _QUICK = {"group": GROUP, "min_idle_claim_ms": LEASE_MS, "block_ms": 200, "retry
 def half(request: pytest.FixtureRequest) -> str:
     """Both halves of the library, one after the other."""
     return str(request.param)
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
+    """Notes a number that the test found; all of them are listed at the end of the run."""
+    return lambda name, value: request.node.user_properties.append((name, value))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Lists what was measured."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            terminalreporter.write_line(f"{name} = {value}  ({report.nodeid.rpartition('::')[2]})")
 
 
 class Scene:
@@ -63,6 +77,18 @@ class Scene:
     def open(self, gate: str) -> None:
         """Lets the handlers pass that wait at a gate."""
         Path(gate).touch()
+
+    def respawn(self, half: str, code: int, **job: Any) -> int:
+        """Starts one worker after the other until all is done; returns how many ended with the code."""
+        deaths = 0
+        while True:
+            worker = self.worker(half, **job)
+            while worker.is_alive() and not self.checker.is_quiet():
+                time.sleep(0.01)
+            if worker.is_alive():
+                return deaths
+            assert worker.wait() == code, worker.story()
+            deaths += 1
 
     def wait_until_quiet(self) -> None:
         """Waits until nothing is pending or unread."""

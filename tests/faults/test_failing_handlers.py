@@ -68,9 +68,9 @@ def test_a_handler_beyond_its_time_is_interrupted_retried_and_then_dead(scene: S
 
 
 def test_a_hung_handler_that_cannot_be_interrupted_loses_its_lease(half: str, scene: Scene) -> None:
-    (entry_id,) = scene.publish(body(0, ["sleep_first", scene.gate(), HOURS]))
+    (entry_id,) = scene.publish(body(0, ["first", scene.gate(), [["sleep", HOURS]]]))
     hung = scene.worker(half, is_plain=True, config={"handler_timeout_ms": LEASE_MS})
-    hung.wait_for("asleep")
+    hung.wait_for("first")
     scene.worker(half)
     scene.check()
 

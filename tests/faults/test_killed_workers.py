@@ -15,7 +15,7 @@ pytestmark = pytest.mark.servers("7.0")
 
 
 def test_messages_of_a_killed_worker_are_handled_by_another_after_the_lease(
-    half: str, scene: Scene, record_property: Callable[[str, object], None]
+    half: str, scene: Scene, measured: Callable[[str, object], None]
 ) -> None:
     gate = scene.gate()
     ids = scene.publish(*(body(n, ["until", gate], runs=1) for n in range(5)))
@@ -29,7 +29,7 @@ def test_messages_of_a_killed_worker_are_handled_by_another_after_the_lease(
     heir.wait_for("done", count=5)
 
     assert {line["id"] for line in heir.said("began", attempts=2, deliveries=2)} == set(ids)
-    record_property("recovered_after_s", heir.said("began")[-1]["at"] - killed_at)
+    measured("recovered_after_s", heir.said("began")[-1]["at"] - killed_at)
     assert heir.said("event", name="reclaimed")
     scene.check()
 

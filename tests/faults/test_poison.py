@@ -12,20 +12,6 @@ pytestmark = pytest.mark.servers("7.0")
 CODE = 66  # of a process that was killed by its message
 
 
-def _respawn(scene: Scene, half: str, **job: object) -> int:
-    """Starts a worker after the other until all is done; returns how many died of it."""
-    deaths = 0
-    while True:
-        worker = scene.worker(half, **job)
-        while not (is_quiet := scene.checker.is_quiet()) and worker.is_alive():
-            pass
-        if is_quiet:
-            worker.stop()
-            return deaths
-        assert worker.wait() == CODE, worker.story()
-        deaths += 1
-
-
 def _check_only_the_poison_is_dead(scene: Scene, poison: str) -> None:
     found = scene.checker.check_conserved(scene.published)
     assert found.dead == {poison: "max_deliveries"}
@@ -42,7 +28,7 @@ def test_poison_in_a_batch_is_dead_lettered_and_takes_no_neighbour_along(
     bodies[position] = body(position, ["exit", CODE])
     ids = scene.publish(*bodies)
 
-    deaths = _respawn(scene, half, style="batch", config={"batch_size": 10, "prefetch": 40, "max_deliveries": 3})
+    deaths = scene.respawn(half, CODE, style="batch", config={"batch_size": 10, "prefetch": 40, "max_deliveries": 3})
 
     assert deaths == 3
     _check_only_the_poison_is_dead(scene, ids[position])
@@ -51,7 +37,7 @@ def test_poison_in_a_batch_is_dead_lettered_and_takes_no_neighbour_along(
 def test_poison_kills_nobody_who_runs_beside_it(half: str, scene: Scene) -> None:
     ids = scene.publish(body(0, ["sleep", 0.05], ["exit", CODE]), *(body(n, ["sleep", 0.15]) for n in range(1, 8)))
 
-    deaths = _respawn(scene, half, config={"concurrency": 8, "max_deliveries": 3})
+    deaths = scene.respawn(half, CODE, config={"concurrency": 8, "max_deliveries": 3})
 
     assert deaths == 3
     _check_only_the_poison_is_dead(scene, ids[0])
@@ -63,7 +49,7 @@ def test_two_poisons_kill_nobody_who_runs_beside_them(half: str, scene: Scene) -
     bodies[1], bodies[6] = body(1, *deadly), body(6, *deadly)
     ids = scene.publish(*bodies)
 
-    _respawn(scene, half, config={"concurrency": 8, "max_deliveries": 3})
+    scene.respawn(half, CODE, config={"concurrency": 8, "max_deliveries": 3})
 
     found = scene.checker.check_conserved(scene.published)
     assert found.dead == {ids[1]: "max_deliveries", ids[6]: "max_deliveries"}

@@ -70,9 +70,9 @@ def test_a_plain_handler_that_hangs_does_not_keep_the_process_from_ending(scene:
 def test_a_second_signal_ends_at_once_and_the_messages_are_reclaimable(
     number: signal.Signals, half: str, scene: Scene
 ) -> None:
-    ids = scene.publish(*(body(n, ["sleep_first", scene.gate(f"first-{n}"), HOURS]) for n in range(3)))
+    ids = scene.publish(*(body(n, ["first", scene.gate(f"first-{n}"), [["sleep", HOURS]]]) for n in range(3)))
     worker = scene.worker(half, config={"shutdown_grace_ms": HOURS * 1_000})
-    worker.wait_for("asleep", count=3)
+    worker.wait_for("first", count=3)
 
     worker.send(number)
     eventually(lambda: not _is_reading(scene), "the first signal has been heard")
@@ -104,9 +104,9 @@ def test_a_worker_ends_though_redis_is_away(
 ) -> None:
     server = start_server(persistent=True)
     scene = scene_on(server)
-    (entry_id,) = scene.publish(body(0, ["sleep_first", scene.gate(), HOURS]))
+    (entry_id,) = scene.publish(body(0, ["first", scene.gate(), [["sleep", HOURS]]]))
     worker = scene.worker(half, config={"shutdown_grace_ms": 200})
-    worker.wait_for("asleep")
+    worker.wait_for("first")
     server.kill()
 
     assert worker.stop() == 0

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
 
 from penstock.redis.embedded import EmbeddedServer
+from penstock.redis.probe import ask
 from tests.faults.checker import body
 from tests.faults.conftest import Scene
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
 
-ENDLESS = "while true do end"
 CONFIG = {"min_idle_claim_ms": 4_000, "batch_size": 10}
 
 
@@ -22,41 +21,20 @@ class EndlessScript:
     """A script that keeps the server busy until it is killed."""
 
     def __init__(self, server: EmbeddedServer) -> None:
-        self._server = server
-        self._thread = threading.Thread(target=self._run)
-
-    def _client(self) -> redis.Redis:
-        return redis.Redis(unix_socket_path=self._server.unix_socket, protocol=2, socket_timeout=60)
-
-    def _run(self) -> None:
-        with self._client() as client:
-            try:
-                client.eval(ENDLESS, 0)
-            except redis.ResponseError as error:
-                assert "killed" in str(error).lower()
+        self._address = server.unix_socket
+        self._threads = ThreadPoolExecutor(1)
 
     def __enter__(self) -> None:
-        self._thread.start()
-        eventually(lambda: self._answer().startswith("BUSY"), "the server says that it is busy")
-
-    def _answer(self) -> str:
-        with self._client() as client:
-            try:
-                client.ping()
-            except redis.RedisError as error:
-                return f"{type(error).__name__} {error}".replace("BusyLoadingError", "BUSY").replace(
-                    "ResponseError ", ""
-                )
-        return ""
+        self._threads.submit(ask, self._address, "EVAL", "while true do end", 0, timeout_s=60)
+        eventually(lambda: "BUSY" in str(ask(self._address, "PING")), "the server says that it is busy")
 
     def __exit__(self, *_: object) -> None:
-        with self._client() as client:
-            client.script_kill()
-        self._thread.join()
+        ask(self._address, "SCRIPT", "KILL")
+        self._threads.shutdown()
 
 
 @pytest.fixture
-def busy(server: EmbeddedServer, raw: redis.Redis) -> Iterator[EndlessScript]:
+def busy(server: EmbeddedServer, raw: redis.Redis) -> EndlessScript:
     raw.config_set("lua-time-limit", 10)
     return EndlessScript(server)
 

@@ -85,17 +85,17 @@ def write_result(path: str) -> None:
     say("result", path=path, is_first=is_first(path))
 
 
-def sleep_first(path: str, seconds: float) -> None:
-    """Sleeps, but only in the run that comes first."""
+def first(path: str, orders: list[list[Any]]) -> None:
+    """Does what is ordered, but only in the run that comes here first."""
     if is_first(path):
-        say("asleep", path=path)
-        time.sleep(seconds)
+        say("first", path=path)
+        perform(orders)
 
 
-async def sleep_first_async(path: str, seconds: float) -> None:
+async def first_async(path: str, orders: list[list[Any]]) -> None:
     if is_first(path):
-        say("asleep", path=path)
-        await asyncio.sleep(seconds)
+        say("first", path=path)
+        await perform_async(orders)
 
 
 def fail(kind: str, text: str = "as ordered") -> None:
@@ -105,7 +105,7 @@ def fail(kind: str, text: str = "as ordered") -> None:
 
 PLAIN: dict[str, Callable[..., Any]] = {
     "sleep": time.sleep,
-    "sleep_first": sleep_first,
+    "first": first,
     "until": until,
     "busy": busy,
     "result": write_result,
@@ -116,9 +116,21 @@ PLAIN: dict[str, Callable[..., Any]] = {
 ASYNC: dict[str, Callable[..., Any]] = {
     **PLAIN,
     "sleep": asyncio.sleep,
-    "sleep_first": sleep_first_async,
+    "first": first_async,
     "until": until_async,
 }
+
+
+def perform(orders: list[list[Any]]) -> None:
+    for name, *args in orders:
+        PLAIN[name](*args)
+
+
+async def perform_async(orders: list[list[Any]]) -> None:
+    for name, *args in orders:
+        result = ASYNC[name](*args)
+        if inspect.isawaitable(result):
+            await result
 
 
 def orders(message: StreamMessage) -> list[list[Any]]:
@@ -144,8 +156,7 @@ class Handlers:
     def one(self, message: StreamMessage) -> None:
         say("began", **about(message))
         try:
-            for name, *args in orders(message):
-                PLAIN[name](*args)
+            perform(orders(message))
         except Exception as error:
             say("failed", id=message.id, error=type(error).__name__)
             raise
@@ -154,10 +165,7 @@ class Handlers:
     async def one_async(self, message: StreamMessage) -> None:
         say("began", **about(message))
         try:
-            for name, *args in orders(message):
-                result = ASYNC[name](*args)
-                if inspect.isawaitable(result):
-                    await result
+            await perform_async(orders(message))
         except asyncio.CancelledError:
             say("cancelled", id=message.id, lease_lost=message.lease_lost)
             raise

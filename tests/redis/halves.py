@@ -113,7 +113,7 @@ class SyncHalf(Half):
         def call() -> None:
             try:
                 result.set_result(function(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  # raised where the test asks for the result
+            except BaseException as error:  # raised where the test asks for the result
                 result.set_exception(error)
 
         threading.Thread(target=call, name="test-call", daemon=True).start()

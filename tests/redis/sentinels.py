@@ -75,7 +75,9 @@ class SentinelGroup:
             f"sentinel failover-timeout {SERVICE} 3000\n"
         )
         # A Sentinel is the same program with its own configuration file in front of the options.
-        server = EmbeddedServer(_with_arguments(self._folder, binary, settings, number), port=port, options={"sentinel": []})
+        server = EmbeddedServer(
+            _with_arguments(self._folder, binary, settings, number), port=port, options={"sentinel": []}
+        )
         self._resources.enter_context(server)
         self.sentinels.append((LOOPBACK, port))
 

@@ -86,7 +86,7 @@ def test_prefix_stands_before_every_key(half: Half, redis_url: str, raw: redis.R
     producer = half.api.StreamProducer(client, "orders", "billing")
     half.do(producer.push, {"n": 1}, dedup_key="once")
     half.do(producer.ensure_group)
-    keys = {key.decode() for key in raw.keys()}
+    keys = {key.decode() for key in raw.scan_iter()}
     assert "shop_orders" in keys
     assert all(key == "shop_orders" or key.startswith("{shop_orders}:") for key in keys)
 
@@ -278,7 +278,9 @@ def test_a_consumer_whose_client_is_closed_ends_and_says_why(half: Half, redis_u
 
 
 @pytest.mark.servers("6.2", "7.0", "9.1")
-def test_capabilities_are_asked_of_the_server_itself(half: Half, server: EmbeddedServer, fault_proxy: FaultProxy) -> None:
+def test_capabilities_are_asked_of_the_server_itself(
+    half: Half, server: EmbeddedServer, fault_proxy: FaultProxy
+) -> None:
     client = half.client(fault_proxy.url)
     found = half.do(client.capabilities)
     kind = "Valkey" if found.has("WAITAOF") else "Redis"

@@ -132,14 +132,16 @@ def test_the_same_names_are_fine_on_a_single_server(half: Half) -> None:
 
 
 def test_nothing_is_left_open(half: Half, cluster: Cluster) -> None:
-    with nothing_left_open():
+    def story() -> None:
         client = half.client(url(cluster))
         half.do(half.api.StreamProducer(client, "{moved}").push, 1)
         SlotMove(cluster, "{moved}").begin().finish()
         consumer = half.api.StreamConsumer(client, "{moved}", config(), message_handler=lambda _message: None)
         run_until(half, consumer, lambda: consumer.metrics().total_acked == 1)
         half.do(client.close)
-        del client, consumer
+
+    with nothing_left_open():
+        story()
 
 
 # --- a slot that has moved --------------------------------------------------------------------------
@@ -223,5 +225,5 @@ def test_a_cluster_that_cannot_be_reached_is_named(half: Half) -> None:
     "nodes", [[], [{"host": "h"}], ["localhost:7000"], [{"host": "h", "port": "x"}], [{"host": "h", "port": 0}]]
 )
 def test_startup_nodes_are_checked(half: Half, nodes: list[Any]) -> None:
-    with pytest.raises(ConfigurationError, match="startup_nodes|port="):
+    with pytest.raises(ConfigurationError, match=r"startup_nodes|port="):
         half.api.StreamClient.from_cluster(nodes)

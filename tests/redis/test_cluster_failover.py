@@ -42,7 +42,7 @@ def cluster_with_replica() -> Iterator[tuple[Cluster, EmbeddedServer]]:
 def _obeys(address: Any, master: Any) -> bool:
     try:
         return bool(tell(address, "CLUSTER", "REPLICATE", node_id(master)) == b"OK")
-    except Exception:  # noqa: BLE001  # it has not heard of its master yet
+    except Exception:  # it has not heard of its master yet
         return False
 
 

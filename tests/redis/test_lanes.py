@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import redis
@@ -214,7 +214,7 @@ class _Babbler:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
 
-    def __enter__(self) -> _Babbler:
+    def __enter__(self) -> Self:
         threading.Thread(target=self._serve, daemon=True).start()
         return self
 

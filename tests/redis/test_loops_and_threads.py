@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import redis
 
 from penstock import ConsumerConfig, StreamClient, StreamConsumer, StreamProducer, sync
-from penstock.errors import ConnectionFailed
+from penstock.errors import ConnectionFailed, NotDurable
 from penstock.testing import FaultProxy
 from tests.redis.halves import eventually, nothing_left_open
 
@@ -25,7 +28,7 @@ def in_threads(*functions: Callable[[], Any]) -> None:
     def guarded(function: Callable[[], Any]) -> None:
         try:
             function()
-        except BaseException as error:  # noqa: BLE001  # raised below
+        except BaseException as error:  # raised below
             failures.append(error)
 
     threads = [threading.Thread(target=guarded, args=(function,), daemon=True) for function in functions]
@@ -105,7 +108,9 @@ def test_one_producer_and_one_consumer_serve_event_loops_one_after_the_other(fau
     assert handled == [0, 1, 2]
 
 
-def test_a_producer_survives_a_loop_that_ended_in_the_middle_of_a_push(fault_proxy: FaultProxy, raw: redis.Redis) -> None:
+def test_a_producer_survives_a_loop_that_ended_in_the_middle_of_a_push(
+    fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
     client = StreamClient.from_url(fault_proxy.url)
     producer = StreamProducer(client, "s")
     fault_proxy.delay_replies(0.3)
@@ -216,7 +221,7 @@ def test_closing_ends_what_waits_in_another_loop(fault_proxy: FaultProxy) -> Non
             connection = await client.dedicated("list")
             try:
                 await connection.call("BLPOP", "list", 20)
-            except Exception as error:  # noqa: BLE001  # looked at below
+            except Exception as error:  # looked at below
                 ended.append(error)
 
         asyncio.run(program())
@@ -232,16 +237,15 @@ def test_closing_ends_what_waits_in_another_loop(fault_proxy: FaultProxy) -> Non
 
 
 def test_threads_share_a_sync_client(fault_proxy: FaultProxy, raw: redis.Redis) -> None:
-    with nothing_left_open():
-        with sync.StreamClient.from_url(fault_proxy.url) as client:
-            producer = sync.StreamProducer(client, "s")
-            found: list[list[str]] = []
+    with nothing_left_open(), sync.StreamClient.from_url(fault_proxy.url) as client:
+        producer = sync.StreamProducer(client, "s")
+        found: list[list[str]] = []
 
-            def publish() -> None:
-                found.append([producer.push(number) for number in range(50)])
+        def publish() -> None:
+            found.append([producer.push(number) for number in range(50)])
 
-            in_threads(*[publish] * 8)
-            assert fault_proxy.connections == 1
+        in_threads(*[publish] * 8)
+        assert fault_proxy.connections == 1
     assert len({entry_id for ids in found for entry_id in ids}) == raw.xlen("s") == 400
     eventually(lambda: fault_proxy.connections == 0)
 
@@ -258,3 +262,46 @@ def test_threads_may_open_connections_of_their_own_at_once(redis_url: str) -> No
                 connection.close()
 
         in_threads(*[connect] * 8)
+
+
+@pytest.mark.parametrize("durability", ["fast", "replicated"])
+def test_a_sync_producer_keeps_its_connection(fault_proxy: FaultProxy, raw: redis.Redis, durability: Any) -> None:
+    raw.config_set("min-replicas-to-write", 0)
+    with sync.StreamClient.from_url(fault_proxy.url) as client:
+        producer = sync.StreamProducer(client, "s", durability=durability, durability_timeout_ms=1)
+        for _ in range(5):
+            with suppress(NotDurable):  # there is no replica
+                producer.push(1)
+        assert fault_proxy.count("CLIENT") == 2, "one login: name and version of the library"
+    assert raw.xlen("s") == 5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_has_connections_and_a_producer_of_its_own(fault_proxy: FaultProxy, raw: redis.Redis) -> None:
+    with sync.StreamClient.from_url(fault_proxy.url) as client:
+        producer = sync.StreamProducer(client, "s")
+        producer.push("before")
+        child = in_fork(lambda: [producer.push(f"child {n}") for n in range(50)] and client.close())
+        found = [client.call("", "ECHO", n) for n in range(200)]
+        for n in range(50):
+            producer.push(f"parent {n}")
+        assert os.waitpid(child, 0)[1] == 0
+        assert found == [b"%d" % n for n in range(200)], "no reply of the child came here"
+        assert client.ping(), "the child closed what is its own"
+    entries = [fields[b"data"] for _, fields in raw.xrange("s")]
+    assert len(entries) == len(set(entries)) == 101
+
+
+def in_fork(function: Callable[[], Any]) -> int:
+    """Runs a function in a forked process, which ends with 0 if all went well; returns its process id."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork while other threads run
+        child = os.fork()
+    if child == 0:
+        failed = 1
+        try:
+            function()
+            failed = 0
+        finally:
+            os._exit(failed)
+    return child

@@ -112,7 +112,9 @@ def test_error_replies_that_stay_are_raised_at_once(half: Half, client: Any, fau
 
 
 @pytest.mark.parametrize("repeat", list(Repeat))
-def test_a_server_that_cannot_be_reached_is_reported_at_once(half: Half, fault_proxy: FaultProxy, repeat: Repeat) -> None:
+def test_a_server_that_cannot_be_reached_is_reported_at_once(
+    half: Half, fault_proxy: FaultProxy, repeat: Repeat
+) -> None:
     client = half.client(fault_proxy.url)
     fault_proxy.refuse()
     with pytest.raises(ConnectionFailed, match=f"127.0.0.1:{fault_proxy.port}"):
@@ -140,6 +142,19 @@ def test_the_script_is_sent_along_when_the_server_has_forgotten_it(
         assert half.do(client.run, "survey", ["s"], ["-", "+", 10], Repeat.ONCE)[0] == 1
         assert half.do(client.run, "survey", ["s"], ["-", "+", 10], Repeat.ONCE)[0] == 1
     assert fault_proxy.count("EVAL") == 3, "once after each flush: EVAL makes the script known again"
+
+
+@pytest.mark.parametrize("ending", ["close", "reset"])
+def test_a_producer_whose_script_was_forgotten_survives_a_lost_reply_as_well(
+    half: Half, client: Any, fault_proxy: FaultProxy, raw: redis.Redis, ending: Any
+) -> None:
+    producer = half.api.StreamProducer(client, "s")
+    half.do(producer.push, 1)
+    raw.script_flush()
+    fault_proxy.drop_reply("EVAL", ending=ending)
+    fault_proxy.drop_reply("SCRIPT", ending=ending)
+    half.do(producer.push, 2)
+    assert raw.xlen("s") == 2
 
 
 def test_a_server_without_enough_replicas_is_given_some_time(
@@ -229,7 +244,10 @@ def test_a_server_that_is_too_busy_for_a_login_is_waited_for(
 def data_to_load(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory that takes a server a second to load."""
     folder = tmp_path_factory.mktemp("data")
-    with DEFAULT.server(directory=folder, persistent=True) as server, redis.Redis(unix_socket_path=server.unix_socket) as raw:
+    with (
+        DEFAULT.server(directory=folder, persistent=True) as server,
+        redis.Redis(unix_socket_path=server.unix_socket) as raw,
+    ):
         for db in (0, 1):
             with raw.pipeline() as pipe:
                 pipe.execute_command("SELECT", db)

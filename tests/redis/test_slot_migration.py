@@ -95,7 +95,7 @@ def in_thread(function: Any) -> Any:
     def call() -> None:
         try:
             outcome.append(function())
-        except BaseException as error:  # noqa: BLE001  # raised by the caller
+        except BaseException as error:  # raised by the caller
             outcome.append(error)
 
     thread = threading.Thread(target=call, daemon=True)

@@ -60,7 +60,7 @@ def test_a_host_that_does_not_exist_is_named(half: Half) -> None:
 
 
 def test_a_socket_file_that_does_not_exist_is_named(half: Half) -> None:
-    with pytest.raises(ConnectionFailed, match="unix:/no/such.sock"):
+    with pytest.raises(ConnectionFailed, match=r"unix:/no/such\.sock"):
         half.do(half.client("unix:///no/such.sock").ping)
 
 
@@ -125,7 +125,11 @@ def locked(start_server: Callable[..., EmbeddedServer]) -> EmbeddedServer:
 
 @pytest.mark.parametrize(
     "login",
-    [{"password": f"wrong-{CANARY}"}, {"username": "ann", "password": f"wrong-{CANARY}"}, {"username": "bob", "password": CANARY}],
+    [
+        {"password": f"wrong-{CANARY}"},
+        {"username": "ann", "password": f"wrong-{CANARY}"},
+        {"username": "bob", "password": CANARY},
+    ],
     ids=["password", "user's password", "user"],
 )
 def test_a_refused_login_is_an_authentication_error_without_the_password(

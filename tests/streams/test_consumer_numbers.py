@@ -14,6 +14,10 @@ from penstock.events import EventName
 from tests.helpers.aio import eventually
 from tests.streams.stage import GROUP, STREAM, Recorder, all_ids, fail, publish, quick, read_as, running
 
+# async only
+import asyncio  # isort: skip
+# end async only
+
 pytestmark = pytest.mark.usefixtures("default_server")
 
 
@@ -135,3 +139,42 @@ async def test_a_consumer_that_has_ended_leaves_no_thread_behind(client: StreamC
         assert set(threading.enumerate()) > before
     await consumer.close()
     await eventually(lambda: set(threading.enumerate()) <= before)
+
+
+async def test_a_consumer_that_was_closed_can_be_used_again(client: StreamClient) -> None:
+    consumer = StreamConsumer(client, STREAM, quick(block_ms=0), message_handler=lambda _: None)
+    for _ in range(3):
+        await publish(client, range(5))
+        assert (await consumer.run_once()).acked == 5
+        await consumer.close()
+
+
+# async only
+def handle_in_three_loops(url: str) -> int:
+    client = StreamClient.from_url(url)
+    handler = Recorder(lambda messages: all_ids(messages) if messages[0].attempts > 1 else [])
+    consumer = StreamConsumer(client, STREAM, quick(concurrency=3), handler)
+
+    async def handle(total: int) -> None:
+        async with running(consumer):
+            await publish(client, range(20))
+            await eventually(lambda: consumer.metrics().total_acked == total)
+
+    async def handle_and_close(total: int) -> None:
+        await handle(total)
+        await client.close()
+
+    asyncio.run(handle(20))
+    asyncio.run(handle(40))
+    asyncio.run(handle_and_close(60))
+    return consumer.metrics().total_acked
+
+
+# Whoever leaves a loop without closing is told so by asyncio.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_client_and_one_consumer_serve_a_second_event_loop(redis_url: str) -> None:
+    assert handle_in_three_loops(redis_url) == 60
+    gc.collect()
+
+
+# end async only

@@ -80,9 +80,9 @@ async def test_an_exception_brings_the_whole_batch_again(client: StreamClient) -
 
 @pytest.mark.usefixtures("default_server")
 @pytest.mark.parametrize("kind", [tuple, set, iter])
-async def test_the_ids_may_come_in_any_iterable_and_as_bytes(client: StreamClient, raw: redis.Redis, kind: Any) -> None:
+async def test_the_ids_may_come_in_any_iterable(client: StreamClient, raw: redis.Redis, kind: Any) -> None:
     await publish(client, range(4))
-    handler = Recorder(lambda messages: kind([message.id.encode() for message in messages]))
+    handler = Recorder(lambda messages: kind(all_ids(messages)))
     consumer = StreamConsumer(client, STREAM, quick(), handler)
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_acked == 4)
@@ -161,6 +161,24 @@ async def test_a_plain_function_serves_as_well_as_an_async_one(client: StreamCli
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_acked == 10)
     assert seen == list(range(10))
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_any_exception_of_a_plain_function_is_a_failed_attempt(client: StreamClient) -> None:
+    await publish(client, range(2))
+    errors: list[BaseException] = []
+
+    def handle(message: StreamMessage) -> None:
+        next(iter([]))  # StopIteration, which no coroutine and no future may raise
+
+    def remember(error: BaseException, messages: list[StreamMessage]) -> None:
+        errors.append(error)
+
+    config = quick(max_deliveries=1, concurrency=1)
+    consumer = StreamConsumer(client, STREAM, config, message_handler=handle, error_hook=remember)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_dlq == 2)
+    assert len(errors) == 2
 
 
 # async only

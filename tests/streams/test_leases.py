@@ -232,6 +232,31 @@ async def test_a_late_ack_is_refused_by_the_server_even_before_the_heartbeat_not
     assert [event.fields["ids"] for event in of_kind(events, EventName.LEASE_LOST)] == [[entry_id]]
 
 
+@pytest.mark.parametrize("waiting", [0, 1, 3])
+async def test_a_late_ack_is_refused_however_many_acks_travel_together_and_messages_wait_for_their_retry(
+    client: StreamClient, raw: redis.Redis, waiting: int
+) -> None:
+    await publish(client, [-1] * waiting)
+    stolen: list[str] = []
+
+    def zombie(messages: list[StreamMessage]) -> list[str]:
+        lost = [message.id for message in messages if message.data >= 0][: max(1, waiting)]
+        if lost:
+            steal(raw, *lost)
+        stolen.extend(lost)
+        return [message.id for message in messages if message.data >= 0]
+
+    config = quick(batch_size=60, min_idle_claim_ms=60_000, retry_initial_delay_ms=60_000, retry_max_delay_ms=60_000)
+    consumer = StreamConsumer(client, STREAM, config, Recorder(zombie))
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_retried == waiting)
+        await publish(client, range(3_000))
+        await eventually(lambda: consumer.metrics().total_acked + consumer.metrics().total_lease_lost >= 3_000)
+        pending = {row["message_id"].decode() for row in raw.xpending_range(STREAM, GROUP, "-", "+", 5_000, "thief")}
+    assert pending == set(stolen)
+    assert consumer.metrics().total_lease_lost == len(stolen)
+
+
 @pytest.mark.usefixtures("default_server")
 async def test_the_neighbours_of_a_lost_message_are_acknowledged(client: StreamClient, raw: redis.Redis) -> None:
     ids = await publish(client, range(3))

@@ -136,3 +136,11 @@ def test_a_consumer_that_has_ended_leaves_no_thread_behind(client: StreamClient)
         assert set(threading.enumerate()) > before
     consumer.close()
     eventually(lambda: set(threading.enumerate()) <= before)
+
+
+def test_a_consumer_that_was_closed_can_be_used_again(client: StreamClient) -> None:
+    consumer = StreamConsumer(client, STREAM, quick(block_ms=0), message_handler=lambda _: None)
+    for _ in range(3):
+        publish(client, range(5))
+        assert (consumer.run_once()).acked == 5
+        consumer.close()

@@ -14,9 +14,12 @@ from penstock.errors import AuthenticationFailed, OutOfMemory, PermissionDenied,
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.redis.embedded import EmbeddedServer
-from penstock.sync import StreamClient, StreamConsumer, StreamMessage, StreamProducer
+from penstock.redis.scripts import script
+from penstock.sync import ConsumerGroup, StreamClient, StreamConsumer, StreamMessage, StreamProducer
+from penstock.testing import FaultProxy
 from tests.helpers.threads import Event, eventually, is_done, join, pause, start, throughout, wait_for
 from tests.sync.stage import (
+    GROUP,
     STREAM,
     Recorder,
     all_ids,
@@ -141,6 +144,25 @@ def test_broken_connections_are_replaced_and_cost_no_message(client: StreamClien
     assert raw.xlen(STREAM) == 100
 
 
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_ack_whose_answer_was_lost_is_counted_once_and_is_no_lost_lease(
+    client: StreamClient, fault_proxy: FaultProxy, nth: int
+) -> None:
+    handler = Recorder()
+    with StreamClient.from_url(fault_proxy.url) as shaky:
+        consumer = StreamConsumer(shaky, STREAM, quick(min_idle_claim_ms=60_000), handler)
+        with running(consumer):
+            eventually(lambda: consumer._is_open)
+            fault = fault_proxy.drop_reply("EVALSHA", nth, containing=script("ack").sha.encode())
+            for turn in range(3):
+                publish(client, range(turn * 5, turn * 5 + 5))
+                eventually(lambda: consumer.metrics().total_acked == turn * 5 + 5)  # noqa: B023  # in this turn
+    assert fault.has_happened
+    assert handler.seen == list(range(15))
+    assert consumer.metrics().total_lease_lost == 0
+
+
 def test_scripts_that_the_server_forgot_are_sent_again(client: StreamClient, raw: redis.Redis) -> None:
     handler = Recorder(
         lambda messages: [message.id for message in messages if message.data % 5 or message.attempts > 1]
@@ -237,6 +259,21 @@ def test_a_server_without_memory_refuses_new_messages_and_lets_the_old_ones_be_f
         eventually(lambda: consumer.metrics().total_acked == 30)
     raw.config_set("maxmemory", 0)
     assert consumer.metrics().total_dlq == 0
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"worker_name": "worker-1"}, {"dlq_stream": "graveyard", "dlq_group": "undertakers"}]
+)
+def test_a_consumer_can_start_on_a_server_without_memory_and_drain_it(
+    client: StreamClient, raw: redis.Redis, settings: dict[str, str]
+) -> None:
+    publish(client, range(30))
+    ConsumerGroup(client, STREAM, GROUP).ensure("graveyard", "undertakers")
+    raw.config_set("maxmemory", 1)
+    consumer = StreamConsumer(client, STREAM, quick(**settings), Recorder())
+    with running(consumer):
+        eventually(lambda: consumer.metrics().total_acked == 30)
+    assert pending_ids(raw) == []
 
 
 def test_run_waits_for_a_server_that_is_not_there_yet(start_server: StartServer) -> None:

@@ -151,6 +151,27 @@ def test_a_handler_that_outlasts_the_grace_loses_its_message_to_another_without_
     assert consumer.metrics().total_acked == 0
 
 
+@pytest.mark.usefixtures("default_server")
+def test_a_hung_plain_function_keeps_neither_run_nor_the_process_from_ending(client: StreamClient) -> None:
+    publish(client, [1])
+    began, go_on = threading.Event(), threading.Event()
+
+    def hung(message: StreamMessage) -> None:
+        began.set()
+        go_on.wait(60)
+
+    config = quick(min_idle_claim_ms=FOREVER_MS, shutdown_grace_ms=50)
+    consumer = StreamConsumer(client, STREAM, config, message_handler=hung)
+    run = start(consumer.run)
+    eventually(began.is_set)
+    consumer.stop()
+    join(run)
+    left = [thread for thread in threading.enumerate() if "penstock" in thread.name]
+    go_on.set()
+    assert left
+    assert all(thread.daemon for thread in left)  # the interpreter waits for all others
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_stopping_at_random_moments_strands_nothing(client: StreamClient, raw: redis.Redis, seed: int) -> None:
     chance = random.Random(seed)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock import ids
-from penstock.errors import GroupLost, ServerError
+from penstock.errors import GroupLost
 from penstock.keys import check_name, check_same_slot
 from penstock.model import ConsumerInfo, Lag, PendingEntry, StreamStats
 from penstock.redis.aio import Reply
@@ -38,7 +38,7 @@ class ConsumerGroup:
             dead_letters = self._client.keys(dlq_stream).stream
             if self._client.is_cluster:
                 check_same_slot(self._keys.stream, dead_letters, "dlq_stream")
-            await self._create(dead_letters, dlq_group)
+            await ConsumerGroup(self._client, dlq_stream, dlq_group).restore()
         self._is_known = True
 
     def reset(self) -> None:
@@ -53,14 +53,6 @@ class ConsumerGroup:
         keys = [self._keys.stream, self._keys.position(self.group)]
         position: bytes = await self._client.run("restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
         return position.decode() or None
-
-    async def _create(self, key: str, group: str) -> None:
-        command = ("XGROUP", "CREATE", key, group, "0", "MKSTREAM")
-        try:
-            await self._client.call(key, *command, repeat=Repeat.IDEMPOTENT)
-        except ServerError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
 
     # --- numbers ------------------------------------------------------------------------------------
 

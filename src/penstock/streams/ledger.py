@@ -84,11 +84,11 @@ class Ledger:
         return int(reply[0]), [item.decode() for item in reply[1]]
 
     async def ack(self, done: Sequence[str], forget: bool, record: bool) -> tuple[int, list[str]]:
-        """Acknowledge messages, at most MAX_IDS of them."""
+        """Acknowledge messages, at most MAX_IDS; sent once: a second answer would refuse what the first accepted."""
         command = self.ack_command(done, forget, record)
         count = int(command[2])
         keys = [str(key) for key in command[3 : 3 + count]]
-        return self.parse_ack(await self._client.run("ack", keys, command[3 + count :], Repeat.IDEMPOTENT))
+        return self.parse_ack(await self._client.run("ack", keys, command[3 + count :], Repeat.ONCE))
 
     async def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
         """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
@@ -151,8 +151,7 @@ class Ledger:
     async def take_name(self, incarnation: str, ttl_ms: int) -> None:
         """Make this process the one that runs under the consumer's name; an older one is fenced off."""
         self.incarnation = incarnation
-        command = ("SET", self._worker, incarnation, "PX", ttl_ms)
-        await self._client.call(self.keys.stream, *command, repeat=Repeat.IDEMPOTENT)
+        await self._client.run("take_name", [self._worker], [incarnation, ttl_ms], Repeat.IDEMPOTENT)
 
     async def leave_name(self) -> None:
         """Give the name up, if it is still ours."""

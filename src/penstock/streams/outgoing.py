@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -10,6 +11,7 @@ import msgspec
 
 from penstock import envelope, ids
 from penstock.errors import ConfigurationError, EncodeError
+from penstock.keys import is_utf8
 from penstock.serializers import JsonSerializer, Serializer
 
 Field: TypeAlias = bytes | str | int
@@ -105,9 +107,11 @@ def _checked(what: str, value: object) -> str | None:
         raise ConfigurationError(f"{what} must be a text that is not empty, not {value!r}")
     if len(value) > _MAX_KEY:
         raise ConfigurationError(f"{what} has {len(value)} characters, at most {_MAX_KEY} are allowed")
+    if not is_utf8(value):
+        raise ConfigurationError(f"{what} must be text that UTF-8 can hold, without lone surrogates: {value[:40]!r}")
     return value
 
 
-def _positive(what: str, value: float) -> None:
-    if not value > 0:
+def _positive(what: str, value: object) -> None:
+    if not (isinstance(value, int | float) and 0 < value < math.inf):
         raise ConfigurationError(f"{what}={value!r} must be a positive number of seconds")

@@ -43,20 +43,25 @@ async def count_after(client: StreamClient, stream: str, last_delivered: str) ->
 
 async def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
     """Trim what every group is done with, except for the newest `keep` of it; return how many entries went."""
+    trimmed, is_all = 0, False
+    while not is_all:
+        excess, is_all = await _excess(client, stream, keep)
+        while excess > 0:
+            step = int(await client.run("trim", [stream], [_TRIM_STEP, excess], Repeat.ONCE))
+            if not step:
+                return trimmed
+            trimmed += step
+            excess -= step
+    return trimmed
+
+
+async def _excess(client: StreamClient, stream: str, keep: int) -> tuple[int, bool]:
+    # How many finished entries are too many, and whether that is all of them: a long history is counted in parts.
     if await client.call(stream, "XLEN", stream) <= keep:
-        return 0
+        return 0, True
     needed = await count_range(client, stream, "needed", "+", _SHORT)
     if needed.count < _SHORT:
-        excess = needed.length - needed.count - keep
-    else:
-        # A long backlog: counting what is finished, as far as it matters, is the shorter way.
-        finished = await count_range(client, stream, "-", "needed", keep + _SHORT)
-        excess = finished.count - keep
-    trimmed = 0
-    while excess > 0:
-        step = int(await client.run("trim", [stream], [_TRIM_STEP, excess], Repeat.ONCE))
-        if not step:
-            break
-        trimmed += step
-        excess -= step
-    return trimmed
+        return needed.length - needed.count - keep, True
+    # A long backlog: counting what is finished, as far as it matters, is the shorter way.
+    finished = await count_range(client, stream, "-", "needed", keep + _SHORT)
+    return finished.count - keep, finished.count < keep + _SHORT

@@ -16,7 +16,13 @@ local function before(id)
 end
 
 local start, pending = '0-0', {}
-local record = redis.call('EXISTS', stream) == 1 and redis.call('GET', KEYS[2])
+local exists = redis.call('EXISTS', stream) == 1
+-- Looked for before it is created: at the memory limit XGROUP CREATE is refused even when the group exists, and then no
+-- consumer could start to drain the stream.
+for _, info in ipairs(exists and redis.call('XINFO', 'GROUPS', stream) or {}) do
+  if info[2] == group then return '' end
+end
+local record = exists and redis.call('GET', KEYS[2])
 if record then
   local oldest = string.match(record, '^%((.+)$')
   for id in string.gmatch(oldest and before(oldest) or record, '%S+') do pending[#pending + 1] = id end
@@ -28,11 +34,7 @@ if record then
   end
 end
 
-local created = redis.pcall('XGROUP', 'CREATE', stream, group, start, 'MKSTREAM')
-if type(created) == 'table' and created.err then
-  if string.find(created.err, 'BUSYGROUP', 1, true) then return '' end
-  return created
-end
+redis.call('XGROUP', 'CREATE', stream, group, start, 'MKSTREAM')
 for _, id in ipairs(pending) do
   if #redis.call('XRANGE', stream, id, id) == 1 then
     redis.call('XCLAIM', stream, group, ARGV[2], 0, id, 'IDLE', 86400000, 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock import ids
-from penstock.errors import GroupLost, ServerError
+from penstock.errors import GroupLost
 from penstock.keys import check_name, check_same_slot
 from penstock.model import ConsumerInfo, Lag, PendingEntry, StreamStats
 from penstock.redis.blocking import Reply
@@ -39,7 +39,7 @@ class ConsumerGroup:
             dead_letters = self._client.keys(dlq_stream).stream
             if self._client.is_cluster:
                 check_same_slot(self._keys.stream, dead_letters, "dlq_stream")
-            self._create(dead_letters, dlq_group)
+            ConsumerGroup(self._client, dlq_stream, dlq_group).restore()
         self._is_known = True
 
     def reset(self) -> None:
@@ -54,14 +54,6 @@ class ConsumerGroup:
         keys = [self._keys.stream, self._keys.position(self.group)]
         position: bytes = self._client.run("restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
         return position.decode() or None
-
-    def _create(self, key: str, group: str) -> None:
-        command = ("XGROUP", "CREATE", key, group, "0", "MKSTREAM")
-        try:
-            self._client.call(key, *command, repeat=Repeat.IDEMPOTENT)
-        except ServerError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
 
     # --- numbers ------------------------------------------------------------------------------------
 

@@ -85,11 +85,11 @@ class Ledger:
         return int(reply[0]), [item.decode() for item in reply[1]]
 
     def ack(self, done: Sequence[str], forget: bool, record: bool) -> tuple[int, list[str]]:
-        """Acknowledge messages, at most MAX_IDS of them."""
+        """Acknowledge messages, at most MAX_IDS; sent once: a second answer would refuse what the first accepted."""
         command = self.ack_command(done, forget, record)
         count = int(command[2])
         keys = [str(key) for key in command[3 : 3 + count]]
-        return self.parse_ack(self._client.run("ack", keys, command[3 + count :], Repeat.IDEMPOTENT))
+        return self.parse_ack(self._client.run("ack", keys, command[3 + count :], Repeat.ONCE))
 
     def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
         """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
@@ -152,8 +152,7 @@ class Ledger:
     def take_name(self, incarnation: str, ttl_ms: int) -> None:
         """Make this process the one that runs under the consumer's name; an older one is fenced off."""
         self.incarnation = incarnation
-        command = ("SET", self._worker, incarnation, "PX", ttl_ms)
-        self._client.call(self.keys.stream, *command, repeat=Repeat.IDEMPOTENT)
+        self._client.run("take_name", [self._worker], [incarnation, ttl_ms], Repeat.IDEMPOTENT)
 
     def leave_name(self) -> None:
         """Give the name up, if it is still ours."""

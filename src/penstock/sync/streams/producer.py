@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
+from penstock.config import check_number
 from penstock.errors import ConfigurationError, NotDurable, PenstockError, StreamFull
 from penstock.events import Event, EventName, EventSink
 from penstock.keys import check_name
@@ -56,18 +57,14 @@ class StreamProducer:
             raise ConfigurationError(f"on_full={on_full!r} must be one of {', '.join(get_args(OnFull))}")
         if durability not in get_args(Durability):
             raise ConfigurationError(f"durability={durability!r} must be one of {', '.join(get_args(Durability))}")
-        numbers = {
-            "max_len": max_len,
-            "replicas": replicas,
-            "durability_timeout_ms": durability_timeout_ms,
-            "max_batch": max_batch,
-            "max_buffered": max_buffered,
-            "retry_budget_s": retry_budget_s,
-            "block_timeout_s": block_timeout_s,
-        }
-        for name, value in numbers.items():
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"{name}={value!r} must be positive")
+        if max_len is not None:
+            check_number("max_len", max_len)
+        sizes = {"replicas": replicas, "durability_timeout_ms": durability_timeout_ms}
+        for name, value in (sizes | {"max_batch": max_batch, "max_buffered": max_buffered}).items():
+            check_number(name, value)
+        check_number("retry_budget_s", retry_budget_s, is_whole=False)
+        check_number("block_timeout_s", block_timeout_s, is_whole=False)
+        check_number("linger_ms", linger_ms, is_whole=False, may_be_zero=True)
         self.client = client
         self.stream = stream
         self.group = check_name("group", group) if group is not None else None
@@ -77,9 +74,7 @@ class StreamProducer:
         )
         self._publisher = Publisher(client, stream, settings, self._count_dropped)
         is_simple = durability == "fast" and on_full != "block"
-        self._outbox = Outbox(
-            self._publisher, self._count, max(0.0, linger_ms / 1000), max_batch, max_buffered, is_simple
-        )
+        self._outbox = Outbox(self._publisher, self._count, linger_ms / 1000, max_batch, max_buffered, is_simple)
         self._on_event = on_event
         self._total = self._dropped = self._rejected = 0
         self._rate = RateTracker()

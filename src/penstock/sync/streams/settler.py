@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.errors import GroupLost, PenstockError
+from penstock.errors import ConnectionLost, GroupLost, PenstockError
 from penstock.model import StreamMessage
 from penstock.redis.blocking import Command, Reply
 from penstock.runtime.threads import Event, Lock, pause
@@ -18,6 +18,7 @@ from penstock.sync.streams.ledger import MAX_IDS, Ledger
 
 LINGER_S = 0.01
 _RECORD_EVERY_S = 0.1
+_TRIES = 3
 _WORTH_CARRYING = 10
 _WORTH_COUNTING = 50  # with fewer ids looking them up is as cheap, however many consumers there are
 
@@ -115,7 +116,7 @@ class Settler:
                 self._take_back(acks)
             else:
                 self._forget(acks)
-                self._count(acked, refused)
+                self._count(acks, acked, refused)
 
     def put_back(self, acks: Acks) -> None:
         """Acknowledge these again later: the answer got lost, and they may have been heard."""
@@ -131,7 +132,7 @@ class Settler:
         self._done.extendleft(reversed(acks.ids))
         self.dirty.set()
 
-    def _count(self, acked: int, refused: list[str]) -> None:
+    def _count(self, acks: Acks, acked: int, refused: list[str]) -> None:
         if refused:
             # After a lost answer "not pending" means that the first try was heard.
             heard = [entry_id for entry_id in refused if entry_id in self._repeated]
@@ -139,12 +140,13 @@ class Settler:
             lost = [entry_id for entry_id in refused if entry_id not in self._repeated]
             if lost:
                 self._on_refused(lost)
-        if self._repeated and not self._unanswered:
-            self._repeated.clear()
+        if self._repeated:
+            self._repeated.difference_update(acks.ids)
         self._tally.count_acked(acked)
 
     def flush(self) -> None:
         """Acknowledge everything that is done, in writes of its own."""
+        failures = 0
         with self._flushing:
             while (acks := self.take()) is not None:
                 try:
@@ -152,11 +154,15 @@ class Settler:
                 except GroupLost:
                     self._forget(acks)
                     raise  # the pending list went with the group: nothing is left to acknowledge
-                except BaseException:
+                except BaseException as error:
                     self.put_back(acks)
-                    raise
-                self._forget(acks)
-                self._count(acked, refused)
+                    failures += 1
+                    if not isinstance(error, ConnectionLost) or failures >= _TRIES:
+                        raise
+                else:
+                    failures = 0
+                    self._forget(acks)
+                    self._count(acks, acked, refused)
 
     def run_once(self) -> None:
         """Wait for something to acknowledge, give a read the chance to carry it, else send it."""

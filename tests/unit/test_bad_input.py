@@ -1,0 +1,352 @@
+"""What cannot work is refused where it is written, with an error that says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import ConsumerConfig, JsonSerializer, MsgpackSerializer, PickleSerializer, errors, sync
+from penstock.errors import ConfigurationError, EncodeError, PayloadTooLarge
+
+HALVES = [penstock, sync]
+half = pytest.mark.parametrize("half", HALVES, ids=["async", "sync"])
+
+BAD_NAMES = [
+    ("", "must not be empty or blank: give it a name such as 'orders'"),
+    ("   ", "must not be empty or blank"),
+    ("\t\n", "must not be empty or blank"),
+    ("x" * 513, "has 513 bytes, at most 512 are allowed"),
+    ("ü" * 257, "has 514 bytes, at most 512 are allowed"),
+    ("a\0b", "must not contain line breaks or NUL"),
+    ("a\nb", "must not contain line breaks or NUL"),
+    ("a\r", "must not contain line breaks or NUL"),
+    ("a\ud800", "must be text that UTF-8 can hold"),
+    (b"orders", "must be a str, not bytes"),
+    (7, "must be a str, not int"),
+]
+bad_name = pytest.mark.parametrize(("name", "says"), BAD_NAMES, ids=lambda value: repr(value)[:20])
+
+
+def consumer(half: Any, **options: Any) -> Any:
+    given = {"config": ConsumerConfig(group="g"), "message_handler": lambda _message: None, **options}
+    return half.StreamConsumer(half.StreamClient(), "s", **given)
+
+
+# --- names ------------------------------------------------------------------------------------------
+
+
+@half
+@bad_name
+def test_a_bad_stream_name_is_refused_by_everything_that_takes_one(half: Any, name: Any, says: str) -> None:
+    client = half.StreamClient()
+    for use in (
+        lambda: half.StreamProducer(client, name),
+        lambda: half.StreamConsumer(client, name, ConsumerConfig(group="g"), message_handler=print),
+        lambda: half.ConsumerGroup(client, name, "g"),
+        lambda: half.DeadLetters(client, name),
+        lambda: client.keys(name),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            use()
+        assert f"stream {says}" in str(refused.value)
+
+
+@half
+@bad_name
+def test_a_bad_group_name_is_refused(half: Any, name: Any, says: str) -> None:
+    client = half.StreamClient()
+    for use in (lambda: half.StreamProducer(client, "s", name), lambda: half.ConsumerGroup(client, "s", name)):
+        with pytest.raises(ConfigurationError) as refused:
+            use()
+        assert f"group {says}" in str(refused.value)
+
+
+@bad_name
+@pytest.mark.parametrize("field", ["group", "worker_name", "dlq_stream", "dlq_group"])
+def test_a_bad_name_in_the_settings_is_refused(field: str, name: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        ConsumerConfig(**{"group": "g", field: name})
+    assert f"{field} {says}" in str(refused.value)
+
+
+@half
+@bad_name
+def test_a_bad_prefix_is_refused(half: Any, name: Any, says: str) -> None:
+    if name:  # no prefix at all is fine
+        with pytest.raises(ConfigurationError) as refused:
+            half.StreamClient(prefix=name).keys("s")
+        assert f"prefix {says}" in str(refused.value)
+
+
+@half
+@pytest.mark.parametrize("name", ["{", "a}b", "{}", "{}x", "a{b"])
+def test_braces_that_are_no_hash_tag_are_refused(half: Any, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"braces that are no hash tag; write a tag as in '\{orders\}_main'"):
+        half.StreamProducer(half.StreamClient(), name)
+
+
+# --- numbers of a consumer --------------------------------------------------------------------------
+
+SIZES = [
+    "batch_size", "min_idle_claim_ms", "max_deliveries", "max_claim_passes", "max_attempts", "concurrency", "prefetch",
+    "heartbeat_interval_ms", "recovery_interval_ms", "retry_initial_delay_ms", "retry_max_delay_ms", "handler_timeout_ms",
+    "retention_interval_ms", "consumer_ttl_ms",
+]  # fmt: skip
+MAY_BE_ZERO = ["block_ms", "shutdown_grace_ms", "max_stream_size"]
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_and_times_must_be_positive(name: str, value: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}={value} must be positive"):
+        ConsumerConfig(group="g", **{name: value})
+
+
+@pytest.mark.parametrize("name", MAY_BE_ZERO)
+def test_some_may_be_zero_but_not_less(name: str) -> None:
+    assert getattr(ConsumerConfig(group="g", **{name: 0}), name) == 0
+    with pytest.raises(ConfigurationError, match=f"{name}=-1 must be 0 or more"):
+        ConsumerConfig(group="g", **{name: -1})
+
+
+@pytest.mark.parametrize("name", [*SIZES, *MAY_BE_ZERO])
+@pytest.mark.parametrize("value", ["100", 1.5, True, math.nan, [1]], ids=repr)
+def test_sizes_and_times_must_be_whole_numbers(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}=.* must be a whole number"):
+        ConsumerConfig(group="g", **{name: value})
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, "0.1", True], ids=repr)
+def test_jitter_is_a_share(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="retry_jitter"):
+        ConsumerConfig(group="g", retry_jitter=value)
+
+
+def test_a_heartbeat_must_come_three_times_in_a_lease() -> None:
+    ConsumerConfig(group="g", min_idle_claim_ms=3_000, heartbeat_interval_ms=1_000)
+    with pytest.raises(
+        ConfigurationError, match=r"heartbeat_interval_ms=1001 .* third of the lease .* use 1000 or less"
+    ):
+        ConsumerConfig(group="g", min_idle_claim_ms=3_000, heartbeat_interval_ms=1_001)
+
+
+def test_what_is_read_ahead_must_hold_a_batch() -> None:
+    with pytest.raises(ConfigurationError, match="prefetch=5 must not be below batch_size=10"):
+        ConsumerConfig(group="g", batch_size=10, prefetch=5)
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(TypeError, match="batchsize"):
+        ConsumerConfig(group="g", batchsize=10)  # type: ignore[call-arg]
+
+
+# --- handlers ---------------------------------------------------------------------------------------
+
+
+@half
+def test_exactly_one_handler_is_wanted(half: Any) -> None:
+    for options in ({"handler": None, "message_handler": None}, {"handler": print, "message_handler": print}):
+        with pytest.raises(ConfigurationError, match=r"exactly one of handler \(a batch\) and message_handler"):
+            consumer(half, **options)
+
+
+@half
+@pytest.mark.parametrize("what", ["handler", "message_handler", "dlq_handler", "error_hook"])
+def test_what_is_called_must_be_a_function(half: Any, what: str) -> None:
+    options = {"message_handler": None} if what == "handler" else {}
+    with pytest.raises(ConfigurationError, match=f"{what} must be a function, not 'tasks.handle'"):
+        consumer(half, **options, **{what: "tasks.handle"})
+
+
+@pytest.mark.parametrize("what", ["handler", "message_handler", "dlq_handler", "error_hook"])
+def test_an_async_function_is_refused_by_the_sync_consumer(what: str) -> None:
+    async def run(*_: object) -> None: ...
+
+    class Callable:
+        async def __call__(self, *_: object) -> None: ...
+
+    for function in (run, Callable()):
+        options = {"message_handler": None} if what == "handler" else {}
+        with pytest.raises(ConfigurationError, match=f"{what} is async: use it with penstock.StreamConsumer"):
+            consumer(sync, **options, **{what: function})
+
+
+# --- producers --------------------------------------------------------------------------------------
+
+
+@half
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("on_full", "explode", "on_full='explode' must be one of reject, block, drop_oldest"),
+        ("on_full", None, "must be one of"),
+        ("durability", "forever", "durability='forever' must be one of fast, local, replicated"),
+        ("max_len", 0, "max_len=0 must be positive"),
+        ("max_len", -5, "max_len=-5 must be positive"),
+        ("max_len", "5", "max_len='5' must be a whole number"),
+        ("max_len", 1.5, "max_len=1.5 must be a whole number"),
+        ("replicas", 0, "replicas=0 must be positive"),
+        ("replicas", None, "replicas=None must be a whole number"),
+        ("durability_timeout_ms", 0, "must be positive"),
+        ("max_batch", 0, "max_batch=0 must be positive"),
+        ("max_batch", 2.5, "max_batch=2.5 must be a whole number"),
+        ("max_buffered", -1, "must be positive"),
+        ("retry_budget_s", 0, "retry_budget_s=0 must be positive"),
+        ("retry_budget_s", math.nan, "must be positive"),
+        ("retry_budget_s", math.inf, "retry_budget_s=inf must be finite"),
+        ("retry_budget_s", "30", "retry_budget_s='30' must be a number"),
+        ("block_timeout_s", -1.0, "must be positive"),
+        ("linger_ms", -1, "linger_ms=-1 must be 0 or more"),
+        ("linger_ms", "5", "linger_ms='5' must be a number"),
+    ],
+)
+def test_settings_of_a_producer_are_checked(half: Any, name: str, value: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        half.StreamProducer(half.StreamClient(), "s", **{name: value})
+    assert says in str(refused.value)
+
+
+@half
+def test_an_unknown_setting_of_a_producer_is_named(half: Any) -> None:
+    with pytest.raises(TypeError, match="maxlen"):
+        half.StreamProducer(half.StreamClient(), "s", maxlen=5)
+
+
+def push(half: Any, data: Any, serializer: Any = None, **options: Any) -> None:
+    """Pushes what is refused before any server is needed."""
+    producer = half.StreamProducer(half.StreamClient(port=1), "s", serializer=serializer)
+    result = producer.push(data, **options)
+    if half is penstock:
+        result.send(None)
+
+
+def refused_push(half: Any, data: Any, serializer: Any = None, **options: Any) -> str:
+    """Returns what is said against the push."""
+    with pytest.raises((ConfigurationError, EncodeError)) as refused:
+        push(half, data, serializer, **options)
+    return str(refused.value)
+
+
+@half
+@pytest.mark.parametrize("name", ["key", "dedup_key", "message_id"])
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("", "must be a text that is not empty, not ''"),
+        (5, "must be a text that is not empty, not 5"),
+        (b"x", "must be a text that is not empty"),
+        ("x" * 513, "has 513 characters, at most 512 are allowed"),
+        ("a\ud800", "must be text that UTF-8 can hold"),
+    ],
+    ids=["empty", "number", "bytes", "long", "surrogate"],
+)
+def test_keys_of_a_message_are_checked(half: Any, name: str, value: Any, says: str) -> None:
+    assert f"{name} {says}" in refused_push(half, {}, **{name: value})
+
+
+@half
+@pytest.mark.parametrize(
+    "headers", [{"a": 1}, {1: "a"}, {"a": None}, {"a": b"x"}, {"a": "\ud800"}, {"\ud800": "a"}, ["a"]]
+)
+def test_headers_are_text(half: Any, headers: Any) -> None:
+    assert "headers must be" in refused_push(half, {}, headers=headers)
+
+
+@half
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "5"], ids=repr)
+def test_times_of_a_message_are_positive_seconds(half: Any, value: Any) -> None:
+    assert "expires_in_s" in refused_push(half, {}, expires_in_s=value)
+    message = refused_push(half, {}, dedup_key="k", dedup_window_s=value)
+    assert "dedup_window_s" in message
+    assert "positive number of seconds" in message
+
+
+# --- payloads ---------------------------------------------------------------------------------------
+
+
+@half
+@pytest.mark.parametrize(
+    ("serializer", "data", "says"),
+    [
+        (None, {"items": [{"price": object()}]}, ["items", "[0]", "price", "object"]),
+        (None, {"ratio": math.nan}, ["ratio", "nan"]),
+        (None, {"when": {"nested": {1: complex(1, 2)}}}, ["when", "nested", "complex"]),
+        (MsgpackSerializer(), {"items": [1, lambda: 1]}, ["items", "[1]", "function"]),
+        (PickleSerializer(allow_pickle=True), {"call": lambda: 1}, ["lambda"]),
+        (JsonSerializer(max_bytes=100), {"text": "x" * 200}, ["max_bytes=100"]),
+        (MsgpackSerializer(max_bytes=100), {"text": "x" * 200}, ["max_bytes=100"]),
+    ],
+    ids=["object", "nan", "complex", "function", "pickle", "large JSON", "large msgpack"],
+)
+def test_a_payload_that_cannot_be_written_is_refused_with_the_place_in_it(
+    half: Any, serializer: Any, data: Any, says: list[str]
+) -> None:
+    message = refused_push(half, data, serializer)
+    assert [part for part in says if part not in message] == []
+
+
+@half
+def test_a_payload_that_is_too_large_has_an_error_of_its_own(half: Any) -> None:
+    with pytest.raises(PayloadTooLarge, match="max_bytes"):
+        push(half, "x" * 2_000_000)
+
+
+@half
+def test_a_serializer_must_return_bytes(half: Any) -> None:
+    class Careless:
+        def encode(self, data: Any) -> Any:
+            return str(data)
+
+        def decode(self, raw: bytes) -> Any:
+            return raw
+
+    assert "must return bytes, not str" in refused_push(half, {}, Careless())
+
+
+# --- clients ----------------------------------------------------------------------------------------
+
+
+@half
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"host": ""}, "host='' must be a host name"),
+        ({"host": 5}, "host=5 must be a host name"),
+        ({"port": 0}, "port=0 must be a number from 1 to 65535"),
+        ({"port": 70_000}, "port=70000"),
+        ({"port": "6379"}, "port='6379' must be a number"),
+        ({"db": -1}, "db=-1 must be the number of a database"),
+        ({"db": "0"}, "db='0'"),
+        ({"socket_timeout": 0}, "socket_timeout=0 must be a positive number of seconds"),
+        ({"socket_timeout": None}, "socket_timeout=None must be"),
+        ({"socket_timeout": math.inf}, "socket_timeout=inf"),
+        ({"socket_connect_timeout": -1}, "socket_connect_timeout=-1 must be a positive"),
+        ({"pool_timeout": -1}, "pool_timeout=-1"),
+        ({"max_connections": 0}, "max_connections=0 must be a positive whole number"),
+        ({"colour": "red"}, "unknown option 'colour'"),
+        ({"ssl_colour": "red"}, "unknown option 'ssl_colour'"),
+    ],
+    ids=str,
+)
+def test_settings_of_a_client_are_checked(half: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        half.StreamClient(**options)
+    assert says in str(refused.value)
+    if not {"host", "port"} & set(options):
+        with pytest.raises(ConfigurationError) as refused:
+            half.StreamClient.from_url("redis://localhost", **options)
+        assert next(iter(options)) in str(refused.value)
+
+
+# --- verdicts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verdict", [errors.Snooze, errors.RetryLater])
+@pytest.mark.parametrize("delay_s", [-1, math.nan, math.inf, "5", None, dt.timedelta(seconds=5)], ids=repr)
+def test_a_delay_is_a_number_of_seconds(verdict: Any, delay_s: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"delay_s=.* must be a number of seconds, 0 or more"):
+        verdict(delay_s)

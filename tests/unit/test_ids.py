@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import threading
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import ids
+
+numbers = st.integers(0, 2**64 - 1)
+
+
+@given(numbers, numbers)
+def test_an_id_is_two_numbers(ms: int, seq: int) -> None:
+    assert ids.parse(f"{ms}-{seq}") == (ms, seq)
+    assert ids.parse(str(ms)) == (ms, 0)
+
+
+@given(st.integers(1, 2**64 - 2), numbers)
+def test_before_and_after_are_the_nearest_neighbours(ms: int, seq: int) -> None:
+    entry_id = f"{ms}-{seq}"
+    assert ids.after(ids.before(entry_id)) == entry_id
+    assert ids.before(ids.after(entry_id)) == entry_id
+    assert ids.parse(ids.before(entry_id)) < ids.parse(entry_id) < ids.parse(ids.after(entry_id))
+
+
+@pytest.mark.parametrize(
+    ("entry_id", "before", "after"),
+    [
+        ("0-0", "0-0", "0-1"),
+        ("0-1", "0-0", "0-2"),
+        ("5-0", f"4-{2**64 - 1}", "5-1"),
+        (f"5-{2**64 - 1}", f"5-{2**64 - 2}", "6-0"),
+    ],
+)
+def test_neighbours_at_the_edges(entry_id: str, before: str, after: str) -> None:
+    assert (ids.before(entry_id), ids.after(entry_id)) == (before, after)
+
+
+def test_message_ids_are_uuids_of_version_7() -> None:
+    made = ids.MessageIds().make()
+    found = uuid.UUID(made)
+    assert (found.version, found.variant, len(made)) == (7, uuid.RFC_4122, 32)
+
+
+def test_message_ids_never_repeat_within_a_maker() -> None:
+    make = ids.MessageIds().make
+    assert len({make() for _ in range(50_000)}) == 50_000
+
+
+def test_message_ids_of_many_makers_and_threads_never_meet() -> None:
+    shared = ids.MessageIds().make
+    found: list[str] = []
+
+    def make() -> None:
+        own = ids.MessageIds().make
+        found.extend([shared() if n % 2 else own() for n in range(5_000)])
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 40_000
+
+
+def test_a_forked_process_makes_ids_of_its_own() -> None:
+    maker = ids.MessageIds()
+    before = maker.make()[16:]
+    ids.MessageIds.forked()
+    assert maker.make()[16:] != before

@@ -1,0 +1,96 @@
+"""Decisions about messages, checked with plain values over their whole range."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import FatalError, RetryLater, Snooze
+from penstock.policy import Backoff, Bury, Limits, Reason, Retry, Verdict, after_failure, before_run
+
+counts = st.integers(0, 10_000)
+limits = st.builds(Limits, st.integers(1, 100), st.none() | st.integers(1, 100))
+backoffs = st.builds(Backoff, st.integers(1, 100_000), st.integers(100_000, 10_000_000), st.floats(0, 1))
+plain_errors = st.sampled_from([None, ValueError("x"), KeyError(), TimeoutError(), Exception()])
+chance = random.Random(1)
+
+
+@given(plain_errors, counts, counts, limits, backoffs)
+def test_a_failure_is_retried_until_a_limit_is_reached(
+    error: Exception | None, deliveries: int, attempts: int, limits: Limits, backoff: Backoff
+) -> None:
+    verdict = after_failure(error, deliveries, attempts, limits, backoff, chance)
+    if deliveries >= limits.max_deliveries or attempts >= (limits.max_attempts or 10**9):
+        assert verdict == Bury(Reason.MAX_DELIVERIES)
+    else:
+        assert isinstance(verdict, Retry)
+        assert verdict.counts
+        assert verdict.after_ms >= 1
+
+
+@given(counts, counts, limits, backoffs)
+def test_fatal_is_final_whatever_the_counts(deliveries: int, attempts: int, limits: Limits, backoff: Backoff) -> None:
+    assert after_failure(FatalError("x"), deliveries, attempts, limits, backoff, chance) == Bury(Reason.FATAL)
+
+
+@given(st.floats(0, 1e9), counts, counts, limits, backoffs)
+def test_a_snooze_is_never_final_and_costs_no_attempt(
+    delay_s: float, deliveries: int, attempts: int, limits: Limits, backoff: Backoff
+) -> None:
+    verdict = after_failure(Snooze(delay_s), deliveries, attempts, limits, backoff, chance)
+    assert verdict == Retry(round(delay_s * 1000), counts=False)
+
+
+@given(st.floats(0, 1e9), counts, counts, limits, backoffs)
+def test_retry_later_chooses_the_delay_but_not_the_limit(
+    delay_s: float, deliveries: int, attempts: int, limits: Limits, backoff: Backoff
+) -> None:
+    verdict: Verdict = after_failure(RetryLater(delay_s), deliveries, attempts, limits, backoff, chance)
+    if limits.is_exhausted(deliveries, attempts):
+        assert verdict == Bury(Reason.MAX_DELIVERIES)
+    else:
+        assert verdict == Retry(round(delay_s * 1000))
+
+
+@given(st.integers(1, 10_000), backoffs, st.integers())
+def test_delays_grow_to_the_longest_and_jitter_keeps_its_bounds(attempt: int, backoff: Backoff, seed: int) -> None:
+    delay_ms = backoff.delay_ms(attempt, random.Random(seed))
+    plain = min(backoff.initial_ms * 2 ** (attempt - 1), backoff.max_ms)
+    assert delay_ms >= 1
+    assert plain * (1 - backoff.jitter) - 1 <= delay_ms <= plain * (1 + backoff.jitter) + 1
+
+
+def test_without_jitter_delays_double() -> None:
+    backoff = Backoff(100, 1_000, 0.0)
+    assert [backoff.delay_ms(n, chance) for n in range(1, 7)] == [100, 200, 400, 800, 1_000, 1_000]
+
+
+@given(counts, counts, limits)
+def test_the_last_chance_is_the_run_after_which_nothing_is_left(deliveries: int, attempts: int, limits: Limits) -> None:
+    assert limits.is_last_chance(deliveries, attempts) == limits.is_exhausted(deliveries + 1, attempts + 1)
+    if limits.is_exhausted(deliveries, attempts):
+        assert limits.is_last_chance(deliveries, attempts)
+
+
+@given(counts, counts, limits)
+def test_every_message_ends_after_at_most_its_deliveries(deliveries: int, attempts: int, limits: Limits) -> None:
+    runs = 0
+    while before_run(deliveries, attempts, None, 0, limits) is None:
+        deliveries, attempts, runs = deliveries + 1, attempts + 1, runs + 1
+    assert runs <= limits.max_deliveries
+
+
+@pytest.mark.parametrize(
+    ("expires_at_ms", "now_ms", "verdict"),
+    [(None, 10**15, None), (1_000, 999, None), (1_000, 1_000, Bury(Reason.EXPIRED)), (0, 1, Bury(Reason.EXPIRED))],
+)
+def test_what_has_expired_is_not_run(expires_at_ms: int | None, now_ms: int, verdict: Bury | None) -> None:
+    assert before_run(1, 1, expires_at_ms, now_ms, Limits(3, None)) == verdict
+
+
+def test_expiry_is_told_rather_than_exhaustion() -> None:
+    assert before_run(9, 9, 1, 2, Limits(3, 3)) == Bury(Reason.EXPIRED)
+    assert before_run(9, 9, None, 2, Limits(3, 3)) == Bury(Reason.MAX_DELIVERIES)
