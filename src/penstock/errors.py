@@ -109,8 +109,10 @@ class PublishUnknown(PublishError):
     """The connection broke and the retry budget ran out: the messages may or may not be in the stream.
 
     `message_ids` are the ids chosen by the producer, so that the caller can look for them or publish again
-    with the same `dedup_key`.
+    with the same `dedup_key`. After push_many(), `ids` are the entries of the same call that were accepted.
     """
+
+    ids: tuple[str, ...] = ()
 
     def __init__(self, text: str, message_ids: Sequence[str] = ()) -> None:
         super().__init__(text)

@@ -71,8 +71,9 @@ def test_a_second_signal_ends_at_once_and_the_messages_are_reclaimable(
     number: signal.Signals, half: str, scene: Scene
 ) -> None:
     ids = scene.publish(*(body(n, ["first", scene.gate(f"first-{n}"), [["sleep", HOURS]]]) for n in range(3)))
-    worker = scene.worker(half, config={"shutdown_grace_ms": HOURS * 1_000})
+    worker = scene.worker(half, config={"shutdown_grace_ms": HOURS * 1_000, "block_ms": 60_000})
     worker.wait_for("first", count=3)
+    eventually(lambda: _is_reading(scene), "the worker waits for more")
 
     worker.send(number)
     eventually(lambda: not _is_reading(scene), "the first signal has been heard")

@@ -8,6 +8,7 @@ Every line is flushed before the next step, so that what a killed worker printed
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import inspect
 import json
 import logging
@@ -225,6 +226,7 @@ def end_with_the_parent() -> None:
 
 
 def main() -> int:
+    faulthandler.register(signal.SIGUSR1)  # a worker that hangs tells where
     threading.Thread(target=end_with_the_parent, daemon=True).start()
     job = Job(**json.loads(sys.argv[1]))
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(threadName)s %(name)s %(message)s")

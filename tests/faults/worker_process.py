@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -93,6 +94,8 @@ class WorkerProcess:
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            self.send(signal.SIGUSR1)
+            time.sleep(0.5)  # for the report only: it writes where its threads are
             raise AssertionError(f"worker {self.pid} did not end within {timeout_s} s\n{self.story()}") from None
         self._reader.join(timeout_s)
         return code
@@ -117,4 +120,4 @@ class WorkerProcess:
     def story(self) -> str:
         """Returns the last of what the process said and logged, for a message."""
         said = [json.dumps(line) for line in self._lines[-30:]]
-        return "\n".join([*said, "--- log", *self.log.read_text(errors="replace").splitlines()[-30:]])
+        return "\n".join([*said, "--- log", *self.log.read_text(errors="replace").splitlines()[-200:]])

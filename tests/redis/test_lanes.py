@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 import redis
 
-from penstock.errors import ConnectionLost, PenstockError, ServerError, UnsupportedServer, WrongType
+from penstock.errors import ConnectionFailed, ConnectionLost, PenstockError, ServerError, UnsupportedServer, WrongType
 from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import FaultProxy
 from tests.redis.halves import AsyncHalf, Half, eventually
@@ -116,6 +116,17 @@ def test_a_command_that_cannot_be_packed_leaves_the_others_in_step(half: Half, c
     with pytest.raises((TypeError, ValueError)):
         half.do(connection.pipeline, [("ECHO", "a"), ("ECHO", "\ud800")])
     assert half.do(connection.call, "ECHO", "in step") == b"in step"
+
+
+def test_a_listener_that_fails_breaks_the_connection_rather_than_its_order(half: Half, connection: Any) -> None:
+    def fail(_index: int, _reply: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises((ZeroDivisionError, ConnectionLost)):
+        half.do(connection.pipeline, [("PING",), ("ECHO", "x")], on_reply=fail)
+    eventually(lambda: not connection.is_open)
+    with pytest.raises(ConnectionFailed):
+        half.do(connection.call, "PING")
 
 
 def test_what_is_not_resp_breaks_the_connection(half: Half) -> None:

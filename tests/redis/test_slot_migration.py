@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock import ConsumerConfig
+from penstock.errors import NotDurable
 from penstock.redis.retry import Repeat
 from penstock.testing import Cluster, ServerMissing
 from penstock.testing.servers import DEFAULT, FLOOR
@@ -178,6 +179,18 @@ def test_a_producer_that_needs_a_script_the_other_node_lacks(half: Half, moving:
     tell(move.target, "SCRIPT", "FLUSH")
     half.do(producer.push, "x")
     assert move.ask_target("XLEN", STREAM) == 2
+
+
+def test_a_producer_that_waits_for_replicas_asks_the_other_node(half: Half, client: Any, cluster: Cluster) -> None:
+    producer = half.api.StreamProducer(client, STREAM, durability="replicated", durability_timeout_ms=1)
+    move = SlotMove(cluster, STREAM)
+    with pytest.raises(NotDurable):  # there is no replica, but the entry is there
+        half.do(producer.push, "before")
+    move.begin().move()
+    with pytest.raises(NotDurable) as written:
+        half.do(producer.push, "during")
+    assert [row[0].decode() for row in move.ask_target("XRANGE", STREAM, "-", "+")][1:] == list(written.value.ids)
+    move.finish()
 
 
 def test_a_consumer_reads_from_the_other_node(half: Half, client: Any, cluster: Cluster) -> None:

@@ -342,6 +342,12 @@ def test_settings_of_a_client_are_checked(half: Any, options: dict[str, Any], sa
         assert next(iter(options)) in str(refused.value)
 
 
+@half
+def test_a_cluster_has_one_database(half: Any) -> None:
+    with pytest.raises(ConfigurationError, match="only database 0; leave it out"):
+        half.StreamClient.from_cluster([{"host": "h", "port": 1}], db=1)
+
+
 # --- verdicts ---------------------------------------------------------------------------------------
 
 

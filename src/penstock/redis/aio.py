@@ -166,8 +166,12 @@ class Connection(asyncio.Protocol):
                 if reply is False:
                     return
                 first = expected.popleft()
-                if not first.add(reply):
-                    expected.appendleft(first)
+                try:
+                    if not first.add(reply):
+                        expected.appendleft(first)
+                except BaseException:
+                    expected.appendleft(first)  # asyncio closes the connection now, and whoever waits is told
+                    raise
         except hiredis.ProtocolError as error:
             self._break(ConnectionLost(f"Redis at {self.where} sent what is not RESP: {error}"))
 

@@ -24,9 +24,24 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
+class _Process:
+    """This process, as something that another one does not have."""
+
+    home = object()
+
+    @classmethod
+    def forked(cls) -> None:
+        """Be another process from now on; called by the interpreter."""
+        cls.home = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Process.forked)
+
+
 def home() -> object:
     """Return what connections are bound to: sockets belong to the process, and must not be used by a forked one."""
-    return os.getpid()
+    return _Process.home
 
 
 def call_home(home: object, function: Callable[..., None], *args: object) -> None:
@@ -37,7 +52,7 @@ def call_home(home: object, function: Callable[..., None], *args: object) -> Non
 
 def is_alive(home: object) -> bool:
     """Tell whether connections bound to the home can still be used."""
-    return home == os.getpid()
+    return home is _Process.home
 
 
 def at_end(step: Callable[[], None]) -> Callable[[], None]:

@@ -168,6 +168,10 @@ class StreamConsumer:
                 self._last_recovery_s = time.monotonic()
                 await self._pass(self._recovery.take_expired)
             await self._upkeep.run_due()
+        except BaseException:
+            # Cancelled or cut off in the middle: the next pass would pass over what this one still holds.
+            await shielded(_LAST_RITES_S, self._let_go)
+            raise
         finally:
             self._heartbeat.stop()
         return self._tally.report_since(mark)
@@ -284,11 +288,8 @@ class StreamConsumer:
     async def _wind_up(self, crew: Crew, workers: Crew, grace_s: float) -> None:
         self._stopping.set()  # cancelled: wake whoever waits for the next turn
         self._inbox.close()
-        fresh, again = self._inbox.empty()
+        waiting = self._waiting()
         await self._quietly(self._intake.unblock)
-        # New messages count as delivered once; those that wait to run again were not counted for the coming run.
-        waiting = [Parking(entry_id, 0, 0, 0) for entry_id in fresh]
-        waiting += [Parking(m.id, 0, m.delivery_count, m.attempts) for m in again]
         await self._quietly(self._hand_back, waiting)
         await self._let_finish(workers, grace_s)
         for waited_for in (self._settler.dirty, self._recovery.wake, self._has_rejected):
@@ -321,6 +322,18 @@ class StreamConsumer:
         except PenstockError as error:
             logger.warning("%s, while stopping: %s", self.worker_name, error)
 
+    async def _let_go(self) -> None:
+        await self._quietly(self._hand_back, self._waiting())
+        await self._quietly(self._settler.flush)
+        await self._quietly(self._hand_back, self._unfinished())
+        self._intake.must_sweep()
+
+    def _waiting(self) -> list[Parking]:
+        # New messages count as delivered once; those that wait to run again were not counted for the coming run.
+        fresh, again = self._inbox.empty()
+        waiting = [Parking(entry_id, 0, 0, 0) for entry_id in fresh]
+        return waiting + [Parking(m.id, 0, m.delivery_count, m.attempts) for m in again]
+
     def _unfinished(self) -> list[Parking]:
         counts = {i: (m.delivery_count, m.attempts) if m else (1, 1) for i, m in list(self._inbox.held.items())}
         return [Parking(i, 0, max(0, counted[0] - 1), max(0, counted[1] - 1)) for i, counted in counts.items()]
@@ -336,8 +349,9 @@ class StreamConsumer:
 
     async def _hand_back_stranded(self) -> None:
         # What the server handed to a read whose reply nobody saw. Of a fenced consumer it is the newer process's.
-        page = await self._ledger.own_pending("-", MAX_IDS) if self._fenced is None else []
-        claims, _ = await self._ledger.take([entry_id for entry_id, _, _ in page]) if page else ([], [])
+        is_ours = self._fenced is None and self._intake.has_read
+        page = await self._ledger.own_pending("-", MAX_IDS) if is_ours else []
+        claims, _ = await self._ledger.take([entry_id for entry_id, _, _ in page], True) if page else ([], [])
         if claims:
             parkings = [Parking(c.id, 0, max(0, c.deliveries - 1), max(0, c.attempts - 1)) for c in claims]
             self._tally.handed_back += sum(await self._ledger.park(parkings))

@@ -64,6 +64,7 @@ class Intake:
         self._client_id = 0
         self._is_reading = False
         self._must_sweep = True
+        self.has_read = False
         self._is_exact = False  # the server's list of what is pending here and ours were compared and agree
         self._last_sweep_s = 0.0
         self.claiming = Lock()  # held by whoever has a claim under way that is not in the inbox yet
@@ -91,7 +92,7 @@ class Intake:
                 answered = True
                 self._settler.answered(acks, reply)
 
-        self._is_reading = True
+        self._is_reading = self.has_read = True
         try:
             replies = await connection.pipeline(commands, timeout_s=timeout_s, on_reply=on_reply)
         except BaseException:
@@ -190,7 +191,7 @@ class Intake:
                 has_stranded = has_stranded or bool(stranded)
                 self._is_exact = not has_stranded and pending == len(self._inbox.held) + self._settler.outstanding
                 if stranded:
-                    claims, missing = await self._ledger.take(stranded)
+                    claims, missing = await self._ledger.take(stranded, self.has_read)
                     taken = self.take_again(claims, missing)
                     if taken:
                         found += taken
@@ -210,9 +211,17 @@ class Intake:
         """Sweep before the next read: a reply with messages may have been lost."""
         self._must_sweep = True
 
+    async def sweep_soon(self) -> None:
+        """Sweep now, even if the reader waits for messages: a claim may have been lost."""
+        self._must_sweep = True
+        await self._end_read()
+
     async def unblock(self) -> None:
-        """Let a read that waits for messages return now."""
+        """Let a read that waits for messages return now, and no other begin."""
         self.quiet.set()
+        await self._end_read()
+
+    async def _end_read(self) -> None:
         if not self._is_reading or self._connection is None:
             return
         try:

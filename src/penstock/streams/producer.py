@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
 from penstock.config import check_number
-from penstock.errors import ConfigurationError, NotDurable, PenstockError, StreamFull
+from penstock.errors import ConfigurationError, NotDurable, PenstockError, PublishUnknown, StreamFull
 from penstock.events import Event, EventName, EventSink
 from penstock.keys import check_name
 from penstock.model import ProducerMetrics
@@ -110,7 +110,8 @@ class StreamProducer:
     async def push_many(self, items: Iterable[Any]) -> list[str]:
         """Add messages in order and return their ids.
 
-        Raises: the error of the first message that was not accepted; `ids` of a StreamFull are the accepted ones.
+        Raises: the error of the first message that was not accepted; `ids` of a StreamFull or PublishUnknown are the
+        accepted ones.
         """
         # All are encoded before any is sent: one that cannot be encoded leaves the stream as it was.
         messages = [self._encoder.plain(item) for item in items]
@@ -155,11 +156,18 @@ class StreamProducer:
     @staticmethod
     def _refused(error: Answer, answers: Sequence[Answer] = ()) -> PenstockError:
         assert isinstance(error, PenstockError)
-        if isinstance(error, StreamFull):
+        if isinstance(error, StreamFull | PublishUnknown):
             error.ids = tuple(answer for answer in answers if isinstance(answer, str))
         elif isinstance(error, NotDurable) and answers:
             error.ids = tuple(
                 entry_id for answer in answers if isinstance(answer, NotDurable) for entry_id in answer.ids
+            )
+        if isinstance(error, PublishUnknown) and answers:
+            error.message_ids = tuple(
+                message_id
+                for answer in answers
+                if isinstance(answer, PublishUnknown)
+                for message_id in answer.message_ids
             )
         return error
 

@@ -39,15 +39,15 @@ class Recovery:
             if limit <= 0:
                 break
             passes += 1
-            async with self._intake.claiming:
-                try:
+            try:
+                async with self._intake.claiming:
                     self._cursor, claims, missing = await self._ledger.recover(
                         self._lease_ms, limit, self._cursor, _PAGE
                     )
-                except ConnectionLost:
-                    self._intake.must_sweep()
-                    raise
-                taken += self._take_in(claims, missing)
+                    taken += self._take_in(claims, missing)
+            except ConnectionLost:
+                await self._intake.sweep_soon()
+                raise
             if not claims and not missing:
                 break
         return taken
@@ -65,13 +65,13 @@ class Recovery:
             limit = min(_STEP, self._room - self._inbox.waiting_again)
             if limit <= 0:
                 return 0.05
-            async with self._intake.claiming:
-                try:
+            try:
+                async with self._intake.claiming:
                     wait_ms, claims, missing = await self._ledger.take_due(limit)
-                except ConnectionLost:
-                    self._intake.must_sweep()
-                    raise
-                self._intake.take_again(claims, missing)
+                    self._intake.take_again(claims, missing)
+            except ConnectionLost:
+                await self._intake.sweep_soon()
+                raise
             if len(claims) + len(missing) < limit:
                 return _LONGEST_WAIT_S if wait_ms is None else min(_LONGEST_WAIT_S, wait_ms / 1000 + 0.001)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from penstock.config import ConsumerConfig
+from penstock.errors import OutOfMemory
 from penstock.events import EventName
 from penstock.keys import StreamKeys
 from penstock.redis.client import StreamClient
@@ -37,7 +38,11 @@ class Upkeep:
         self._next_s = time.monotonic() + interval_ms / 1000
         key = self._keys.chore("upkeep", self._config.group)
         command = ("SET", key, self._consumer, "NX", "PX", max(1, interval_ms - interval_ms // 10))
-        if await self._client.call(key, *command, repeat=Repeat.ONCE) is None:
+        try:
+            is_ours = await self._client.call(key, *command, repeat=Repeat.ONCE) is not None
+        except OutOfMemory:
+            is_ours = True  # rather twice than never: trimming is what makes room
+        if not is_ours:
             return
         removed = await self._group.remove_dead_consumers(self._config.consumer_ttl_ms, except_for=self._consumer)
         if removed:

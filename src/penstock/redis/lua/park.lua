@@ -1,16 +1,19 @@
 -- Puts messages of this consumer aside until they are due: pending -> waiting. Serves retry, snooze and hand-back,
 -- which differ only in the delay and in the counts that they leave behind.
--- KEYS: 1 stream, 2 retries, 3 attempts
--- ARGV: 1 group, 2 consumer, then per message: id, delay in ms, deliveries to keep, attempts to keep
+-- KEYS: 1 stream, 2 retries, 3 attempts, 4 worker
+-- ARGV: 1 group, 2 consumer, 3 incarnation, then per message: id, delay in ms, deliveries to keep, attempts to keep
 -- Returns: for each message 1 = parked, 0 = it does not belong to this consumer any more.
 -- Called twice: the same time and counts are written again (the delay starts anew).
 -- The entry stays pending with its owner; recover.lua passes over it until take_due.lua hands it out.
 -- XCLAIM first: the later writes are then allowed at the memory limit.
+-- include: fence.lua
 local stream, group, me = KEYS[1], ARGV[1], ARGV[2]
+local refusal = fenced(KEYS[4], ARGV[3], me)
+if refusal then return refusal end
 local clock = redis.call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local answers = {}
-for i = 3, #ARGV, 4 do
+for i = 4, #ARGV, 4 do
   local id = ARGV[i]
   if #redis.call('XPENDING', stream, group, id, id, 1, me) == 1 then
     redis.call('XCLAIM', stream, group, me, 0, id, 'RETRYCOUNT', ARGV[i + 2], 'JUSTID')

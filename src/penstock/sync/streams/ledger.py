@@ -58,6 +58,10 @@ class Ledger:
         self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
         self._ack = script("ack")
 
+    @property
+    def _me(self) -> tuple[str, str, str]:
+        return self.group, self.consumer, self.incarnation
+
     # --- reading ------------------------------------------------------------------------------------
 
     def read_command(self, count: int, block_ms: int | None) -> Command:
@@ -94,8 +98,8 @@ class Ledger:
     def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
         """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
         args = [item for claim in claims for item in claim]
-        keys = [self.keys.stream, self.keys.attempts(self.group)]
-        reply = self._client.run("begin", keys, [self.group, self.consumer, *args], Repeat.IDEMPOTENT)
+        keys = [self.keys.stream, self.keys.attempts(self.group), self._worker]
+        reply = self._client.run("begin", keys, [*self._me, *args], Repeat.IDEMPOTENT)
         return [bool(item) for item in reply]
 
     def park(self, parkings: Sequence[Parking]) -> list[bool]:
@@ -104,17 +108,16 @@ class Ledger:
         for start in range(0, len(parkings), MAX_IDS):
             chunk = parkings[start : start + MAX_IDS]
             args = [item for p in chunk for item in (p.id, p.delay_ms, p.deliveries, p.attempts)]
-            reply = self._client.run(
-                "park", self._claim_keys[:3], [self.group, self.consumer, *args], Repeat.IDEMPOTENT
-            )
+            keys = [*self._claim_keys[:3], self._worker]
+            reply = self._client.run("park", keys, [*self._me, *args], Repeat.IDEMPOTENT)
             answers += [bool(item) for item in reply]
         return answers
 
     def bury(self, message_id: str, record: Sequence[bytes | str | int]) -> bool:
         """Move a message to the dead letters; False = it was not ours any more."""
-        keys = [self.keys.stream, self.dead_letters, self.keys.retries(self.group), self.keys.attempts(self.group)]
-        args = [self.group, self.consumer, message_id, *record]
-        return bool(self._client.run("bury", keys, args, Repeat.IDEMPOTENT) != -1)
+        _, retries, attempts, dead_letters = self._claim_keys
+        keys = [self.keys.stream, dead_letters, retries, attempts, self._worker]
+        return bool(self._client.run("bury", keys, [*self._me, message_id, *record], Repeat.IDEMPOTENT) != -1)
 
     def fetch(self, entry_id: str) -> list[bytes] | None:
         """Return the fields of an entry, or None if it is gone."""
@@ -141,9 +144,12 @@ class Ledger:
         rows = self._client.call(stream, "XPENDING", stream, self.group, start, "+", count, self.consumer)
         return [(row[0].decode(), int(row[2]), int(row[3])) for row in rows]
 
-    def take(self, wanted: Sequence[str]) -> tuple[list[Claim], list[str]]:
-        """Take messages that are pending with this consumer though it does not hold them."""
-        args = [self.group, self.consumer, *wanted]
+    def take(self, wanted: Sequence[str], is_own_read: bool) -> tuple[list[Claim], list[str]]:
+        """Take messages that are pending with this consumer though it does not hold them.
+
+        `is_own_read` tells that they are not those of an earlier process of this name.
+        """
+        args: list[str | int] = [self.group, self.consumer, int(is_own_read), *wanted]
         claims, missing = self._client.run("take", self._claim_keys, args, Repeat.IDEMPOTENT)
         return _claims(claims), _texts(missing)
 
