@@ -43,23 +43,26 @@ async def test_the_numbers_tell_the_whole_story(client: StreamClient, raw: redis
     assert metrics.total_read == 22  # 13 came three times
     assert metrics.total_reclaimed == 5
     assert (metrics.total_errors, metrics.total_retried, metrics.total_lease_lost) == (3, 2, 0)
-    assert (metrics.tps_in, metrics.tps_out, metrics.tps_total) == (22.0, 19.0, 41.0)
+    assert 0 < metrics.tps_in <= 22
+    assert 0 < metrics.tps_out <= 19
+    assert metrics.tps_total == round(metrics.tps_in + metrics.tps_out, 2)
 
 
-async def handle_three(client: StreamClient) -> int:
+def those_with(total_acked: int) -> int:
+    return sum(metrics.total_acked == total_acked for metrics in StreamConsumer.all_metrics())
+
+
+async def handle_once(client: StreamClient, count: int) -> None:
     consumer = StreamConsumer(client, STREAM, quick(), Recorder())
     async with running(consumer):
-        await publish(client, range(3))
-        await eventually(lambda: consumer.metrics().total_acked == 3)
-    assert 3 in {metrics.total_acked for metrics in StreamConsumer.all_metrics()}
-    return len(StreamConsumer.all_metrics())
+        await publish(client, range(count))
+        await eventually(lambda: consumer.metrics().total_acked == count)
+    assert those_with(count) == 1
 
 
 async def test_all_metrics_has_every_living_consumer_and_no_dead_one(client: StreamClient) -> None:
-    gc.collect()
-    before = len(StreamConsumer.all_metrics())
-    assert await handle_three(client) == before + 1
-    await eventually(lambda: gc.collect() >= 0 and len(StreamConsumer.all_metrics()) == before)
+    await handle_once(client, 1_237)  # a number that no other test leaves behind
+    await eventually(lambda: gc.collect() >= 0 and those_with(1_237) == 0)
 
 
 async def test_asking_for_the_numbers_asks_nothing_of_redis(client: StreamClient, raw: redis.Redis) -> None:

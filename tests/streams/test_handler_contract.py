@@ -59,9 +59,9 @@ async def test_a_handler_that_returns_nothing_acknowledges_nothing(
     await publish(client, range(3))
     handler = Recorder(lambda _: nothing)
     consumer = StreamConsumer(client, STREAM, quick(max_deliveries=2), handler)
-    with caplog.at_level(logging.WARNING):
-        async with running(consumer):
-            await eventually(lambda: consumer.metrics().total_dlq == 3)
+    caplog.set_level(logging.WARNING)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_dlq == 3)
     assert consumer.metrics().total_acked == 0
     assert handler.runs == {0: 2, 1: 2, 2: 2}
     assert ("returned None" in caplog.text) == (nothing is None)

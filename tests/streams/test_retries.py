@@ -36,17 +36,19 @@ async def test_a_message_that_waits_for_its_retry_stays_pending_and_says_when_it
 ) -> None:
     [entry_id] = await publish(client, [1])
     config = quick(retry_initial_delay_ms=60_000, retry_max_delay_ms=60_000, retry_jitter=0, min_idle_claim_ms=100)
-    consumer = StreamConsumer(client, STREAM, config, Recorder(fail))
+    consumer, peer = (StreamConsumer(client, STREAM, config, Recorder(fail)) for _ in range(2))
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_retried == 1)
         now_ms = int(raw.time()[0]) * 1000
         [entry] = await ConsumerGroup(client, STREAM, GROUP).pending_details()
-        # It is passed over by recovery, however long its lease has run out.
-        await eventually(lambda: raw.xpending_range(STREAM, GROUP, "-", "+", 1)[0]["time_since_delivered"] > 300)
+        async with running(peer):
+            # It is passed over by recovery, however long its lease has run out.
+            await eventually(lambda: raw.xpending_range(STREAM, GROUP, "-", "+", 1)[0]["time_since_delivered"] > 400)
     assert (entry.id, entry.delivery_count) == (entry_id, 1)
     assert entry.retry_at_ms is not None
     assert now_ms + 50_000 < entry.retry_at_ms < now_ms + 70_000
     assert consumer.metrics().total_read == 1
+    assert peer.metrics().total_read == 0
 
 
 async def test_a_message_runs_as_often_as_max_deliveries_allows(client: StreamClient, raw: redis.Redis) -> None:

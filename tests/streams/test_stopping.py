@@ -12,6 +12,7 @@ import redis
 from penstock import StreamClient, StreamConsumer, StreamMessage
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
+from penstock.testing import FaultProxy
 from tests.helpers.aio import Event, eventually, is_done, join, pause, start, throughout, wait_for
 from tests.streams.stage import STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, running
 
@@ -148,6 +149,33 @@ async def test_a_handler_that_outlasts_the_grace_loses_its_message_to_another_wi
     go_on.set()
     assert handler.counts == [(1, 1)]
     assert consumer.metrics().total_acked == 0
+
+
+async def test_what_a_lost_reply_left_with_the_consumer_goes_back_too(
+    client: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    config = quick(min_idle_claim_ms=FOREVER_MS, block_ms=FOREVER_MS)
+    async with StreamClient.from_url(fault_proxy.url) as shaky:
+        consumer = StreamConsumer(shaky, STREAM, config, Recorder())
+        run = start(consumer.run)
+        await eventually(lambda: raw.info("clients")["blocked_clients"] == 1)
+        await publish(client, [1])
+        await eventually(lambda: consumer.metrics().total_acked == 1)
+        await eventually(lambda: raw.info("clients")["blocked_clients"] == 1)
+        fault_proxy.drop_reply("XREADGROUP", ending="black_hole")
+        await publish(client, [2])  # for the read that waits already
+        await eventually(lambda: consumer.metrics().total_acked == 2)
+        await eventually(lambda: raw.info("clients")["blocked_clients"] == 1)
+        await publish(client, range(3, 6))  # handed out, and nobody hears of it
+        await eventually(lambda: len(pending_ids(raw)) == 3)
+        consumer.stop()
+        await join(run)
+    handler = Recorder()
+    other = StreamConsumer(client, STREAM, config, handler)
+    async with running(other):
+        await eventually(lambda: other.metrics().total_acked == 3)
+    assert handler.seen == [3, 4, 5]
+    assert set(handler.counts) == {(1, 1)}
 
 
 @pytest.mark.usefixtures("default_server")

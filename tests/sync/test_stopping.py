@@ -13,6 +13,7 @@ import redis
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
+from penstock.testing import FaultProxy
 from tests.helpers.threads import Event, eventually, is_done, join, pause, start, throughout, wait_for
 from tests.sync.stage import STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, running
 
@@ -149,6 +150,33 @@ def test_a_handler_that_outlasts_the_grace_loses_its_message_to_another_without_
     go_on.set()
     assert handler.counts == [(1, 1)]
     assert consumer.metrics().total_acked == 0
+
+
+def test_what_a_lost_reply_left_with_the_consumer_goes_back_too(
+    client: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    config = quick(min_idle_claim_ms=FOREVER_MS, block_ms=FOREVER_MS)
+    with StreamClient.from_url(fault_proxy.url) as shaky:
+        consumer = StreamConsumer(shaky, STREAM, config, Recorder())
+        run = start(consumer.run)
+        eventually(lambda: raw.info("clients")["blocked_clients"] == 1)
+        publish(client, [1])
+        eventually(lambda: consumer.metrics().total_acked == 1)
+        eventually(lambda: raw.info("clients")["blocked_clients"] == 1)
+        fault_proxy.drop_reply("XREADGROUP", ending="black_hole")
+        publish(client, [2])  # for the read that waits already
+        eventually(lambda: consumer.metrics().total_acked == 2)
+        eventually(lambda: raw.info("clients")["blocked_clients"] == 1)
+        publish(client, range(3, 6))  # handed out, and nobody hears of it
+        eventually(lambda: len(pending_ids(raw)) == 3)
+        consumer.stop()
+        join(run)
+    handler = Recorder()
+    other = StreamConsumer(client, STREAM, config, handler)
+    with running(other):
+        eventually(lambda: other.metrics().total_acked == 3)
+    assert handler.seen == [3, 4, 5]
+    assert set(handler.counts) == {(1, 1)}
 
 
 @pytest.mark.usefixtures("default_server")

@@ -9,7 +9,7 @@ import redis
 from penstock.errors import ConsumerNameTaken
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
 from tests.helpers.threads import Event, eventually, join, start, throughout, wait_for
-from tests.sync.stage import STREAM, Recorder, all_ids, pending_ids, publish, quick, running
+from tests.sync.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, all_ids, pending_ids, publish, quick, running
 
 NAMED = {"worker_name": "worker-1", "min_idle_claim_ms": 60_000, "heartbeat_interval_ms": 20}
 
@@ -58,6 +58,33 @@ def test_what_the_older_one_says_about_its_messages_is_refused(client: StreamCli
         new.go_on.set()
         eventually(lambda: newer.metrics().total_acked == 1)
     assert older.metrics().total_acked == 0
+    assert new.seen == [1]
+
+
+@pytest.mark.parametrize("max_deliveries", [1, 3])
+def test_the_failure_of_the_older_one_neither_delays_nor_buries_what_the_newer_one_is_working_on(
+    client: StreamClient, raw: redis.Redis, max_deliveries: int
+) -> None:
+    publish(client, [1])
+    old, new = Gate(), Gate()
+
+    def fail_late(messages: list[StreamMessage]) -> list[str]:
+        old(messages)
+        raise ValueError("too late")
+
+    config = quick(worker_name="worker-1", min_idle_claim_ms=60_000, max_deliveries=max_deliveries)
+    older = StreamConsumer(client, STREAM, config, fail_late)
+    newer = StreamConsumer(client, STREAM, quick(worker_name="worker-1", min_idle_claim_ms=60_000), new)
+    old_run = start(older.run)
+    eventually(lambda: old.seen == [1])
+    with running(newer):
+        eventually(lambda: new.seen == [1])
+        old.go_on.set()
+        with pytest.raises(ConsumerNameTaken):
+            join(old_run)
+        assert not raw.exists(DEAD_LETTERS, f"{{{STREAM}}}:retries:{GROUP}")
+        new.go_on.set()
+        eventually(lambda: newer.metrics().total_acked == 1)
     assert new.seen == [1]
 
 
