@@ -14,6 +14,7 @@ from penstock import sync
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from penstock.testing import TEST_SERVERS, ServerKind
+from penstock.testing.servers import DEFAULT
 from tests.faults.checker import body
 from tests.faults.conftest import STREAM, Scene
 from tests.faults.waiting import eventually
@@ -50,15 +51,15 @@ class Publishing:
         self._thread.join()
 
 
-@pytest.fixture(params=TEST_SERVERS, ids=lambda kind: kind.name)
+@pytest.fixture
 def durable(
     request: pytest.FixtureRequest, start_server: Callable[..., EmbeddedServer]
 ) -> Callable[..., EmbeddedServer]:
-    """Starts a server of each kind that has every write on the disk before it answers.
+    """Starts a server that has every write on the disk before it answers.
 
     With `everysec` a kill may undo the last moments: the server answers before it writes while an fsync is under way.
     """
-    kind: ServerKind = request.param
+    kind: ServerKind = getattr(request, "param", DEFAULT)
 
     def start(**options: str) -> EmbeddedServer:
         return start_server(kind, persistent=True, options={"appendfsync": "always", **options})
@@ -73,6 +74,7 @@ def _is_loading(server: EmbeddedServer) -> bool:
         return False  # not there yet
 
 
+@pytest.mark.parametrize("durable", TEST_SERVERS, ids=lambda kind: kind.name, indirect=True)
 def test_a_killed_server_that_comes_back_has_lost_nothing(
     half: str,
     durable: Callable[..., EmbeddedServer],

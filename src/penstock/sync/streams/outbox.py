@@ -39,6 +39,7 @@ class Outbox:
     ) -> None:
         self._publisher, self._on_answers, self._max_batch = publisher, on_answers, max_batch
         self._combiner: Combiner[Item] = Combiner(self._send, linger_s, max_buffered)
+        self.is_full = self._combiner.is_full  # asked before every post
 
     def post(self, message: Outgoing) -> Promise[Answer]:
         """Take a message in; the promise is its answer."""
@@ -51,10 +52,6 @@ class Outbox:
         promise: Promise[list[Answer]] = new_promise()
         self._combiner.put(Parcel(messages, promise))
         return promise
-
-    def is_full(self) -> bool:
-        """Tell whether callers must wait before they post more."""
-        return self._combiner.is_full()
 
     def wait_for_room(self) -> None:
         """Wait until more can be posted."""
@@ -88,6 +85,8 @@ class Outbox:
 
 
 def _messages(items: list[Item]) -> list[Outgoing]:
+    if len(items) == 1 and isinstance(items[0], Parcel):
+        return items[0].messages
     messages: list[Outgoing] = []
     for item in items:
         if isinstance(item, Parcel):

@@ -100,9 +100,10 @@ class StreamProducer:
             message = self._encoder.plain(data)
         else:
             message = self._encoder.full(data, message_id, key, headers, dedup_key, dedup_window_s, expires_in_s)
-        if self._outbox.is_full():
-            self._outbox.wait_for_room()
-        promise = self._outbox.post(message)
+        outbox = self._outbox
+        if outbox.is_full():
+            outbox.wait_for_room()
+        promise = outbox.post(message)
         answer = promise.result()
         if isinstance(answer, str):
             return answer
@@ -143,7 +144,7 @@ class StreamProducer:
         if self._first_push is None:
             self._first_push = time.monotonic()
         # NotDurable is no refusal: the entry is in the stream.
-        refused = sum(not isinstance(answer, str | NotDurable) for answer in answers)
+        refused = len([a for a in answers if type(a) is not str and not isinstance(a, NotDurable)])
         self._total += len(answers) - refused
         self._rate.record(len(answers) - refused)
         if refused:
