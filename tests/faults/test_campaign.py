@@ -178,7 +178,8 @@ def test_nothing_is_lost_and_nothing_is_unexplained_whatever_breaks(
     assert dead <= producers.fatal, "dead without a reason"
     assert producers.fatal & set(found.entries.values()) <= dead, "a fatal message was acknowledged"
     for worker in nemesis.crew:
-        assert worker.stop() == 0
+        # One that was started at the very end may be asked to end before it listens for that.
+        assert worker.stop() == 0 or not worker.said("began"), worker.story()
     scene.checker.check_quiet()
     measured("seed", SEED)
     measured("messages", len(found.entries))

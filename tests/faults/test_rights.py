@@ -23,7 +23,7 @@ def _everything_said(scene: Scene) -> str:
     return "".join(worker.log.read_text() + worker.story() for worker in scene.workers)
 
 
-@pytest.mark.parametrize("right", ["xreadgroup", "evalsha", "xpending"])
+@pytest.mark.parametrize("right", ["xreadgroup", "evalsha"])
 def test_a_worker_that_loses_a_right_stops_with_the_reason_and_strands_nothing(
     right: str, half: str, scene: Scene
 ) -> None:
