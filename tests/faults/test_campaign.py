@@ -21,10 +21,10 @@ from tests.faults.checker import body
 from tests.faults.conftest import STREAM, Scene
 from tests.faults.worker_process import WorkerProcess
 
-pytestmark = [pytest.mark.servers("7.0"), pytest.mark.timeout(180)]
-
 SEED = int(os.environ.get("PENSTOCK_CAMPAIGN_SEED", "20261115"))
 SECONDS = float(os.environ.get("PENSTOCK_CAMPAIGN_SECONDS", "10"))
+pytestmark = [pytest.mark.servers("7.0"), pytest.mark.timeout(SECONDS + 120)]
+
 LEASE_S = 1.0
 CONFIG = {
     "min_idle_claim_ms": int(LEASE_S * 1000),
