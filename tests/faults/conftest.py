@@ -29,6 +29,23 @@ def half(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+# A worker process costs half a second: both halves on the common server, one of them on each of the others.
+_SPARED = {("redis-6.2", "async"), ("valkey-9.1", "sync")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out combinations of server and half that add little."""
+    items[:] = [item for item in items if not _is_spared(item)]
+
+
+def _is_spared(item: pytest.Item) -> bool:
+    if item.path.parent != Path(__file__).parent or not hasattr(item, "callspec"):
+        return False  # the hook is shown the tests of all folders
+    params = item.callspec.params
+    kind = params.get("server_kind", params.get("durable"))
+    return (getattr(kind, "name", None), params.get("half")) in _SPARED
+
+
 @pytest.fixture
 def measured(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
     """Notes a number that the test found; all of them are listed at the end of the run."""

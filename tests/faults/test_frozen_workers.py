@@ -143,3 +143,20 @@ def test_an_acknowledgement_never_reaches_a_message_of_another_whatever_else_is_
     assert pending == set(stolen)
     assert worker.stop() == 0
     assert worker.said("stopped")[0]["total_lease_lost"] == 10
+
+
+def test_who_comes_too_late_to_bury_a_message_says_nothing_of_a_dead_letter(half: str, scene: Scene) -> None:
+    gate = scene.gate()
+    (entry_id,) = scene.publish(body(1, ["until", gate], ["raise", "fatal"]))
+    late = scene.worker(half, config={"min_idle_claim_ms": 120_000})
+    late.wait_for("began", id=entry_id)
+    # Another worker has taken the message over and finished it.
+    scene.raw.xclaim(STREAM, GROUP, "other", 0, [entry_id], justid=True)
+    scene.raw.xack(STREAM, GROUP, entry_id)
+    scene.open(gate)
+    late.wait_for("event", name="lease_lost", ids=[entry_id])
+
+    assert late.stop() == 0
+    assert late.said("stopped")[0]["total_dlq"] == 0
+    assert not late.said("event", name="dead_lettered")
+    assert scene.raw.exists(f"{STREAM}_dlq") == 0

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock import ids
-from penstock.errors import ServerError
+from penstock.errors import ConnectionLost, ServerError
 from penstock.keys import StreamKeys
 from penstock.redis.aio import Command, Reply
 from penstock.redis.client import StreamClient
@@ -23,6 +23,7 @@ from penstock.redis.retry import Repeat
 from penstock.redis.scripts import script
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
+_TRIES = 3
 MAX_IDS = 1_000  # per script call: Lua unpacks a list onto its stack
 
 
@@ -56,6 +57,7 @@ class Ledger:
         self._worker = keys.worker(group, consumer)
         self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
         self._ack = script("ack")
+        self._unheard: set[str] = set()  # burials that may have been heard though their answer got lost
 
     @property
     def _me(self) -> tuple[str, str, str]:
@@ -116,7 +118,19 @@ class Ledger:
         """Move a message to the dead letters; False = it was not ours any more."""
         _, retries, attempts, dead_letters = self._claim_keys
         keys = [self.keys.stream, dead_letters, retries, attempts, self._worker]
-        return bool(await self._client.run("bury", keys, [*self._me, message_id, *record], Repeat.IDEMPOTENT) != -1)
+        answer = None
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                answer = await self._client.run("bury", keys, [*self._me, message_id, *record], Repeat.ONCE)
+                break
+            except ConnectionLost:
+                self._unheard.add(message_id)
+                if not tries_left:
+                    raise
+        # Not pending any more: after a lost answer the first try was heard, else another consumer settled the message.
+        is_repeated = message_id in self._unheard
+        self._unheard.discard(message_id)
+        return isinstance(answer, bytes) or (answer == 0 and is_repeated)
 
     async def fetch(self, entry_id: str) -> list[bytes] | None:
         """Return the fields of an entry, or None if it is gone."""
