@@ -64,13 +64,16 @@ class _Bounded:
 
     def decode(self, raw: bytes) -> Any:
         """Return the payload that the bytes stand for."""
-        if len(raw) > self._max_bytes:
+        is_harmless = len(raw) <= self._harmless_bytes
+        if not is_harmless and len(raw) > self._max_bytes:
             raise _too_large(DecodeError, raw, self._max_bytes)
         try:
             data = self._loads(raw)
         except _REFUSALS as error:
             data = self._decode_slowly(raw, error)
-        if len(raw) > self._harmless_bytes and self._may_be_deep(raw) and _is_deeper(data, self._max_depth):
+        if is_harmless:
+            return data
+        if self._may_be_deep(raw) and _is_deeper(data, self._max_depth):
             raise self._too_deep(DecodeError)
         return data
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -34,6 +37,8 @@ class WorkerProcess:
                 stderr=errors,
                 cwd=_ROOT,
             )
+        assert self._process.stdout is not None
+        self._pipe = self._process.stdout.fileno()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -45,18 +50,23 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._changed:
-                self._lines.append(json.loads(line))
+        rest = b""
+        while not self._is_over:
+            select.select([self._pipe], [], [])
+            with self._changed:  # a line is in the pipe or in the list, never in between
+                received = os.read(self._pipe, 1 << 16)
+                *lines, rest = (rest + received).split(b"\n")
+                self._lines += map(json.loads, lines)
+                self._is_over = not received
                 self._changed.notify_all()
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
+
+    def _has_caught_up(self) -> bool:
+        return self._is_over or not any(fcntl.ioctl(self._pipe, termios.FIONREAD, b"\0" * 4))
 
     def said(self, did: str, **facts: object) -> list[Line]:
-        """Returns the lines of a kind, with these facts."""
+        """Returns the lines of a kind, with these facts, of all that the process has said up to now."""
         with self._changed:
+            self._changed.wait_for(self._has_caught_up, PATIENCE_S)
             return self._matching(did, facts)
 
     def _matching(self, did: str, facts: dict[str, object]) -> list[Line]:

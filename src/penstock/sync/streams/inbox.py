@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -43,7 +44,7 @@ class Inbox:
         self._arrivals = Turnstile()
         self._room = Turnstile()
         self._low = 0
-        self._is_low = self._is_reader_waiting = False
+        self.is_read_under_way = False
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -88,16 +89,11 @@ class Inbox:
         return None
 
     def _take_fresh(self, limit: int) -> list[StreamMessage]:
-        fresh = self._fresh
         rows: list[Row] = []
-        try:
-            while len(rows) < limit:
-                rows.append(fresh.popleft())
-        except IndexError:
-            pass  # all of them, or another thread was faster
-        if len(fresh) <= self._low and self._is_reader_waiting:
-            self._is_reader_waiting, self._is_low = False, True
-            self._room.call()
+        add, next_row = rows.append, self._fresh.popleft
+        with suppress(IndexError):  # all of them, or another thread was faster
+            for _ in range(limit):
+                add(next_row())
         if self._lost:
             rows = [row for row in rows if not self._is_lost(row)]
         messages, held = self._decode(rows), self.held
@@ -131,10 +127,11 @@ class Inbox:
         while not self._is_closed:
             batch = self.take_now(limit)
             if batch is not None:
-                if self._is_low:
-                    # A handler that never awaits would starve the reader, and the server would idle.
-                    self._is_low = False
-                    next_tick()
+                if not self.is_read_under_way and len(self._fresh) <= self._low:
+                    self._room.call()
+                    if self._fresh:
+                        # A handler that never awaits would starve the reader, and the server would idle.
+                        next_tick()
                 return batch
             self._arrivals.wait_until(lambda: bool(self._is_closed or self._fresh or self._again))
         return None
@@ -143,7 +140,6 @@ class Inbox:
         """Wait until at most `low` new messages wait, or the inbox is closed."""
         self._low = low
         if len(self._fresh) > low and not self._is_closed:
-            self._is_reader_waiting = True
             self._room.wait_until(lambda: self._is_closed or len(self._fresh) <= low)
 
     def close(self) -> None:

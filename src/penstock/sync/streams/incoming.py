@@ -52,7 +52,7 @@ class Decoder:
         for entry_id, fields in rows:
             size = len(fields)
             if size == 4 and fields[2] == b"message_id" and fields[0] == b"data":
-                message_id: str | None = fields[3].decode(errors="replace")
+                message_id: str | None = fields[3].decode("utf-8", "replace")
             elif size == 2 and fields[0] == b"data":
                 message_id = None
             else:

@@ -88,12 +88,13 @@ class Intake:
             nonlocal answered, found
             if index == last:
                 # At once and not when this coroutine has its turn: the worker is the next to run.
+                self._inbox.is_read_under_way = False
                 found = self._take_in(reply)
             elif acks is not None and index == step - 1:
                 answered = True
                 self._settler.answered(acks, reply)
 
-        self._is_reading = self.has_read = True
+        self._is_reading = self.has_read = self._inbox.is_read_under_way = True
         try:
             replies = connection.pipeline(commands, timeout_s=timeout_s, on_reply=on_reply)
         except BaseException:
@@ -104,7 +105,7 @@ class Intake:
                 self._settler.put_back(acks)
             raise
         finally:
-            self._is_reading = False
+            self._is_reading = self._inbox.is_read_under_way = False
         for reply in reversed(replies[step - 1 :: step]):
             if isinstance(reply, PenstockError):
                 self._refused(connection, reply)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.errors import ConnectionLost, GroupLost, PenstockError
@@ -42,6 +43,7 @@ class Settler:
         self._unanswered: list[Acks] = []  # sent, and the server has not answered yet
         self._must_look = False  # the server's count was not what it should be: the next ones are looked up
         self._repeated: set[str] = set()  # sent before, and the answer got lost
+        self._carried = 0  # how many reads took some along
         self._has_attempts = False  # some of them have a record of attempts to be forgotten
         self._last_record_s = 0.0
         self._flushing = Lock()
@@ -69,7 +71,10 @@ class Settler:
 
     def take_along(self, is_calm: bool) -> Acks | None:
         """Return what a read should carry: nothing while there is little, for a moment later there is more."""
-        return self.take(is_calm) if len(self._done) >= _WORTH_CARRYING else None
+        if len(self._done) < _WORTH_CARRYING:
+            return None
+        self._carried += 1
+        return self.take(is_calm)
 
     def take(self, is_calm: bool = False) -> Acks | None:
         """Return what is to be acknowledged next; the caller says what became of it.
@@ -79,11 +84,10 @@ class Settler:
         """
         self.dirty.clear()
         taken: list[str] = []
-        try:
-            while len(taken) < MAX_IDS:
-                taken.append(self._done.popleft())
-        except IndexError:
-            pass  # all of them, or another thread was faster
+        add, next_done = taken.append, self._done.popleft
+        with suppress(IndexError):  # all of them, or another thread was faster
+            for _ in range(MAX_IDS):
+                add(next_done())
         if not taken:
             return None
         forget, self._has_attempts = self._has_attempts, self._has_attempts and bool(self._done)
@@ -167,6 +171,7 @@ class Settler:
     def run_once(self) -> None:
         """Wait for something to acknowledge, give a read the chance to carry it, else send it."""
         self.dirty.wait()
+        carried = self._carried
         pause(LINGER_S)
-        if self._done:
+        if self._done and self._carried == carried:  # else what is left is younger than that
             self.flush()
