@@ -1,0 +1,1 @@
+"""Redis Streams as a source and sink of PySpark: format `redis_streams`."""
