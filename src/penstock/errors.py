@@ -196,3 +196,14 @@ class Snooze(PenstockError):
     def __reduce__(self) -> tuple[object, ...]:
         """Let it cross from a process that ran the handler."""
         return type(self), (self.delay_s, str(self))
+
+
+# --- Spark ---------------------------------------------------------------------------------------
+
+
+class DataLost(PenstockError):
+    """Entries of a stream were trimmed, or the stream was deleted, before a Spark query read them."""
+
+
+class StreamMissing(PenstockError):
+    """A stream that a Spark query is to read does not exist."""

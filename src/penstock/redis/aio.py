@@ -252,6 +252,15 @@ class Locator:
             raise connect_error(error, self._settings.where) from told_cause(error)
         return self._settings.hosts[0] if self._settings.hosts else ("", 0)
 
+    async def masters(self) -> list[Host]:
+        """Return every server that serves keys: one, or all masters of a cluster."""
+        if self._settings.kind != "cluster":
+            return [await self.locate("")]
+        try:
+            return [(str(node.host), int(node.port)) for node in (await self._topology()).get_primaries()]
+        except (OSError, driver.RedisError, RedisClusterException) as error:
+            raise connect_error(error, self._settings.where) from told_cause(error)
+
     async def refresh(self) -> None:
         """Ask for the topology again at the next look-up."""
         self._master = None

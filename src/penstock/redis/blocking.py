@@ -54,7 +54,7 @@ class Connection:
 
     def call(self, *command: bytes | str | int, timeout_s: float | None = None) -> Reply:
         """Send one command and return its reply; raise what an error reply says."""
-        reply = self._send(_pack(command), 1, timeout_s, None)[0]
+        reply = self._exchange(_pack(command), 1, timeout_s, None)[0]
         if isinstance(reply, PenstockError):
             raise reply
         return reply
@@ -67,9 +67,20 @@ class Connection:
         `on_reply` is told each reply as it comes: the last command may block for long.
         """
         packed = b"".join([_pack(command) for command in commands])
-        return self._send(packed, len(commands), timeout_s, on_reply)
+        return self._exchange(packed, len(commands), timeout_s, on_reply)
 
-    def _send(self, packed: bytes, count: int, timeout_s: float | None, on_reply: OnReply | None) -> list[Reply]:
+    def send(self, packed: bytes) -> None:
+        """Write packed commands and do not wait: receive() brings the replies.
+
+        For an owner who has the connection for itself: with call() or pipeline() in between, replies get mixed up.
+        """
+        self._exchange(packed, 0, None, None)
+
+    def receive(self, count: int) -> list[Reply]:
+        """Return that many replies to what was sent; an error reply is returned, not raised."""
+        return self._exchange(b"", count, None, None)
+
+    def _exchange(self, packed: bytes, count: int, timeout_s: float | None, on_reply: OnReply | None) -> list[Reply]:
         with self._lock:
             connected = self._socket
             if connected is None:
@@ -161,6 +172,15 @@ class Locator:
         except (OSError, driver.RedisError, RedisClusterException) as error:  # the latter is none of the former
             raise connect_error(error, self._settings.where) from told_cause(error)
         return self._settings.hosts[0] if self._settings.hosts else ("", 0)
+
+    def masters(self) -> list[Host]:
+        """Return every server that serves keys: one, or all masters of a cluster."""
+        if self._settings.kind != "cluster":
+            return [self.locate("")]
+        try:
+            return [(str(node.host), int(node.port)) for node in _untyped(self._topology()).get_primaries()]
+        except (OSError, driver.RedisError, RedisClusterException) as error:
+            raise connect_error(error, self._settings.where) from told_cause(error)
 
     def refresh(self) -> None:
         """Ask for the topology again at the next look-up."""

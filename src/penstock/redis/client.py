@@ -292,6 +292,11 @@ class StreamClient:
         lane = await self._lane()
         return await lane.to(asked or await lane.locator.locate(key))
 
+    async def to_masters(self) -> list[Connection]:
+        """Return the shared connections to all servers that serve keys."""
+        lane = await self._lane()
+        return [await lane.to(host) for host in await lane.locator.masters()]
+
     async def dedicated(self, key: str, asked: Host | None = None) -> Connection:
         """Open a connection as above for the caller alone; it is closed with the client at the latest."""
         lane = await self._lane()

@@ -293,6 +293,11 @@ class StreamClient:
         lane = self._lane()
         return lane.to(asked or lane.locator.locate(key))
 
+    def to_masters(self) -> list[Connection]:
+        """Return the shared connections to all servers that serve keys."""
+        lane = self._lane()
+        return [lane.to(host) for host in lane.locator.masters()]
+
     def dedicated(self, key: str, asked: Host | None = None) -> Connection:
         """Open a connection as above for the caller alone; it is closed with the client at the latest."""
         lane = self._lane()

@@ -1,0 +1,56 @@
+"""Questions about many keys at once: a write for each server instead of one for each key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from penstock.errors import ConnectionFailed, ConnectionLost, PenstockError
+from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.client import StreamClient
+
+Question: TypeAlias = tuple[str, Command]  # the key that decides which server is asked, and a command that only reads
+_SCAN_COUNT = 1_000
+
+
+async def read_many(client: StreamClient, questions: Sequence[Question]) -> list[Reply]:
+    """Ask many questions; return the replies in their order.
+
+    Whatever fails in the common writes (a slot that moved, a server that went away) is asked again by itself, and
+    raises what that raises. Only an error that says something about the key itself is returned instead of a reply.
+    """
+    replies: list[Reply] = [ConnectionLost("not asked yet")] * len(questions)
+    by_connection: dict[int, tuple[Connection, list[int]]] = {}
+    for index, (key, _) in enumerate(questions):
+        connection = await client.connection(key)
+        by_connection.setdefault(id(connection), (connection, []))[1].append(index)
+    for connection, indexes in by_connection.values():
+        try:
+            answers = await connection.pipeline([questions[index][1] for index in indexes])
+        except (ConnectionLost, ConnectionFailed):
+            continue
+        for index, answer in zip(indexes, answers, strict=True):
+            replies[index] = answer
+    for index, (key, command) in enumerate(questions):
+        if isinstance(replies[index], PenstockError):
+            try:
+                replies[index] = await client.call(key, *command)
+            except (ConnectionLost, ConnectionFailed):
+                raise
+            except PenstockError as error:
+                replies[index] = error
+    return replies
+
+
+async def stream_keys(client: StreamClient, pattern: str) -> list[str]:
+    """Return the keys of all streams that a glob pattern matches, sorted."""
+    found: set[str] = set()
+    for connection in await client.to_masters():
+        cursor = b"0"
+        while True:
+            command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
+            cursor, keys = await connection.call(*command)
+            found.update(key.decode(errors="replace") for key in keys)
+            if cursor == b"0":
+                break
+    return sorted(found)

@@ -1,0 +1,1 @@
+"""The source: from ids and counters to ranges, tasks and Arrow batches. Only *_reader.py and pushdown.py need Spark."""

@@ -1,0 +1,148 @@
+"""Which streams a query reads, and what the server knows of them without looking at an entry."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock import ids
+from penstock.errors import ConfigurationError, PenstockError, ServerError, StreamMissing, TransientError
+from penstock.keys import check_name
+from penstock.redis.aio import Reply
+from penstock.redis.retry import pause_s
+from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import read_many, stream_keys
+
+logger = logging.getLogger("penstock.spark")
+T = TypeVar("T")
+_GLOB = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Streams by name, or by a pattern that new streams may match later."""
+
+    names: tuple[str, ...] = ()
+    glob: str | None = None
+    regex: str | None = None
+
+    @classmethod
+    def parse(cls, streams: str | None, regex: str | None) -> Selection:
+        """Take the option `streams` (one, many or a glob pattern) or `subscribePattern` (a regular expression)."""
+        if (streams is None) == (regex is None):
+            raise ConfigurationError(
+                "say which streams to read: option streams='orders', 'orders,payments' or 'orders:*', or option "
+                "subscribePattern with a regular expression; exactly one of them"
+            )
+        if regex is not None:
+            try:
+                re.compile(regex)
+            except re.error as error:
+                raise ConfigurationError(
+                    f"option subscribePattern={regex!r} is no regular expression: {error}"
+                ) from None
+            return cls(regex=regex)
+        assert streams is not None
+        if _GLOB.search(streams):
+            return cls(glob=check_name("option streams", streams.strip()))
+        names = tuple(dict.fromkeys(name.strip() for name in streams.split(",") if name.strip()))
+        for name in names or ("",):
+            check_name("option streams", name)
+        return cls(names)
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether streams are looked for."""
+        return not self.names
+
+    def find(self, client: StreamClient) -> list[str]:
+        """Return the names of the streams, whether or not those that are named exist."""
+        if self.names:
+            return list(self.names)
+        prefix = f"{client.prefix}_" if client.prefix else ""
+        keys = stream_keys(client, _escaped(prefix) + (self.glob or "*"))
+        found = [key.removeprefix(prefix) for key in keys]
+        return [name for name in found if self.regex is None or re.fullmatch(self.regex, name)]
+
+
+def _escaped(prefix: str) -> str:
+    return re.sub(r"([*?\[\]\\])", r"\\\1", prefix)
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What the server says of a stream. `added` and `last_deleted` are unknown before Redis 7.0."""
+
+    length: int
+    last_id: str
+    first_id: str | None
+    added: int | None
+    last_deleted: str | None
+
+    @property
+    def removed(self) -> int | None:
+        """How many entries are gone, by trimming or deletion."""
+        return None if self.added is None else self.added - self.length
+
+
+def look(client: StreamClient, names: Sequence[str]) -> dict[str, StreamState | None]:
+    """Return the state of each stream, None for one that does not exist."""
+    keys = [client.keys(name).stream for name in names]
+    replies = read_many(client, [(key, ("XINFO", "STREAM", key)) for key in keys])
+    states: dict[str, StreamState | None] = {}
+    for name, reply in zip(names, replies, strict=True):
+        if isinstance(reply, ServerError) and "no such key" in str(reply).lower():
+            states[name] = None
+        elif isinstance(reply, PenstockError):
+            raise reply
+        else:
+            states[name] = _state(reply)
+    return states
+
+
+def _state(reply: Reply) -> StreamState:
+    by_name = {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
+
+    def text(name: str) -> str | None:
+        value = by_name.get(name)
+        return value.decode() if isinstance(value, bytes) else None
+
+    first = by_name.get("first-entry")
+    added = by_name.get("entries-added")
+    return StreamState(
+        length=int(by_name["length"]),
+        last_id=text("last-generated-id") or ids.ZERO,
+        first_id=first[0].decode() if first else None,
+        added=int(added) if added is not None else None,
+        last_deleted=text("max-deleted-entry-id"),
+    )
+
+
+def require(states: dict[str, StreamState | None], client: StreamClient) -> None:
+    """Raise StreamMissing if one of the streams does not exist."""
+    missing = [name for name, state in states.items() if state is None]
+    if missing:
+        raise StreamMissing(
+            f"there is no stream {', '.join(map(repr, missing[:5]))} in Redis at {client.settings.where}; check the "
+            "name and the database, or set option waitForStreams=true to begin when it appears"
+        )
+
+
+def patiently(step: Callable[[], T], timeout_s: float) -> T:
+    """Repeat a step that only reads while Redis is away, restarts, is paused or moves slots, but not for ever."""
+    deadline, failures, chance = time.monotonic() + timeout_s, 0, random.Random()
+    while True:
+        try:
+            return step()
+        except TransientError as error:
+            failures += 1
+            if time.monotonic() >= deadline:
+                raise
+            if failures == 1:
+                logger.warning("Redis does not answer, trying again for up to %.0f s: %s", timeout_s, error)
+            time.sleep(max(0.1, pause_s(failures, chance)))

@@ -1,0 +1,138 @@
+"""Where a query is in its streams: positions, ranges of ids, and how they are written into Spark's checkpoint.
+
+The offset that ends a micro-batch tells the whole batch: for each stream where it begins, where it ends and where it is
+cut into partitions. So a batch that is run again after a crash is the same batch, whatever happened to the streams and
+to "latest" in between, and the very first one too, whose beginning Spark itself does not keep.
+
+    {"v": 1, "s": {"orders": {"id": "1794722835797-56", "n": 1000, "from": "...", "from_n": 0, "cuts": [], "lost": 0}}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from penstock import ids
+from penstock.errors import ConfigurationError
+
+VERSION = 1
+Offset: TypeAlias = dict[str, Any]  # as Spark hands it over and keeps it
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in a stream: behind the entry `id`, which is the `rank`-th that was ever added (None = unknown)."""
+
+    id: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class IdRange:
+    """The entries of a stream behind `after`, up to and with `upto`."""
+
+    stream: str
+    after: str
+    upto: str
+    rows: int = 0  # as far as counters or samples tell
+    rank: int | None = None  # of `after`, where it is known
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no id can be in it."""
+        return ids.parse(self.upto) <= ids.parse(self.after)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one micro-batch takes of one stream."""
+
+    end: Position
+    start: Position
+    cuts: tuple[str, ...] = ()
+    lost: int = 0  # entries that were trimmed before this query read them, since it began
+
+    def pieces(self, stream: str) -> list[IdRange]:
+        """Return the range, cut where the batch was planned to be cut."""
+        bounds = [self.start.id, *self.cuts, self.end.id]
+        ranks = [self.start.rank, *[None] * len(self.cuts)]
+        known = self.start.rank is not None and self.end.rank is not None
+        total = (self.end.rank or 0) - (self.start.rank or 0) if known else 0
+        rows = max(0, total) // (len(self.cuts) + 1)
+        made = [
+            IdRange(stream, after, upto, rows, rank)
+            for after, upto, rank in zip(bounds, bounds[1:], ranks, strict=False)
+        ]
+        return [piece for piece in made if not piece.is_empty]
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Progress of all streams of a query."""
+
+    streams: Mapping[str, Progress] = field(default_factory=dict)
+
+    def dump(self) -> Offset:
+        """Return what goes into the checkpoint."""
+        return {"v": VERSION, "s": {name: _dump(self.streams[name]) for name in sorted(self.streams)}}
+
+    @classmethod
+    def load(cls, offset: Offset) -> Offsets:
+        """Read what came out of a checkpoint; raise ConfigurationError for what no version of this source wrote."""
+        version = offset.get("v")
+        if version != VERSION:
+            raise ConfigurationError(
+                f"the checkpoint holds offsets of version {version!r}, this Penstock reads version {VERSION}: "
+                "use the Penstock that wrote it, or start with a new checkpoint"
+            )
+        try:
+            return cls({name: _load(entry) for name, entry in offset["s"].items()})
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ConfigurationError(f"the checkpoint holds no offsets of this source: {error!r}") from error
+
+    def positions(self) -> dict[str, Position]:
+        """Return where each stream is read up to."""
+        return {name: progress.end for name, progress in self.streams.items()}
+
+
+def _dump(progress: Progress) -> dict[str, Any]:
+    found: dict[str, Any] = {"id": progress.end.id, "n": progress.end.rank, "from": progress.start.id}
+    found["from_n"] = progress.start.rank
+    if progress.cuts:
+        found["cuts"] = list(progress.cuts)
+    if progress.lost:
+        found["lost"] = progress.lost
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _load(entry: Mapping[str, Any]) -> Progress:
+    for entry_id in (entry["id"], entry["from"], *entry.get("cuts", ())):
+        ids.parse(entry_id)
+    start, end = Position(entry["from"], entry.get("from_n")), Position(entry["id"], entry.get("n"))
+    return Progress(end, start, tuple(entry.get("cuts", ())), entry.get("lost", 0))
+
+
+def lag(latest: Offset | None, end: Offset | None) -> dict[str, int | None]:
+    """Return how many entries of each stream a query has yet to read; None = the server cannot tell.
+
+    Both are in the progress of a query: `latestOffset` and `endOffset` of its source.
+    """
+    if not latest or not end:
+        return {}
+    read = Offsets.load(end).positions()
+    behind: dict[str, int | None] = {}
+    for name, position in Offsets.load(latest).positions().items():
+        at = read.get(name, Position(ids.ZERO, 0))
+        if ids.parse(at.id) >= ids.parse(position.id):
+            behind[name] = 0
+        else:
+            behind[name] = None if position.rank is None or at.rank is None else max(0, position.rank - at.rank)
+    return behind
+
+
+def between(cuts: Sequence[str], start: str, end: str) -> tuple[str, ...]:
+    """Return the cuts, in order and each once, that lie inside a range."""
+    low, high = ids.parse(start), ids.parse(end)
+    inside = {cut for cut in cuts if low < ids.parse(cut) < high}
+    return tuple(sorted(inside, key=ids.parse))
