@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock import ids
-from penstock.errors import ConfigurationError, PenstockError, ServerError, StreamMissing, TransientError
+from penstock.errors import ConfigurationError, GroupLost, PenstockError, StreamMissing, TransientError
 from penstock.keys import check_name
 from penstock.redis.aio import Reply
 from penstock.redis.retry import pause_s
@@ -96,7 +96,7 @@ def look(client: StreamClient, names: Sequence[str]) -> dict[str, StreamState | 
     replies = read_many(client, [(key, ("XINFO", "STREAM", key)) for key in keys])
     states: dict[str, StreamState | None] = {}
     for name, reply in zip(names, replies, strict=True):
-        if isinstance(reply, ServerError) and "no such key" in str(reply).lower():
+        if isinstance(reply, GroupLost):  # "no such key"
             states[name] = None
         elif isinstance(reply, PenstockError):
             raise reply
@@ -141,7 +141,7 @@ def patiently(step: Callable[[], T], timeout_s: float) -> T:
             return step()
         except TransientError as error:
             failures += 1
-            if time.monotonic() >= deadline:
+            if isinstance(error, GroupLost) or time.monotonic() >= deadline:
                 raise
             if failures == 1:
                 logger.warning("Redis does not answer, trying again for up to %.0f s: %s", timeout_s, error)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from penstock.errors import ConfigurationError, GroupLost, ServerError
+from penstock.errors import ConfigurationError, GroupLost
 from penstock.spark.reading.rows import Entry, RowBuilder
 from penstock.sync.redis.client import StreamClient
 
@@ -24,7 +24,7 @@ def pending_rows(
         while True:
             try:
                 rows = client.call(key, "XPENDING", key, group, start, "+", _PAGE)
-            except (GroupLost, ServerError) as error:
+            except GroupLost as error:
                 raise ConfigurationError(f"stream {stream!r} has no consumer group {group!r}: {error}") from error
             if rows:
                 yield builder.build([(stream, [_as_entry(row, group) for row in rows])])

@@ -64,8 +64,6 @@ class RowBuilder:
             columns[payload.corrupt_column] = decoded.corrupt
         if payload.reason_column is not None:
             columns[payload.reason_column] = decoded.reason
-        if decoded.kept is not None:
-            columns = {name: array.take(decoded.kept) for name, array in columns.items()}
         return columns, decoded.kept
 
 

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigurationError, DecodeError
+from penstock.spark.payload.decoder import PayloadFormat
+from penstock.spark.reading import columns as known
+from penstock.spark.reading.rows import Entry, RowBuilder
+
+_TEXT, _BYTES = pa.string(), pa.binary()
+ALL = pa.schema([(name, types[0]) for name, types in known.ENTRY.items()])
+
+
+def _entry(entry_id: str, **fields: bytes) -> Entry:
+    return entry_id.encode(), [part for name, value in fields.items() for part in (name.encode(), value)]
+
+
+def test_all_columns_of_an_entry() -> None:
+    entry = _entry("1700000000123-7", data=b"\xff1", key=b"k", headers=b'{"a":"b"}', message_id=b"m")
+    (row,) = RowBuilder(ALL).build([("orders", [entry])]).to_pylist()
+    assert row == {
+        "stream": "orders", "id": "1700000000123-7", "ms": 1700000000123, "seq": 7,
+        "timestamp": datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=UTC), "data": b"\xff1", "key": "k",
+        "headers": [("a", "b")], "message_id": "m",
+        "fields": [("data", b"\xff1"), ("key", b"k"), ("headers", b'{"a":"b"}'), ("message_id", b"m")],
+    }  # fmt: skip
+
+
+def test_an_entry_of_a_foreign_producer_has_nulls() -> None:
+    (row,) = RowBuilder(ALL).build([("s", [_entry("1-1", sensor=b"7", data=b"x")])]).to_pylist()
+    assert (row["data"], row["key"], row["message_id"], row["headers"]) == (b"x", None, None, [])
+    (row,) = RowBuilder(ALL).build([("s", [_entry("1-1", sensor=b"7")])]).to_pylist()
+    assert row["data"] is None
+    assert row["fields"] == [("sensor", b"7")]
+
+
+def test_the_schema_is_the_projection() -> None:
+    schema = pa.schema([("seq", pa.int64()), ("data", _TEXT), ("id", _TEXT)])
+    batch = RowBuilder(schema).build([("a", [_entry("5-3", data=b"x")]), ("b", [_entry("6-4", data=b"y")])])
+    assert batch.schema == schema
+    assert batch.to_pylist() == [{"seq": 3, "data": "x", "id": "5-3"}, {"seq": 4, "data": "y", "id": "6-4"}]
+
+
+def test_bytes_that_are_no_text_are_replaced_where_text_is_wanted() -> None:
+    (row,) = RowBuilder(pa.schema([("data", _TEXT)])).build([("s", [_entry("1-0", data=b"a\xffb")])]).to_pylist()
+    assert row == {"data": "a\ufffdb"}
+
+
+def test_of_fields_with_one_name_the_last_one_counts() -> None:
+    entry = (b"1-0", [b"a", b"1", b"data", b"x", b"a", b"2"])
+    (row,) = RowBuilder(pa.schema([("fields", pa.map_(_TEXT, _BYTES))])).build([("s", [entry])]).to_pylist()
+    assert dict(row["fields"]) == {"a": b"2", "data": b"x"}
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)), min_size=1, max_size=30))
+def test_any_id_is_taken_apart_rightly(pairs: list[tuple[int, int]]) -> None:
+    schema = pa.schema([("ms", pa.int64()), ("seq", pa.int64())])
+    batch = RowBuilder(schema).build([("s", [_entry(f"{ms}-{seq}", data=b"") for ms, seq in pairs])])
+    assert [(row["ms"], row["seq"]) for row in batch.to_pylist()] == pairs
+
+
+@given(st.lists(st.tuples(st.integers(10**12, 10**13 - 1), st.integers(0, 10**6)), min_size=1, max_size=30))
+def test_ids_of_our_times_are_taken_apart_rightly(pairs: list[tuple[int, int]]) -> None:
+    schema = pa.schema([("ms", pa.int64()), ("seq", pa.int64())])
+    batch = RowBuilder(schema).build([("s", [_entry(f"{ms}-{seq}", data=b"") for ms, seq in pairs])])
+    assert [(row["ms"], row["seq"]) for row in batch.to_pylist()] == pairs
+
+
+def test_a_dead_letter_has_its_story_in_columns() -> None:
+    schema = pa.schema(
+        [(name, known.DEAD_LETTER[name][0]) for name in ("reason", "source_id", "attempts", "dead_at", "data")]
+    )
+    entry = _entry("9-0", data=b"x", dlq_reason=b"fatal", dlq_id=b"5-0", dlq_attempts=b"3", dlq_time=b"1700000000123")
+    (row,) = RowBuilder(schema).build([("orders_dlq", [entry])]).to_pylist()
+    assert row == {
+        "reason": "fatal", "source_id": "5-0", "attempts": 3,
+        "dead_at": datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=UTC), "data": b"x",
+    }  # fmt: skip
+
+
+class TestPayload:
+    _SCHEMA = pa.schema([("id", _TEXT), ("n", pa.int64()), ("_corrupt_record", _TEXT), ("_corrupt_reason", _TEXT)])
+
+    def _format(self, mode: str = "PERMISSIVE") -> PayloadFormat:
+        return PayloadFormat("json", pa.schema([("n", pa.int64())]), mode, "_corrupt_record", "_corrupt_reason")  # type: ignore[arg-type]
+
+    def test_good_and_bad_rows(self) -> None:
+        entries = [_entry("1-0", data=b'{"n":1}'), _entry("2-0", data=b"{"), _entry("3-0", other=b"")]
+        rows = RowBuilder(self._SCHEMA, self._format()).build([("s", entries)]).to_pylist()
+        assert [(row["id"], row["n"], row["_corrupt_record"]) for row in rows] == [
+            ("1-0", 1, None),
+            ("2-0", None, "{"),
+            ("3-0", None, None),
+        ]
+        assert [bool(row["_corrupt_reason"]) for row in rows] == [False, True, True]
+
+    def test_dropped_rows_are_gone_from_every_column(self) -> None:
+        schema = pa.schema([("id", _TEXT), ("n", pa.int64())])
+        payload = PayloadFormat("json", pa.schema([("n", pa.int64())]), "DROPMALFORMED")
+        batch = RowBuilder(schema, payload).build([("s", [_entry("1-0", data=b"{"), _entry("2-0", data=b'{"n":2}')])])
+        assert batch.to_pylist() == [{"id": "2-0", "n": 2}]
+
+    def test_a_failure_names_the_entry(self) -> None:
+        schema = pa.schema([("n", pa.int64())])
+        payload = PayloadFormat("json", schema, "FAILFAST")
+        with pytest.raises(DecodeError, match="entry 2-0 of stream 'b'"):
+            RowBuilder(schema, payload).build(
+                [("a", [_entry("1-0", data=b'{"n":1}')]), ("b", [_entry("2-0", data=b"{")])]
+            )
+
+    def test_the_payload_as_one_column(self) -> None:
+        inner = pa.struct([("id", pa.int64())])
+        schema = pa.schema([("id", _TEXT), ("order", inner)])
+        payload = PayloadFormat("json", pa.schema([("id", pa.int64())]))
+        batch = RowBuilder(schema, payload, payload_column="order").build([("s", [_entry("1-0", data=b'{"id":7}')])])
+        assert batch.to_pylist() == [{"id": "1-0", "order": {"id": 7}}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (pa.schema([]), "no column"),
+        (pa.schema([("nme", _TEXT)]), "there is no column 'nme'"),
+        (pa.schema([("id", pa.int64())]), "column 'id' cannot be int64; it is string"),
+        (pa.schema([("fields", pa.map_(_TEXT, pa.int64()))]), "it is map<string,binary> or map<string,string>"),
+    ],
+)
+def test_a_wrong_schema_is_refused(schema: pa.Schema, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        known.check(schema, known.ENTRY, ())
