@@ -46,7 +46,7 @@ sync: $(VENV)/.dev ## Write the sync half from the async half
 
 lock: $(BIN)/python ## Lock the newest allowed versions into requirements/
 	@$(COMPILE) --all-extras --group dev pyproject.toml --output-file requirements/dev.txt
-	@$(COMPILE) --extra embedded --extra cli --group build --constraint requirements/dev.txt pyproject.toml \
+	@$(COMPILE) --extra embedded --extra cli --extra spark --extra java --group build --constraint requirements/dev.txt pyproject.toml \
 		--output-file requirements/demo.txt
 	@! grep -nEi 'https?:|index-url|find-links' requirements/*.txt
 

@@ -1,0 +1,34 @@
+"""What the Spark half needs beside the core: PySpark, in a version that has the whole data source API."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.errors import PenstockError
+
+_OLDEST_PYSPARK = (4, 2)
+
+
+class SparkMissing(PenstockError):
+    """PySpark is not installed, or is too old; the message says what to install."""
+
+
+def require_pyspark() -> None:
+    """Makes sure that PySpark can be used.
+
+    Raises:
+        SparkMissing: it is not installed, or older than 4.2.
+
+    """
+    try:
+        from pyspark import __version__ as version
+    except ImportError as error:
+        raise SparkMissing(
+            f"penstock.spark needs PySpark, which cannot be imported ({error}): pip install 'penstock[spark]'"
+        ) from error
+    oldest = ".".join(map(str, _OLDEST_PYSPARK))
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < _OLDEST_PYSPARK:
+        raise SparkMissing(
+            f"penstock.spark needs PySpark {oldest} or newer, and {version} is installed: "
+            f"pip install 'penstock[spark]' 'pyspark>={oldest}'"
+        )

@@ -1,0 +1,162 @@
+"""Spark for the tests: one session per test process, and real clusters and driver processes for the few that need them.
+
+Whatever uses one of these fixtures starts or needs Java, and is kept in one process of pytest-xdist.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.java import JavaMissing, ensure_java
+from penstock.spark.prerequisites import SparkMissing, require_pyspark
+from penstock.spark.session import session
+from penstock.testing import ServerMissing
+from penstock.testing.servers import DEFAULT, NEWEST
+from tests.conftest import ServerPark, or_skip
+from tests.spark.driver import Driver
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.spark.clusters import ConnectServer, Standalone
+
+_TIMEOUT_S = 300  # two cores start several Javas for some of these tests
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps the tests that need Java in one process: there is one shared session, and memory for one."""
+    for item in items:
+        if "java" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def java() -> Path:
+    """The JAVA_HOME of this process; skips where there is no Java, and fails in continuous integration."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    try:
+        require_pyspark()
+        return ensure_java()
+    except (JavaMissing, SparkMissing) as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def spark_of_session(java: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    place = tmp_path_factory.mktemp("spark")
+    conf = {
+        "spark.driver.memory": "1g",
+        "spark.local.dir": str(place / "local"),
+        "spark.sql.warehouse.dir": str(place / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.log.level": "ERROR",
+    }
+    # A task may fail and is tried again, up to four times, as on a cluster.
+    spark = session("penstock tests", "local[2,4]", short=True, conf=conf)
+    yield spark
+    spark.stop()
+    _end_java()
+
+
+def _end_java() -> None:
+    """Ends the Java that PySpark leaves running until its process ends, and its open files with it."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture
+def spark(spark_of_session: SparkSession) -> Iterator[SparkSession]:
+    """The shared session, with `redis_streams`; queries that a test leaves running are stopped after it."""
+    yield spark_of_session
+    for query in spark_of_session.streams.active:
+        query.stop()
+    spark_of_session.catalog.clearCache()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    """A directory for the checkpoint of one query."""
+    return str(tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def stream_server(server_park: ServerPark) -> EmbeddedServer:
+    """An empty Redis 7.0, or Valkey where there is none; Spark reaches it at `stream_server.url`."""
+    try:
+        return server_park.get(DEFAULT)
+    except ServerMissing:
+        try:
+            return server_park.get(NEWEST)
+        except ServerMissing as error:
+            or_skip(error)
+
+
+@pytest.fixture
+def stream_redis(stream_server: EmbeddedServer) -> Iterator[redis.Redis]:
+    """A plain client of `stream_server`: bytes in, bytes out."""
+    with redis.Redis(unix_socket_path=stream_server.unix_socket, protocol=2) as client:
+        yield client
+
+
+@pytest.fixture
+def start_driver(java: Path, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    """Starts a driver process, `start_driver(script, *arguments, env=...)`; it is killed with the test."""
+    with ExitStack() as drivers:
+
+        def start(script: str, *arguments: str, env: dict[str, str] | None = None) -> Driver:
+            return drivers.enter_context(Driver(script, tmp_path, *arguments, env=env))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def standalone_of_session(java: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    from tests.spark.clusters import Standalone
+
+    with Standalone(tmp_path_factory.mktemp("standalone")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def standalone(standalone_of_session: Standalone) -> Standalone:
+    """A real cluster of a master and two workers; use it from `start_driver`, and kill no worker of it."""
+    return standalone_of_session
+
+
+@pytest.fixture(scope="session")
+def connect_server(java: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """A real Spark Connect server; its executors have this Python and this Penstock."""
+    from tests.spark.clusters import ConnectServer
+
+    with ConnectServer(tmp_path_factory.mktemp("connect")) as server:
+        yield server
+
+
+@pytest.fixture
+def connect(connect_server: ConnectServer) -> Iterator[SparkSession]:
+    """A client of `connect_server`. Functions come from `pyspark.sql.connect.functions`, or write SQL."""
+    # Not through the common builder, which allows one kind of session in a process.
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    client = ConnectSession.builder.remote(connect_server.url).create()
+    yield client
+    client.stop()
