@@ -106,6 +106,10 @@ class StreamKeys:
         """String with a TTL: some consumer of the group did the chore in this interval."""
         return f"{self._base}:chore:{chore}:{group}"
 
+    def spark(self, query: str) -> str:
+        """Hash: the runs of a Spark query, or of a batch write under a name, and how far its partitions have come."""
+        return f"{self._base}:spark:{query}"
+
     def default_dead_letters(self) -> str:
         """The dead-letter stream that is used when none is named."""
         return f"{self.stream}_dlq"
