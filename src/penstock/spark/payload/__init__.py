@@ -1,6 +1,10 @@
 """Payload bytes to typed Arrow columns; needs pyarrow, but neither pyspark nor a JVM."""
 
+from penstock.spark.payload.avro_schema import from_avro_schema
 from penstock.spark.payload.decoder import Decoded, Form, MalformedPayload, Mode, PayloadFormat, decode
+from penstock.spark.payload.infer import infer
+from penstock.spark.payload.json_schema import from_json_schema
+from penstock.spark.payload.model import from_model
 from penstock.spark.payload.schema import parse_ddl, to_ddl
 
 __all__ = [
@@ -10,6 +14,10 @@ __all__ = [
     "Mode",
     "PayloadFormat",
     "decode",
+    "from_avro_schema",
+    "from_json_schema",
+    "from_model",
+    "infer",
     "parse_ddl",
     "to_ddl",
 ]

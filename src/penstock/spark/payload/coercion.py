@@ -32,7 +32,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NOT_FINITE = {
     "NaN": math.nan, "Infinity": math.inf, "+INF": math.inf, "INF": math.inf, "-Infinity": -math.inf, "-INF": -math.inf,
 }  # fmt: skip
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 # What RFC 3339 does not allow and Spark does: a date alone, and a time without seconds.
 _SHORT_TIME = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(Z|[+-]\d\d:?\d\d)?)?", re.ASCII)
 
@@ -136,7 +135,7 @@ def _decimal(precision: int, scale: int) -> Coerce:
             number = Decimal(value)
         elif isinstance(value, float):
             number = Decimal(repr(value))
-        elif isinstance(value, str) and _NUMBER.fullmatch(value):
+        elif isinstance(value, str):
             number = Decimal(value)
         else:
             raise ValueError

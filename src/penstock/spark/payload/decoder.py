@@ -61,6 +61,13 @@ class PayloadFormat:
                 raise ConfigurationError(f"payload {name}={value!r} must be one of {', '.join(choices)}")
         _decoder_of(self)
 
+    @property
+    def output_schema(self) -> pa.Schema:
+        """The payload columns as they come out: in PERMISSIVE a malformed payload gives null in all of them."""
+        if self.mode != "PERMISSIVE":
+            return self.schema
+        return pa.schema([field.with_nullable(nullable=True) for field in self.schema])
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -80,21 +87,19 @@ def decode(payloads: Sequence[bytes | None], fmt: PayloadFormat) -> Decoded:
 
     Raises MalformedPayload in FAILFAST, for the first malformed one.
     """
-    decoder = _decoder_of(fmt)
-    rows, reasons = decoder.rows(payloads)
+    columns, reasons = _block(payloads, fmt)
     if reasons and fmt.mode == "FAILFAST":
         raise MalformedPayload(*next(iter(reasons.items())))
     kept = None
+    count = len(payloads)
     if reasons and fmt.mode == "DROPMALFORMED":
-        kept = pa.array([row for row in range(len(rows)) if row not in reasons], pa.int64())
-        rows = [row for index, row in enumerate(rows) if index not in reasons]
-        reasons = {}
-    attributes = decoder.types.attributes
+        kept = pa.array([row for row in range(count) if row not in reasons], pa.int64())
+        columns, reasons, count = [column.take(kept) for column in columns], {}, len(kept)
     corrupt = {row: _as_text(payloads[row]) for row in reasons}
     return Decoded(
-        [_column(rows, attribute, field.type) for attribute, field in zip(attributes, fmt.schema, strict=True)],
-        corrupt=None if fmt.corrupt_column is None else _sparse(corrupt, len(rows)),
-        reason=None if fmt.reason_column is None else _sparse(reasons, len(rows)),
+        columns,
+        corrupt=None if fmt.corrupt_column is None else _sparse(corrupt, count),
+        reason=None if fmt.reason_column is None else _sparse(reasons, count),
         kept=kept,
     )
 
@@ -105,9 +110,22 @@ def _decoder_of(fmt: PayloadFormat) -> RowDecoder:
     return row_decoder(fmt.form, fmt.schema, fmt.writer_schema)
 
 
-def _column(rows: list[Row], attribute: str, kind: pa.DataType) -> pa.Array:
-    # Every value has been checked while it was decoded, so that Arrow refuses none.
-    return pa.array(list(map(attrgetter(attribute), rows)), kind)
+def _block(payloads: Sequence[bytes | None], fmt: PayloadFormat) -> tuple[list[pa.Array], dict[int, str]]:
+    decoder = _decoder_of(fmt)
+    rows, reasons = decoder.rows(payloads)
+    try:
+        return _columns(rows, decoder, fmt.schema), reasons
+    except pa.ArrowInvalid:
+        # The one thing that is not checked while bytes are parsed: decimals with more digits than their column has.
+        rows, reasons = decoder.careful_rows(payloads)
+        return _columns(rows, decoder, fmt.schema), reasons
+
+
+def _columns(rows: list[Row], decoder: RowDecoder, schema: pa.Schema) -> list[pa.Array]:
+    return [
+        pa.array(list(map(attrgetter(attribute), rows)), field.type)
+        for attribute, field in zip(decoder.types.attributes, schema, strict=True)
+    ]
 
 
 def _as_text(payload: bytes | None) -> str | None:

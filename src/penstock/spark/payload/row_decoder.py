@@ -29,6 +29,13 @@ class RowDecoder:
 
     def rows(self, payloads: Sequence[bytes | None]) -> tuple[list[Row], dict[int, str]]:
         """Return one row per payload, and the reasons of those that are malformed, whose rows hold only nulls."""
+        return self._rows(payloads, self.quick)
+
+    def careful_rows(self, payloads: Sequence[bytes | None]) -> tuple[list[Row], dict[int, str]]:
+        """Return the same, but let no row go the quick way."""
+        return self._rows(payloads, self.careful)
+
+    def _rows(self, payloads: Sequence[bytes | None], read: _Read) -> tuple[list[Row], dict[int, str]]:
         rows: list[Row] = []
         reasons: dict[int, str] = {}
         left = iter(payloads)
@@ -36,7 +43,7 @@ class RowDecoder:
             try:
                 # The loop runs in C. When a payload is refused, the rows before it are already in the list and the
                 # iterator stands behind it: one bad payload costs the others nothing.
-                rows.extend(map(self.quick, left))
+                rows.extend(map(read, left))
             except Exception:
                 row = len(rows)
                 rows.append(self._careful_row(payloads[row], row, reasons))

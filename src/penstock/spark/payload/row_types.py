@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime
+from decimal import Decimal
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
@@ -101,6 +102,8 @@ def _quick_leaf(kind: pa.DataType) -> RowType:
     if pa.types.is_integer(kind):
         limit = 1 << (kind.bit_width - 1)
         return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)]
+    if pa.types.is_decimal(kind):
+        return Decimal  # Arrow counts the digits, when it builds the column
     if pa.types.is_timestamp(kind):
         return datetime if kind.tz else Annotated[datetime, msgspec.Meta(tz=False)]
     quick: dict[pa.DataType, RowType] = {

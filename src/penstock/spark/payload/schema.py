@@ -114,6 +114,8 @@ def parse_ddl(text: str) -> pa.Schema:
     else:
         fields = reader.fields(closing="")
     reader.end()
+    if not fields:
+        raise reader.wrong("a payload needs at least one column")
     return pa.schema(fields)
 
 
@@ -203,6 +205,8 @@ class _Reader:
         nullable = not self.took("not")
         if not nullable:
             self.expect("null")
+            if pa.types.is_null(kind):
+                raise self.wrong("a void column is always null", token)
         metadata = None
         if self.took("comment"):
             metadata = {_COMMENT_KEY: json.dumps({"comment": self.literal()}).encode()}
