@@ -1,29 +1,162 @@
+"""The format, made known to sessions of every kind, and its code to executors that do and do not have it."""
+
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.spark.clusters import Standalone
+import pytest
+
+from penstock.errors import ConfigurationError
+from penstock.redis.embedded import EmbeddedServer
+from penstock.spark import register, shipment
+from tests.spark.clusters import ConnectServer, Standalone
 from tests.spark.driver import Driver
+from tests.spark.format_job import read, run
 
 if TYPE_CHECKING:
+    import redis
     from pyspark.sql import SparkSession
 
-_STANDALONE = """
+_ENTRIES = 10
+_JOB = """
 import json, sys
-from penstock.spark import session
+from penstock.spark import session, shipment
+from tests.spark import format_job
 spark = session(master=sys.argv[1], short=True, conf=json.loads(sys.argv[2]))
-print("sum", spark.range(0, 10, 1, 2).mapInArrow(lambda batches: batches, "id long").selectExpr("sum(id)").first()[0])
+getattr(format_job, sys.argv[4])(spark, sys.argv[3], print)
+print("carried", shipment.is_carried())
 spark.stop()
 """
 
 
-def test_a_driver_computes_on_a_real_cluster(start_driver: Callable[..., Driver], standalone: Standalone) -> None:
-    driver = start_driver(_STANDALONE, standalone.url, json.dumps(dict(standalone.conf)))
-    driver.wait_for_line("^sum 45$")
+@pytest.fixture
+def url(stream_server: EmbeddedServer, stream_redis: redis.Redis) -> str:
+    """A server whose stream `orders` has ten entries."""
+    for n in range(_ENTRIES):
+        stream_redis.xadd("orders", {"data": str(n)})
+    return stream_server.url
+
+
+@pytest.fixture(autouse=True)
+def by_reference_again() -> Iterator[None]:
+    yield
+    shipment.leave()
+
+
+class Said:
+    """Collects what a job in this process says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __call__(self, *words: object) -> None:
+        self.lines.append(" ".join(map(str, words)))
+
+
+@pytest.fixture
+def said() -> Said:
+    return Said()
+
+
+def bare_python(place: Path, *, has_packages: bool = True) -> Path:
+    """Makes a Python that lacks Penstock, or everything that was installed."""
+    import redis
+
+    program = place / "python"
+    packages = Path(redis.__file__).parents[1]
+    extra = f'PYTHONPATH="$PYTHONPATH:{packages}" ' if has_packages else ""
+    program.write_text(f'#!/bin/sh\n{extra}exec "{sys.executable}" -S "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def test_another_choice_than_true_false_and_auto_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match="by_value='never' must be True, False or 'auto'"):
+        register(spark, by_value="never")  # type: ignore[arg-type]
+
+
+def test_spark_finds_the_format_by_itself(start_driver: Callable[..., Driver], url: str) -> None:
+    script = (
+        "import sys; from pyspark.sql import SparkSession\n"
+        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "rows = spark.read.format('redis_streams').option('url', sys.argv[1]).option('streams', 'orders').load()\n"
+        "print('read', rows.count())"
+    )
+    driver = start_driver(script, url, env={"PYSPARK_PYTHON": sys.executable})
+    driver.wait_for_line(f"^read {_ENTRIES}$")
     driver.end()
 
 
-def test_a_client_computes_through_spark_connect(connect: SparkSession) -> None:
-    assert connect.range(10).selectExpr("sum(id)").first()[0] == 45
+def test_executors_that_have_penstock_import_their_own(
+    start_driver: Callable[..., Driver], standalone: Standalone, url: str
+) -> None:
+    driver = start_driver(_JOB, standalone.url, json.dumps(dict(standalone.conf)), url, "read")
+    assert {f"read {_ENTRIES}", "carried False"} <= set(driver.end())
+
+
+def test_executors_that_lack_penstock_get_it_with_the_job(
+    start_driver: Callable[..., Driver], standalone: Standalone, url: str, tmp_path: Path
+) -> None:
+    env = {"PYSPARK_PYTHON": str(bare_python(tmp_path))}
+    said = start_driver(_JOB, standalone.url, json.dumps(dict(standalone.conf)), url, "run", env=env).end()
+    assert {f"read {_ENTRIES}", f"streamed {_ENTRIES}", f"written {_ENTRIES}", "carried True"} <= set(said)
+
+
+def test_executors_that_lack_the_packages_are_named(
+    start_driver: Callable[..., Driver], standalone: Standalone, tmp_path: Path
+) -> None:
+    script = (
+        "import json, sys\nfrom penstock.spark import session\nfrom penstock.spark.registration import PackagesMissing\n"
+        "try: session(master=sys.argv[1], short=True, conf=json.loads(sys.argv[2]))\n"
+        "except PackagesMissing as error: print(error)"
+    )
+    env = {"PYSPARK_PYTHON": str(bare_python(tmp_path, has_packages=False))}
+    driver = start_driver(script, standalone.url, json.dumps(dict(standalone.conf)), env=env)
+    assert "install penstock[spark] there" in driver.wait_for_line("lacks redis, hiredis, msgspec, pyarrow: (.*)")[1]
+    driver.end()
+
+
+def test_a_connect_server_that_has_penstock_imports_its_own(connect: SparkSession, url: str, said: Said) -> None:
+    register(connect)
+    read(connect, url, said)
+    assert said.lines == [f"read {_ENTRIES}"]
+    assert not shipment.is_carried()
+
+
+def test_a_connect_server_that_lacks_penstock_gets_it_with_the_job(
+    java: Path, url: str, tmp_path: Path, said: Said
+) -> None:
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    with ConnectServer(tmp_path, env={"PYSPARK_PYTHON": str(bare_python(tmp_path))}) as server:
+        client = ConnectSession.builder.remote(server.url).create()
+        register(client)
+        run(client, url, said)
+        client.stop()
+    assert said.lines == [f"read {_ENTRIES}", f"streamed {_ENTRIES}", f"written {_ENTRIES}"]
+    assert shipment.is_carried()
+
+
+def test_a_job_may_force_what_it_knows(spark: SparkSession, url: str, said: Said) -> None:
+    register(spark, by_value=True)
+    read(spark, url, said)
+    assert shipment.is_carried()
+    register(spark, by_value=False)
+    read(spark, url, said)
+    assert not shipment.is_carried()
+    assert said.lines == [f"read {_ENTRIES}"] * 2
+
+
+def test_the_archive_is_the_same_for_the_same_code_and_holds_what_executors_need() -> None:
+    first = shipment.packed()
+    shipment.packed.cache_clear()
+    assert shipment.packed() == first
+    names = zipfile.ZipFile(io.BytesIO(first)).namelist()
+    assert {"penstock/__init__.py", "penstock/spark/source.py", "penstock/redis/lua/publish.lua"} <= set(names)
+    assert not [name for name in names if name.startswith(("penstock/cli", "penstock/testing"))]

@@ -1,10 +1,100 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
+import pyspark
+import pytest
+
+from penstock.redis.embedded import EmbeddedServer
+from penstock.spark import session
+from penstock.spark.prerequisites import SparkMissing, require_pyspark
+
 if TYPE_CHECKING:
+    import redis
     from pyspark.sql import SparkSession
 
+_SECRET = "swordfish"
 
-def test_the_shared_session_computes(spark: SparkSession) -> None:
-    assert spark.range(10).selectExpr("sum(id)").first()[0] == 45
+
+def test_the_package_is_imported_without_pyspark_and_says_what_to_install_when_it_is_used() -> None:
+    script = "import sys; sys.modules['pyspark'] = None; import penstock.spark; penstock.spark.session()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "SparkMissing: penstock.spark needs PySpark" in done.stderr
+    assert "pip install 'penstock[spark]'" in done.stderr
+
+
+def test_a_pyspark_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "4.1.2")
+    with pytest.raises(SparkMissing, match=r"needs PySpark 4\.2 or newer, and 4\.1\.2 is installed"):
+        require_pyspark()
+
+
+def test_a_development_version_of_pyspark_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "5.0.0.dev1")
+    require_pyspark()
+
+
+def test_a_second_call_returns_the_running_session_and_changes_nothing_that_was_not_asked_for(
+    spark: SparkSession,
+) -> None:
+    partitions = spark.conf.get("spark.sql.shuffle.partitions")
+    again = session(conf={"spark.sql.ansi.enabled": False})
+    assert again.sparkContext is spark.sparkContext
+    assert again.conf.get("spark.sql.ansi.enabled") == "false"
+    assert again.conf.get("spark.sql.shuffle.partitions") == partitions
+    spark.conf.unset("spark.sql.ansi.enabled")
+
+
+def test_a_local_session_suits_one_machine(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    manager = spark.conf.get("spark.sql.streaming.checkpointFileManagerClass")
+    assert manager is not None
+    assert manager.endswith("FileSystemBasedCheckpointFileManager")
+    assert spark.sparkContext.getConf().get("spark.driver.host") == "127.0.0.1"
+
+
+def test_a_short_session_has_no_web_interface(spark: SparkSession) -> None:
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_a_short_session_leaves_the_environment_as_it_was(spark: SparkSession) -> None:
+    assert "SPARK_HOME" not in os.environ
+
+
+def test_a_query_runs_from_a_stream_to_a_table_and_starts_again_where_it_stopped(
+    spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, checkpoint: str
+) -> None:
+    def run() -> int:
+        source = spark.readStream.format("redis_streams").option("url", stream_server.url).option("streams", "orders")
+        rows = source.option("startingOffsets", "earliest").load()
+        place = f"{checkpoint}-out"
+        query = rows.writeStream.format("parquet").option("checkpointLocation", checkpoint).option("path", place)
+        query.trigger(availableNow=True).start().awaitTermination()
+        return spark.read.parquet(place).count()
+
+    for n in range(10):
+        stream_redis.xadd("orders", {"data": str(n)})
+    assert run() == 10
+    stream_redis.xadd("orders", {"data": "10"})
+    assert run() == 11
+
+
+@pytest.mark.parametrize("name", ["url", "password", "redis.password", "passwordFile", "secret", "token"])
+def test_options_that_hold_secrets_are_redacted_in_plans(spark: SparkSession, name: str) -> None:
+    options = spark._jvm.scala.collection.immutable.HashMap().updated(name, _SECRET)
+    shown = spark._jsparkSession.sessionState().conf().redactOptions(options).toString()
+    assert _SECRET not in shown
+    assert name in shown
+
+
+def test_plans_do_not_show_the_address(
+    spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis
+) -> None:
+    stream_redis.xadd("orders", {"data": "1"})
+    url = stream_server.url.replace("redis://", f"redis://default:{_SECRET}@")
+    rows = spark.read.format("redis_streams").option("url", url).option("streams", "orders").load()
+    assert _SECRET not in rows._jdf.queryExecution().toString()

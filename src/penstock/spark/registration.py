@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.spark import shipment
 from penstock.spark.master import is_connect, is_local
 from penstock.spark.prerequisites import require_pyspark
 
@@ -41,17 +42,11 @@ def register(spark: SparkSession, by_value: bool | Literal["auto"] = "auto") -> 
     if by_value not in (True, False, "auto"):
         raise ConfigurationError(f"by_value={by_value!r} must be True, False or 'auto'")
     is_by_value = not _is_installed(spark) if by_value == "auto" else by_value
-    _pickle_by_value(is_by_value)
-    spark.dataSource.register(_source())
-
-
-def _pickle_by_value(is_by_value: bool) -> None:
-    """Chooses for the rest of the process: functions of ours in foreachBatch and UDFs are pickled later than this."""
-    cloudpickle: Any = import_module("pyspark.cloudpickle")
     if is_by_value:
-        cloudpickle.register_pickle_by_value(penstock)
-    elif penstock.__name__ in cloudpickle.list_registry_pickle_by_value():
-        cloudpickle.unregister_pickle_by_value(penstock)
+        spark.dataSource.register(shipment.shipped(_source()))
+    else:
+        shipment.leave()
+        spark.dataSource.register(_source())
 
 
 def _source() -> type[DataSource]:

@@ -1,0 +1,156 @@
+"""Penstock's own code on its way to executors that do not have it.
+
+PySpark can pickle classes and functions by value, but not the decoders, caches and locks that modules hold beside them.
+So the package travels whole, as an archive inside everything of ours that Spark pickles: what arrives first unpacks it.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import hashlib
+import io
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSource
+
+_PACKAGE = "penstock"
+_LEFT_BEHIND = {"cli", "testing", "__pycache__"}
+_CONTENT = (".py", ".lua", ".typed")
+_BEGINNING = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
+# Spark pickles the data source, its readers and its writers, each by itself; partitions and messages follow them.
+_BASES = ("DataSource", "DataSourceReader", "DataSourceStreamReader", "DataSourceWriter", "DataSourceStreamWriter")
+_is_packing: ContextVar[bool] = ContextVar("penstock_is_packing", default=False)
+
+
+@cache
+def packed() -> bytes:
+    """Returns the archive of this package."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in sorted(_walk(files(_PACKAGE), _PACKAGE), key=lambda found: found[0]):
+            archive.writestr(zipfile.ZipInfo(name, _BEGINNING), file.read_bytes(), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def shipped(source: type[DataSource]) -> type[DataSource]:
+    """Returns a data source that unpacks Penstock wherever Spark makes an instance of it, and becomes the given one."""
+    from pyspark.sql.datasource import DataSource
+
+    carry(packed())
+    unpack, content, digest, name = _unpacker(), packed(), _digest(packed()), source.name()
+    reference = pickle.dumps(source)
+
+    # Local, like the function in it, and therefore pickled by value.
+    class Shipped(DataSource):
+        def __new__(cls, options: Any) -> Any:
+            return unpack(digest, content, reference)(options)
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+    return Shipped
+
+
+def carry(content: bytes) -> None:
+    """Puts the archive into each data source, reader and writer that is pickled in this process from now on."""
+    import_module("penstock.spark.source")
+    import_module("penstock.spark.sink")
+    unpack, digest = _unpacker(), _digest(content)
+
+    def reduce(ours: object) -> str | tuple[Any, ...]:
+        if _is_packing.get():
+            return ours.__reduce_ex__(4)
+        cloudpickle: Any = import_module("pyspark.cloudpickle")
+        token = _is_packing.set(True)
+        try:
+            return unpack, (digest, content, cloudpickle.dumps(ours))
+        finally:
+            _is_packing.reset(token)
+
+    for kind in _our_classes():
+        copyreg.pickle(kind, reduce)
+
+
+def leave() -> None:
+    """Lets everything be pickled by reference again."""
+    for kind in _carriers():
+        del copyreg.dispatch_table[kind]
+
+
+def is_carried() -> bool:
+    """Tells whether the archive goes with what is pickled in this process."""
+    return bool(_carriers())
+
+
+def _carriers() -> list[type]:
+    return [kind for kind in copyreg.dispatch_table if kind.__module__.startswith(f"{_PACKAGE}.spark.")]
+
+
+def _our_classes() -> Iterator[type]:
+    """Yields the classes of ours that Spark makes instances of, through whichever of its base classes."""
+    spark = import_module("pyspark.sql.datasource")
+    waiting = [getattr(spark, name) for name in _BASES]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if kind.__module__.startswith(f"{_PACKAGE}.") and kind.__module__ != __name__:
+            yield kind
+
+
+def _walk(place: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in place.iterdir():
+        if entry.is_dir() and entry.name not in _LEFT_BEHIND:
+            yield from _walk(entry, f"{path}/{entry.name}")
+        elif entry.name.endswith(_CONTENT):
+            yield f"{path}/{entry.name}", entry
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _unpacker() -> Callable[[str, bytes, bytes], Any]:
+    """Returns a function that needs nothing of this package: it is local, and therefore pickled by value."""
+
+    def unpack(digest: str, content: bytes, pickled: bytes) -> Any:
+        import importlib
+        import io
+        import os
+        import pickle
+        import shutil
+        import sys
+        import tempfile
+        import zipfile
+        from pathlib import Path
+
+        home = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}-{digest}"
+        loaded = sys.modules.get("penstock")
+        if loaded is None or not str(loaded.__file__).startswith(str(home)):
+            if not home.is_dir():
+                draft = Path(tempfile.mkdtemp(prefix=home.name))
+                zipfile.ZipFile(io.BytesIO(content)).extractall(draft)
+                try:
+                    draft.rename(home)
+                except OSError:  # another worker was faster
+                    shutil.rmtree(draft, ignore_errors=True)
+            if home.stat().st_uid != os.getuid():
+                raise PermissionError(f"{home} belongs to somebody else, and holds code that would be run")
+            # An older Penstock of this machine may be loaded already; what was pickled belongs to this one.
+            for name in [name for name in sys.modules if name.partition(".")[0] == "penstock"]:
+                del sys.modules[name]
+            sys.path.insert(0, str(home))
+            importlib.invalidate_caches()
+            importlib.import_module("penstock.spark.shipment").carry(content)
+        return pickle.loads(pickled)  # noqa: S301 - comes from our own driver, with the job
+
+    return unpack
