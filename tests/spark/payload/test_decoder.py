@@ -111,6 +111,8 @@ def test_columns_that_may_come_out_null_are_declared_so() -> None:
         ("json", _ORDER, {"mode": "permissive"}, "must be one of PERMISSIVE"),
         ("json", pa.schema([("a", pa.uint8())]), {}, "column a: Spark has no type"),
         ("json", pa.schema([("a", pa.int8()), ("A", pa.int8())]), {}, "'a' and 'A' have the same name"),
+        ("json", parse_ddl("a int"), {"corrupt_column": "c", "reason_column": "c"}, "'c' and 'c' have the same name"),
+        ("json", parse_ddl("a int"), {"corrupt_column": "A"}, "'a' and 'A' have the same name"),
         ("json", parse_ddl("a map<date,int>"), {}, "keys of a map"),
         ("avro", _ORDER, {}, "need the schema of their writer"),
         ("avro", _ORDER, {"writer_schema": "{}"}, "Avro schema cannot be read"),

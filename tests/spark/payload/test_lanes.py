@@ -154,7 +154,7 @@ def _compare(form: str, schema: pa.Schema, payloads: list[bytes], writer_schema:
 
 
 @given(_CASES)
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @example(
     (
         parse_ddl("a decimal(3,0)"),
@@ -189,27 +189,27 @@ _MSGPACK_VALUES = st.recursive(
         )
     )
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_msgpack_gives_the_same_either_way(case: tuple[pa.Schema, list[object]]) -> None:
     schema, documents = case
     _compare("msgpack", schema, [msgspec.msgpack.encode(document) for document in documents])
 
 
 @given(_LEAVES, _MSGPACK_VALUES)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_one_msgpack_value_gives_the_same_either_way(kind: pa.DataType, value: object) -> None:
     _compare("msgpack", pa.schema([("a", kind)]), [msgspec.msgpack.encode({"a": value})])
 
 
 @given(_LEAVES.flatmap(lambda kind: st.tuples(st.just(kind), _values_for(kind))))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_one_json_value_gives_the_same_either_way(case: tuple[pa.DataType, str]) -> None:
     kind, text = case
     _compare("json", pa.schema([("a", kind)]), [f'{{"a": {text}}}'.encode()])
 
 
 @given(st.binary(max_size=30) | st.text('{}[]":,ab1 \n\\', max_size=20).map(str.encode))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100, deadline=None)
 @pytest.mark.parametrize("form", ["json", "msgpack", "avro"])
 def test_bytes_at_random_never_raise_and_give_the_same_either_way(form: str, payload: bytes) -> None:
     writer = '{"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "long", "string"]}]}'

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.spark.payload.row_decoder import Row, RowDecoder, row_decoder
+from penstock.spark.payload.schema import check_names
 
 Form = Literal["json", "msgpack", "avro"]
 Mode = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
@@ -59,6 +60,8 @@ class PayloadFormat:
         for name, value, choices in (("form", self.form, get_args(Form)), ("mode", self.mode, get_args(Mode))):
             if value not in choices:
                 raise ConfigurationError(f"payload {name}={value!r} must be one of {', '.join(choices)}")
+        extra = [name for name in (self.corrupt_column, self.reason_column) if name is not None]
+        check_names([*self.schema.names, *extra], "payload columns")
         _decoder_of(self)
 
     @property

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigurationError
 from penstock.spark.payload.coercion import FLOAT_MAX, Coerce, coercer
-from penstock.spark.payload.schema import check_names, type_ddl
+from penstock.spark.payload.schema import type_ddl
 
 # Types are values here: they are computed from a schema that is known only at run time.
 RowType = Any
@@ -43,7 +43,6 @@ class RowTypes:
 
 def row_types(schema: pa.Schema) -> RowTypes:
     """Return the types of a schema; raises ConfigurationError for what Spark does not have."""
-    check_names(schema.names, "payload schema")
     for field in schema:
         type_ddl(field.type, field.name)
     attributes = tuple(f"column_{index}" for index in range(len(schema)))

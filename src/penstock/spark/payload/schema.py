@@ -53,9 +53,10 @@ def check_names(names: list[str], where: str) -> None:
     """Refuse names that Spark cannot tell apart: it ignores their case unless told otherwise."""
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(name.lower(), name)
-        if other is not name:
+        if name.lower() in seen:
+            other = seen[name.lower()]
             raise ConfigurationError(f"{where}: the columns {other!r} and {name!r} have the same name for Spark")
+        seen[name.lower()] = name
 
 
 # --- Arrow to DDL ---------------------------------------------------------------------------------
