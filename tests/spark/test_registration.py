@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ import pytest
 from penstock.errors import ConfigurationError
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark import register, shipment
+from tests.spark.bare_python import bare_python
 from tests.spark.clusters import ConnectServer, Standalone
 from tests.spark.driver import Driver
 from tests.spark.format_job import read, run
@@ -62,18 +61,6 @@ class Said:
 @pytest.fixture
 def said() -> Said:
     return Said()
-
-
-def bare_python(place: Path, *, has_packages: bool = True) -> Path:
-    """Makes a Python that lacks Penstock, or everything that was installed."""
-    import redis
-
-    program = place / "python"
-    packages = Path(redis.__file__).parents[1]
-    extra = f'PYTHONPATH="$PYTHONPATH:{packages}" ' if has_packages else ""
-    program.write_text(f'#!/bin/sh\n{extra}exec "{sys.executable}" -S "$@"\n')
-    program.chmod(0o755)
-    return program
 
 
 def test_another_choice_than_true_false_and_auto_is_refused(spark: SparkSession) -> None:
@@ -151,12 +138,3 @@ def test_a_job_may_force_what_it_knows(spark: SparkSession, url: str, said: Said
     read(spark, url, said)
     assert not shipment.is_carried()
     assert said.lines == [f"read {_ENTRIES}"] * 2
-
-
-def test_the_archive_is_the_same_for_the_same_code_and_holds_what_executors_need() -> None:
-    first = shipment.packed()
-    shipment.packed.cache_clear()
-    assert shipment.packed() == first
-    names = zipfile.ZipFile(io.BytesIO(first)).namelist()
-    assert {"penstock/__init__.py", "penstock/spark/source.py", "penstock/redis/lua/publish.lua"} <= set(names)
-    assert not [name for name in names if name.startswith(("penstock/cli", "penstock/testing"))]

@@ -127,7 +127,6 @@ def _unpacker() -> Callable[[str, bytes, bytes], Any]:
         import io
         import os
         import pickle
-        import shutil
         import sys
         import tempfile
         import zipfile
@@ -136,15 +135,18 @@ def _unpacker() -> Callable[[str, bytes, bytes], Any]:
         home = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}-{digest}"
         loaded = sys.modules.get("penstock")
         if loaded is None or not str(loaded.__file__).startswith(str(home)):
-            if not home.is_dir():
-                draft = Path(tempfile.mkdtemp(prefix=home.name))
-                zipfile.ZipFile(io.BytesIO(content)).extractall(draft)
-                try:
-                    draft.rename(home)
-                except OSError:  # another worker was faster
-                    shutil.rmtree(draft, ignore_errors=True)
-            if home.stat().st_uid != os.getuid():
+            home.mkdir(mode=0o700, exist_ok=True)
+            if home.lstat().st_uid != os.getuid():
                 raise PermissionError(f"{home} belongs to somebody else, and holds code that would be run")
+            archive = zipfile.ZipFile(io.BytesIO(content))
+            # File by file: other workers do the same at this moment, and a cleaner of old files may have taken some.
+            for name in archive.namelist():
+                file = home / name
+                if not file.is_file():
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    draft = file.with_name(f"{file.name}.{os.getpid()}")
+                    draft.write_bytes(archive.read(name))
+                    draft.replace(file)
             # An older Penstock of this machine may be loaded already; what was pickled belongs to this one.
             for name in [name for name in sys.modules if name.partition(".")[0] == "penstock"]:
                 del sys.modules[name]

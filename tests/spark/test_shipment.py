@@ -1,0 +1,107 @@
+"""Penstock's code, unpacked by a Python that lacks it; without Spark."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+
+from penstock.spark import shipment
+from penstock.spark.source import RedisStreamsSource
+from tests.spark.bare_python import bare_python
+
+# As Spark does it: one process makes the source and its reader and pickles that, another one reads with it.
+_PLAN = """
+import sys
+from pyspark import cloudpickle
+from pyspark.sql.types import StringType, StructType
+kind = cloudpickle.loads(sys.stdin.buffer.read())
+source = kind({"url": "redis://localhost:1", "streams": "orders"})
+reader = source.reader(StructType().add("id", StringType()))
+sys.stdout.buffer.write(cloudpickle.dumps(reader))
+"""
+_READ = """
+import sys
+from pyspark import cloudpickle
+reader = cloudpickle.loads(sys.stdin.buffer.read())
+import penstock
+print(type(reader).__name__, penstock.__file__)
+"""
+_LACK = "import penstock"
+
+
+@pytest.fixture(autouse=True)
+def by_reference_again() -> Iterator[None]:
+    yield
+    shipment.leave()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., bytes]:
+    """Runs a script in a Python without Penstock, whose temporary files are the test's own."""
+    program = bare_python(tmp_path)
+
+    def run(script: str, given: bytes = b"") -> bytes:
+        environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": ""}
+        done = subprocess.run([program, "-c", script], input=given, env=environment, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout
+
+    return run
+
+
+def test_the_python_of_these_tests_lacks_penstock(run: Callable[..., bytes]) -> None:
+    with pytest.raises(AssertionError, match="ModuleNotFoundError: No module named 'penstock'"):
+        run(_LACK)
+
+
+def test_what_is_pickled_brings_its_code_along_from_process_to_process(
+    run: Callable[..., bytes], tmp_path: Path
+) -> None:
+    reader = run(_PLAN, cloudpickle.dumps(shipment.shipped(RedisStreamsSource)))
+    name, place = run(_READ, reader).decode().split()
+    assert name == "BatchReader"
+    assert place.startswith(f"{tmp_path}/penstock-{os.getuid()}-")
+
+
+def test_files_that_a_cleaner_took_are_put_back(run: Callable[..., bytes], tmp_path: Path) -> None:
+    pickled = cloudpickle.dumps(shipment.shipped(RedisStreamsSource))
+    run(_PLAN, pickled)
+    (home,) = tmp_path.glob("penstock-*")
+    for file in home.rglob("*.py"):
+        file.unlink()
+    run(_PLAN, pickled)
+
+
+def test_a_directory_of_somebody_else_is_refused(run: Callable[..., bytes], tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can make a directory of somebody else")
+    pickled = cloudpickle.dumps(shipment.shipped(RedisStreamsSource))
+    run(_PLAN, pickled)
+    (home,) = tmp_path.glob("penstock-*")
+    os.chown(home, 12345, -1)
+    with pytest.raises(AssertionError, match=r"PermissionError: .* belongs to somebody else"):
+        run(_PLAN, pickled)
+
+
+def test_the_archive_is_the_same_for_the_same_code_and_holds_what_executors_need() -> None:
+    first = shipment.packed()
+    shipment.packed.cache_clear()
+    assert shipment.packed() == first
+    names = zipfile.ZipFile(io.BytesIO(first)).namelist()
+    assert {"penstock/__init__.py", "penstock/spark/source.py", "penstock/redis/lua/publish.lua"} <= set(names)
+    assert not [name for name in names if name.startswith(("penstock/cli", "penstock/testing"))]
+
+
+def test_nothing_is_brought_along_after_leaving() -> None:
+    source = RedisStreamsSource({})
+    shipment.carry(shipment.packed())
+    assert len(cloudpickle.dumps(source)) > 100_000
+    shipment.leave()
+    assert len(cloudpickle.dumps(source)) < 1_000
