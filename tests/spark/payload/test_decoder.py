@@ -202,7 +202,7 @@ def test_dates_bytes_and_numbers_that_are_none() -> None:
 
 
 def test_of_a_name_that_appears_twice_the_last_value_counts() -> None:
-    assert _json("a int", '{"a": 1, "a": 2}') == [[2]]
+    assert _json("a int", '{"a": 1, "a": 2}', '{"a": "x", "a": 3}', '{"a": 4, "a": "x"}') == [[2, 3, None]]
 
 
 def test_documents_never_slip_into_other_rows() -> None:

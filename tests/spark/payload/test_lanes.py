@@ -164,6 +164,8 @@ def _compare(form: str, schema: pa.Schema, payloads: list[bytes], writer_schema:
 @example(
     (parse_ddl("a timestamp"), ['{"a": "0001-01-01T00:00:00+05:00"}', '{"a": 1700000000.1234567}', '{"a": 1e300}'])
 )
+@example((parse_ddl("a decimal(3,0)"), ['{"a": 1000, "a": 0}', '{"a": "x", "a": 0}', '{"a": 0, "a": "x"}']))
+@example((parse_ddl("a map<string,decimal(3,0)>"), ['{"a": {"a": 1000, "a": 0}}']))
 def test_json_gives_the_same_either_way(case: tuple[pa.Schema, list[str]]) -> None:
     schema, documents = case
     _compare("json", schema, [document.encode() for document in documents])

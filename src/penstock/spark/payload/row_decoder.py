@@ -70,12 +70,21 @@ def row_decoder(form: str, schema: pa.Schema, writer_schema: str | None) -> RowD
     if form == "avro":
         read = record_reader(writer_schema)
         return RowDecoder(form, types, _converting(read, types.quick), _converting(read, types.careful))
-    make = _json if form == "json" else _msgpack
-    return RowDecoder(form, types, make(types.quick), make(types.careful))
+    if form == "json":
+        return RowDecoder(form, types, msgspec.json.Decoder(types.quick).decode, _careful_json(types, schema.names))
+    return RowDecoder(form, types, _msgpack(types.quick), _msgpack(types.careful))
 
 
-def _json(kind: RowType) -> _Read:
-    return msgspec.json.Decoder(kind, dec_hook=coerce_leaf, float_hook=NumberText).decode
+def _careful_json(types: RowTypes, names: list[str]) -> _Read:
+    # In two steps: of a name that appears twice only the last value is to be judged, and a parser judges each.
+    parse = msgspec.json.Decoder(types.loose, float_hook=NumberText).decode
+
+    def decode(payload: bytes) -> Row:
+        values = zip(names, msgspec.structs.astuple(parse(payload)), strict=True)
+        present = {name: value for name, value in values if value is not msgspec.UNSET}
+        return msgspec.convert(present, types.careful, dec_hook=coerce_leaf, str_keys=True)
+
+    return decode
 
 
 def _msgpack(kind: RowType) -> _Read:

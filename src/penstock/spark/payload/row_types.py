@@ -34,10 +34,14 @@ class _FitsAnything(type):
 
 @dataclass(frozen=True)
 class RowTypes:
-    """The two types of one schema, and the names of their attributes in the order of the columns."""
+    """The types of one schema, and the names of their attributes in the order of the columns.
+
+    The loose one takes any value for a column: it only leaves out the fields that nobody asked for.
+    """
 
     quick: RowType
     careful: RowType
+    loose: RowType
     attributes: tuple[str, ...]
 
 
@@ -47,7 +51,9 @@ def row_types(schema: pa.Schema) -> RowTypes:
         type_ddl(field.type, field.name)
     attributes = tuple(f"column_{index}" for index in range(len(schema)))
     quick, careful = (_row_type(schema, attributes, leaf) for leaf in (_quick_leaf, _careful_leaf))
-    return RowTypes(quick, careful, attributes)
+    anything: list[Any] = [(attribute, Any, msgspec.UNSET) for attribute in attributes]
+    loose = msgspec.defstruct("Loose", anything, rename=dict(zip(attributes, schema.names, strict=True)))
+    return RowTypes(quick, careful, loose, attributes)
 
 
 def coerce_leaf(kind: RowType, value: object) -> object:
