@@ -13,9 +13,9 @@ from tests.spark.driver import Process
 
 HOME = Path(pyspark.__file__).resolve().parent
 HOST = "127.0.0.1"
-_FAST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+FAST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # The driver's own settings would otherwise leak in through the environment of the test process.
-_ENV = {"SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": _FAST}
+_ENV = {"SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": FAST}
 
 
 class Standalone:
@@ -25,7 +25,7 @@ class Standalone:
     conf: Mapping[str, str] = {
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
-        "spark.executor.extraJavaOptions": _FAST,
+        "spark.executor.extraJavaOptions": FAST,
         "spark.driver.memory": "1g",
         "spark.driver.host": HOST,
         "spark.driver.bindAddress": HOST,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.errors import PenstockError
 from penstock.spark.cache import find_made, made_once
-from penstock.spark.java import ensure_java
+from penstock.spark.java import ensure_java, release_of
 
 # The optimising compiler and the parallel collector pay off after minutes, and cost seconds before that.
 _PLAIN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -116,7 +116,8 @@ def _slim_home(package: Path) -> Path:
 
 
 def _archive_key() -> str:
-    return f"{ensure_java().resolve()} {_pyspark_key(_pyspark_package())}"
+    home = ensure_java()
+    return f"{home.resolve()} {release_of(home)} {_pyspark_key(_pyspark_package())}"
 
 
 def _pyspark_key(package: Path) -> str:

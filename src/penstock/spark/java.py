@@ -121,15 +121,20 @@ def _look_at(home: Path) -> Java | None:
     program = home / "bin" / "java"
     if not os.access(program, os.X_OK):
         return None
-    try:
-        release = (home / "release").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        release = ""
+    release = release_of(home)
     # The file beside a Java spares us from starting it; older packages have none.
     version = _version(release) or _version(_answer(program, "-version"))
     modules = re.search(r'MODULES="([^"]*)"', release)
     is_complete = modules is None or _VECTOR in modules[1].split()
     return Java(home, version, is_complete) if version else None
+
+
+def release_of(home: Path) -> str:
+    """Returns what a Java says about itself in its file `release`, or nothing."""
+    try:
+        return (home / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _version(text: str) -> int | None:
@@ -149,11 +154,14 @@ def _answer(program: Path, *words: str) -> str:
 def _with_launcher(java: Java) -> Path:
     """Returns a JAVA_HOME whose `bin/java` starts the given one without the module that it lacks."""
     script = _LAUNCHER.format(java=shlex.quote(str(java.home.resolve() / "bin" / "java")))
+    # Without the list of modules: a child process that inherits this JAVA_HOME shall take it for complete.
+    release = re.sub(r"(?m)^MODULES=.*\n?", "", release_of(java.home))
 
     def make(home: Path) -> None:
         program = home / "bin" / "java"
         program.parent.mkdir()
         program.write_text(script, encoding="utf-8")
         program.chmod(0o700)
+        (home / "release").write_text(release, encoding="utf-8")
 
-    return made_once("java", script, make)
+    return made_once("java", script + release, make)
