@@ -7,6 +7,7 @@ import time
 
 from penstock.errors import GroupLost, PenstockError, TransientError
 from penstock.redis.retry import pause_s
+from penstock.redis.translate import Redirected
 from penstock.runtime.threads import pause
 
 _chance = random.Random()
@@ -31,4 +32,5 @@ class Patience:
             text = f"{what} failed for {self._timeout_s:g} s, {self._failures + 1} times (option retryTimeout): {error}"
             raise type(error)(text) from error
         self._failures += 1
-        pause(pause_s(self._failures, _chance))
+        # A slot on the move is served elsewhere in a moment: whoever waits longer meets the next move.
+        pause(pause_s(1 if isinstance(error, Redirected) else self._failures, _chance))
