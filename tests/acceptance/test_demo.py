@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-ARGUMENTS = ["demo", "--messages", "400"]
+ARGUMENTS = ["demo", "--messages", "400", "--no-spark"]
 # Whoever runs the tests in the background has SIGINT ignored, and children inherit that; a shell in the foreground has not.
 HEARS_CTRL_C = """
 import signal
@@ -27,6 +27,7 @@ main()
 """
 COLOUR = re.compile(r"\x1b\[[0-9;]*(3|4|9)[0-7]")
 DEADLINE_S = 60.0
+SPARK_DEADLINE_S = 240.0
 
 
 @pytest.fixture
@@ -124,6 +125,31 @@ def test_without_a_terminal_it_tells_plain_lines_and_ends_with_a_table(home, sta
     for row in ("published", "acknowledged", "dead-lettered", "still queued", "recovery", "duplicates", "throughput"):
         assert re.search(rf"^ +{row} ", out, re.MULTILINE), out
     assert_nothing_is_left(home)
+
+
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_spark_counts_the_same_orders(home, start):
+    demo = start("--json", "--spark")
+    out, told = demo.communicate(timeout=SPARK_DEADLINE_S)
+    assert demo.returncode == 0, told
+    spark = json.loads(out)["spark"]
+    assert spark["in_redis"] == spark["parquet"] == spark["ids"] == spark["back_in_redis"] == 400
+    assert spark["kinds"] == {"good": 395, "poison": 3, "fatal": 1, "not JSON": 1}
+    assert "400 orders are in Parquet" in told
+    assert_nothing_is_left(home)
+
+
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_ctrl_c_ends_spark_as_well(home, start):
+    demo = start("--spark")
+    wait_for("is up and reads the orders", demo)
+    demo.send_signal(signal.SIGINT)
+    _, told = demo.communicate(timeout=SPARK_DEADLINE_S)
+    assert demo.returncode == 130
+    assert "Traceback" not in told
+    eventually(lambda: not processes_of(home) and not list(home.iterdir()))
 
 
 @pytest.mark.parametrize("moment", ["is up", "started, one process each", "was killed"])

@@ -12,6 +12,7 @@ from penstock.cli import demo_audit
 from penstock.cli.demo_audit import Balance, Books, Kill
 from penstock.cli.demo_crew import Crew
 from penstock.cli.demo_orders import CONCURRENCY, GROUP, LEASE_MS, STREAM, WORKERS, Plan, Scrambler
+from penstock.cli.demo_spark import SparkCount
 
 _TILLS = 2  # producers
 _CHUNK = 100
@@ -50,10 +51,16 @@ class Summary:
     seconds: float
     per_second: float
     is_finished: bool
+    spark: SparkCount | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is lost, and Spark agrees."""
+        return self.balance.holds and (self.spark is None or self.spark.agrees)
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as plain data."""
-        return {"is_balanced": self.balance.holds, **asdict(self)}
+        return {"is_balanced": self.holds, **asdict(self)}
 
 
 class Director:

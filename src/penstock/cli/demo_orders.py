@@ -8,6 +8,7 @@ from typing import Any
 
 STREAM = "orders"
 GROUP = "shop"
+BY_SPARK = "orders_by_spark"  # where Spark writes what it read
 JOURNAL = "journal"  # a stream to which a handler adds one line whenever it has handled an order
 
 WORKERS = 2

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.cli.demo_director import Summary
+from penstock.cli.demo_spark import SparkCount
 
 _LINE_EVERY_S = 1.0
 _HOW = "Counted from Redis at the end, entry by entry: XRANGE and XPENDING."
@@ -102,8 +103,16 @@ def table(summary: Summary) -> Table:
         shown.add_row("recovery", f"{summary.recovery_s:.1f} s", text)
     shown.add_row("duplicates", f"{summary.duplicates:,}", _why_duplicates(summary))
     pace = f"orders of {summary.work_ms:.0f} ms, {summary.at_a_time} at a time, for {summary.seconds:.1f} s"
-    shown.add_row("throughput", f"{summary.per_second:,.0f}/s", pace)
+    shown.add_row("throughput", f"{summary.per_second:,.0f}/s", pace, end_section=summary.spark is not None)
+    if summary.spark is not None:
+        _add_spark(shown, summary.spark)
     return shown
+
+
+def _add_spark(shown: Table, spark: SparkCount) -> None:
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(spark.kinds.items()))
+    shown.add_row("read by Spark", f"{spark.parquet:,}", f"of {spark.in_redis:,} in the stream: {kinds}")
+    shown.add_row("back in a stream", f"{spark.back_in_redis:,}", f"out of Parquet; {spark.seconds:.0f} s in all")
 
 
 def verdict(summary: Summary) -> str:
@@ -112,8 +121,11 @@ def verdict(summary: Summary) -> str:
     terms = (
         f"acknowledged {balance.acknowledged:,} + dead-lettered {balance.dead_lettered:,} + queued {balance.queued:,}"
     )
+    if balance.holds and not summary.holds:
+        return "The balance holds, but Spark counts other orders than Redis: please report it. " + str(summary.spark)
     if balance.holds:
-        return f"The balance holds: published {balance.published:,} = {terms}."
+        spark = " Spark agrees." if summary.spark is not None else ""
+        return f"The balance holds: published {balance.published:,} = {terms}.{spark}"
     return (
         f"The balance does NOT hold: published {balance.published:,}, {terms}, lost {balance.lost:,}, in two places "
         f"{balance.doubled:,}. This is a bug in Penstock: please report it with --seed {summary.seed}."

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from penstock.spark.link import spare_the_collector
 from penstock.spark.reading.catalogue import look, patiently, require
 from penstock.spark.reading.offsets import IdRange
 from penstock.spark.reading.options import EARLIEST, Bound, SourceOptions
@@ -55,6 +56,7 @@ class TaskReader:
                 pages, count = [], 0
         if pages:
             yield self._rows.build(pages)
+        spare_the_collector()
 
 
 class BatchReader(DataSourceReader):
@@ -81,10 +83,9 @@ class BatchReader(DataSourceReader):
                 start = start_of(client, name, starting, state, options.group)
                 whole = range_between(name, start, end_of(name, options.ending, state), state)
                 ranges.append(narrowed(whole, self._narrowing.from_ms, self._narrowing.before_ms))
-        return [
-            RangePartition(chosen)
-            for chosen in partitions_of(client, ranges, options.min_partitions, options.max_rows_per_partition)
-        ]
+        shared = partitions_of(client, ranges, options.min_partitions, options.max_rows_per_partition)
+        # Where there is no partition, Spark makes one up, of its own kind.
+        return [RangePartition(chosen) for chosen in shared or [()]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition; called in a task."""

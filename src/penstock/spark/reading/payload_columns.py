@@ -35,8 +35,8 @@ def ddl(options: SourceOptions, columns: Columns) -> str:
     if payload.column is not None:
         schema = pa.schema([pa.field(payload.column, pa.struct(list(schema)))])
     extra = [pa.field(payload.corrupt_column, pa.string()), pa.field(payload.reason_column, pa.string())]
-    if payload.mode == "PERMISSIVE":
-        schema = pa.schema([*schema, *extra])
+    if payload.mode == "PERMISSIVE":  # what cannot be decoded has null in every column
+        schema = pa.schema([*(field.with_nullable(True) for field in schema), *extra])
     _check_names(schema.names, columns, payload)
     return to_ddl(schema)
 
@@ -58,10 +58,13 @@ def _check_names(names: list[str], columns: Columns, payload: PayloadOptions) ->
 
 
 def _payload_schema(options: SourceOptions) -> pa.Schema:
-    from penstock.spark.payload.infer import infer  # the driver needs them once, tasks never
-    from penstock.spark.payload.json_schema import from_json_schema, from_model
+    from penstock.spark.payload.avro_schema import from_avro_schema  # the driver needs them once, tasks never
+    from penstock.spark.payload.infer import infer
+    from penstock.spark.payload.json_schema import from_json_schema
+    from penstock.spark.payload.model import from_model
 
     payload = options.payload
+    assert payload.form != "raw"
     if payload.schema is not None:
         return parse_ddl(payload.schema)
     if payload.model is not None:
@@ -71,11 +74,9 @@ def _payload_schema(options: SourceOptions) -> pa.Schema:
             return from_json_schema(json.loads(payload.json_schema))
         except ValueError as error:
             raise ConfigurationError(f"option payloadJsonSchema: {error}") from None
-    return (
-        infer(_sample(options), payload.form, payload.avro_schema)
-        if payload.avro_schema
-        else infer(_sample(options), payload.form)
-    )
+    if payload.form == "avro" and payload.avro_schema is not None:
+        return from_avro_schema(payload.avro_schema)  # a sample would not name its fields
+    return infer(_sample(options), payload.form)
 
 
 def _sample(options: SourceOptions) -> list[bytes]:
@@ -121,6 +122,12 @@ def chosen(options: SourceOptions, columns: Columns, schema: pa.Schema) -> Paylo
     else:
         names = tuple(name for name in schema.names if name not in columns)
         wanted = [field for field in schema if field.name in names and field.name not in special]
+    strict = [field.name for field in wanted if not field.nullable]
+    if strict and payload.mode == "PERMISSIVE":
+        raise ConfigurationError(
+            f"column {strict[0]!r} is NOT NULL, but a payload that cannot be decoded has null in every column in mode "
+            "PERMISSIVE: choose mode DROPMALFORMED or FAILFAST, or leave NOT NULL out"
+        )
     for name in special - {None}:
         if schema.field(name).type != pa.string():
             raise ConfigurationError(f"column {name!r} holds what could not be decoded: it must be a string")

@@ -29,6 +29,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigurationError
+from penstock.spark.link import spare_the_collector
 from penstock.spark.option_values import Options
 from penstock.spark.sink.chunks import Backlog, Chunk
 from penstock.spark.sink.courier import Courier
@@ -134,6 +135,7 @@ def write_partition(options: SinkOptions, identity: Identity, batches: Iterator[
         courier.close()
     finally:
         courier.abort()  # after close() there is nothing to abort
+    spare_the_collector()
     tally = courier.tally
     return Written(identity.partition, tally.added, tally.repeated, tally.dropped)
 
