@@ -16,6 +16,7 @@ from penstock.spark.reading.offsets import lag
 from penstock.spark.reading.options import SourceOptions
 from penstock.spark.reading.rows import RowBuilder
 from penstock.spark.reading.stream_reader import StreamReader
+from penstock.sync import ConsumerGroup, StreamClient
 
 Make = Callable[..., StreamReader]
 ALL = ReadAllAvailable()
@@ -89,6 +90,18 @@ def test_limits_are_exact_and_every_entry_comes_once(make: Make, raw: redis.Redi
         at = end
     assert sizes == [300, 300, 300, 100]
     assert sorted(read) == sorted(made)
+
+
+def test_limits_are_exact_where_the_size_of_the_backlog_is_a_guess(make: Make, raw: redis.Redis) -> None:
+    # Nothing for a long time, then many at once: by time, next to nothing is left. And no position has a rank.
+    for ms in (1_000, 500_000_000, *range(1_000_000_000, 1_000_000_100)):
+        raw.xadd("orders", {"data": "x"}, f"{ms}-0")
+    reader = make(maxRowsPerTrigger="30", startingOffsets="999999999-0")
+    at, sizes = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, LIMITED)) != at:
+        sizes.append(len(_rows(reader, at, end)))
+        at = end
+    assert sizes == [30, 30, 30, 10]
 
 
 def test_all_available_overrules_the_limits(make: Make, raw: redis.Redis) -> None:
@@ -241,6 +254,37 @@ class TestShadowGroup:
         reader = make(group="spark", maxRowsPerTrigger="10")
         reader.latestOffset(reader.latestOffset(reader.initialOffset(), LIMITED), LIMITED)
         assert self._group(raw)["lag"] == 20
+
+    def test_retention_waits_for_the_group_before_the_first_entry_of_a_stream_is_read(
+        self, make: Make, raw: redis.Redis, redis_url: str
+    ) -> None:
+        reader = make("orders*", group="spark")
+        at = reader.latestOffset(reader.initialOffset(), ALL)
+        made = _add(raw, 30)
+        raw.xgroup_create("orders", "workers", made[-1])  # others are done with all of it
+        reader._discovered_s = -1e9
+        end = reader.latestOffset(at, ALL)
+        with StreamClient.from_url(redis_url) as client:
+            assert ConsumerGroup(client, "orders", "workers").trim(keep=0) == 0
+        assert _rows(reader, at, end) == made
+
+    def test_a_group_that_somebody_destroys_is_made_again(self, make: Make, raw: redis.Redis) -> None:
+        made = _add(raw, 30)
+        reader = make(group="spark", maxRowsPerTrigger="10")
+        first = reader.latestOffset(reader.initialOffset(), LIMITED)
+        raw.xgroup_destroy("orders", "spark")
+        reader.latestOffset(first, LIMITED)
+        assert self._group(raw)["last-delivered-id"].decode() == made[9]
+
+    def test_a_stream_that_is_gone_is_told_as_that_and_not_as_a_missing_group(
+        self, make: Make, raw: redis.Redis
+    ) -> None:
+        _add(raw, 10)
+        reader = make(group="spark")
+        end = reader.latestOffset(reader.initialOffset(), ALL)
+        raw.delete("orders")
+        with pytest.raises(DataLost, match="the stream was deleted"):
+            make(group="spark").latestOffset(end, ALL)
 
     def test_a_group_with_workers_is_left_alone(self, make: Make, raw: redis.Redis) -> None:
         _add(raw, 3)

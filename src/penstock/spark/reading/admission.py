@@ -23,7 +23,8 @@ class Backlog:
 
     start: Position
     end: Position
-    rows: int
+    rows: int  # an estimate where a position has no rank
+    most_rows: int
 
     @property
     def is_empty(self) -> bool:
@@ -55,7 +56,8 @@ class Planner:
         """Return for each stream what the batch takes of it."""
         waiting = {name: backlog for name, backlog in backlogs.items() if not backlog.is_empty}
         total = sum(backlog.rows for backlog in waiting.values())
-        taken = self._all(waiting) if limits.allow(total) else self._some(waiting, limits, max(1, total))
+        is_below = limits.allow(sum(backlog.most_rows for backlog in waiting.values()))
+        taken = self._all(waiting) if is_below else self._some(waiting, limits, max(1, total))
         idle = {name: Progress(backlog.start, backlog.start) for name, backlog in backlogs.items() if name not in taken}
         return taken | idle
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.errors import ConfigurationError, ServerError
+from penstock.errors import ConfigurationError, GroupLost, ServerError
 from penstock.redis.retry import Repeat
 from penstock.spark.reading.offsets import Position
 from penstock.sync.redis.client import StreamClient
@@ -25,7 +25,11 @@ class GroupCursor:
         key = self._client.keys(stream).stream
         if stream not in self._shown:
             self._take_over(stream, key, at)
-        self._move(key, at)
+        try:
+            self._move(key, at)
+        except GroupLost:  # somebody destroyed it, or the stream was deleted and created anew
+            self._take_over(stream, key, at)
+            self._move(key, at)
         self._shown[stream] = at
 
     def _take_over(self, stream: str, key: str, at: Position) -> None:

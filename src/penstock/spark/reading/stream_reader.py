@@ -94,12 +94,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next(self, start: Offset, limit: ReadLimit) -> Offset:
         at = Offsets.load(start)
-        self._show(at)
         states = self._look(at.streams)
         lost = {name: progress.lost for name, progress in at.streams.items()}
         backlogs = {}
         for name, state in states.items():
             here = self._checked(name, at, state, lost)
+            if state is not None:
+                self._show(name, here)
             backlogs[name] = self._backlog(name, here, state)
         is_unlimited = isinstance(limit, ReadAllAvailable)
         if all(backlog.is_empty for backlog in backlogs.values()):
@@ -131,12 +132,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _backlog(self, name: str, here: Position, state: StreamState | None) -> Backlog:
         if state is None:
-            return Backlog(here, here, 0)
+            return Backlog(here, here, 0, 0)
         end = Position(state.last_id, state.added)
         if self._target is not None:
             target = self._target.get(name, here)  # a stream that appeared later is not part of this run
             end = target if ids.parse(target.id) < ids.parse(end.id) else end
-        return Backlog(here, end, rows_between(here, end, state))
+        rows = rows_between(here, end, state)
+        is_exact = here.rank is not None and end.rank is not None
+        return Backlog(here, end, rows, rows if is_exact else state.length)
 
     def _should_wait(self, rows: int) -> bool:
         least = self._options.min_rows
@@ -169,14 +172,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._names, self._discovered_s = self._options.stream_names(client), now
         return look(client, list(dict.fromkeys([*already, *self._names])))
 
-    def _show(self, at: Offsets) -> None:
+    def _show(self, name: str, here: Position) -> None:
+        # Before the first entry of a stream is read, too: retention would not wait for a group that is not there.
         if self._options.group is None:
             return
         if self._cursor is None:
             self._cursor = GroupCursor(self._options.link.client(), self._options.group, self._options.group_force)
-        for name, position in at.positions().items():
-            if position.id != ids.ZERO:
-                self._cursor.show(name, position)
+        self._cursor.show(name, here)
 
     def _patiently(self, step: Callable[[], T]) -> T:
         return patiently(step, self._options.retry_timeout.total_seconds())
