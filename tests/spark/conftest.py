@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.spark.clusters import ConnectServer, Standalone
 
-_TIMEOUT_S = 300  # two cores start several Javas for some of these tests
+_TIMEOUT_S = 600  # two cores start several Javas for some of these tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
