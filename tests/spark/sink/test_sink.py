@@ -26,7 +26,7 @@ from penstock.spark.session import session
 url, checkpoint, rows = sys.argv[1:]
 spark = session("killed", "local[2]", short=True, conf={"spark.log.level": "ERROR"})
 frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2).load()
-writer = frame.selectExpr("cast(value as string) as data").writeStream.format("redis_streams")
+writer = frame.selectExpr("lpad(value, 300, '0') as data").writeStream.format("redis_streams")
 writer = writer.options(url=url, stream="s", batchSize=50, checkpointLocation=checkpoint)
 query = writer.start()
 print("started", flush=True)
@@ -35,7 +35,7 @@ query.awaitTermination()
 
 
 def numbers(spark: SparkSession, rows: int, partitions: int = 2) -> DataFrame:
-    return spark.range(0, rows, 1, partitions).selectExpr("cast(id as string) as data")
+    return spark.range(0, rows, 1, partitions).selectExpr("lpad(id, 300, '0') as data")
 
 
 def save(frame: DataFrame, server: EmbeddedServer, **given: Any) -> None:
@@ -43,14 +43,17 @@ def save(frame: DataFrame, server: EmbeddedServer, **given: Any) -> None:
     frame.write.format(FORMAT).option("url", server.url).options(**texts).mode("append").save()
 
 
-def failing_once(frame: DataFrame, marker: Path, at: str) -> DataFrame:
-    """Lets the task that comes to a row fail, the first time."""
+def failing_once(frame: DataFrame, marker: Path, at: int, server: EmbeddedServer, written: int) -> DataFrame:
+    """Lets the task that comes to a row fail, the first time, when more than so many rows are in the stream."""
+    address = server.unix_socket
 
     def raise_once(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
-            if at in batch.column(0).to_pylist() and not marker.exists():
+            if at in map(int, batch.column(0).to_pylist()) and not marker.exists():
                 marker.touch()
-                yield batch.slice(0, batch.num_rows // 2)
+                with redis.Redis(unix_socket_path=address) as client:
+                    while client.xlen("s") <= written:  # what came before this batch is on its way to the writer
+                        time.sleep(0.01)
                 raise OSError("the executor is lost")
             yield batch
 
@@ -91,13 +94,13 @@ def test_all_columns_become_one_object(
 def test_a_repeated_task_writes_nothing_twice_under_a_write_id(
     spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
-    frame = failing_once(numbers(spark, 20_000), tmp_path / "failed", "15000")
+    frame = failing_once(numbers(spark, 20_000, 1), tmp_path / "failed", 15_000, stream_server, 0)
     save(frame, stream_server, stream="s", writeId="w", batchSize=100)
     assert (tmp_path / "failed").exists()
     assert sorted(map(int, payloads(stream_redis))) == list(range(20_000))
-    save(numbers(spark, 20_000), stream_server, stream="s", writeId="w")
+    save(numbers(spark, 20_000, 1), stream_server, stream="s", writeId="w")
     assert stream_redis.xlen("s") == 20_000, "and the whole write may be repeated"
-    save(numbers(spark, 20_000), stream_server, stream="s", writeId="w", batchId=1)
+    save(numbers(spark, 20_000, 1), stream_server, stream="s", writeId="w", batchId=1)
     assert stream_redis.xlen("s") == 40_000
 
 
@@ -105,7 +108,7 @@ def test_a_repeated_task_writes_nothing_twice_under_a_write_id(
 def test_without_a_write_id_a_repeated_task_writes_again(
     spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
-    frame = failing_once(numbers(spark, 20_000), tmp_path / "failed", "15000")
+    frame = failing_once(numbers(spark, 20_000, 1), tmp_path / "failed", 15_000, stream_server, 0)
     save(frame, stream_server, stream="s", batchSize=100)
     found = list(map(int, payloads(stream_redis)))
     assert set(found) == set(range(20_000))
@@ -145,7 +148,7 @@ def start(frame: DataFrame, server: EmbeddedServer, checkpoint: str, **given: An
 
 def ticking(spark: SparkSession, rows: int = 1_000) -> DataFrame:
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
-    return source.load().selectExpr("cast(value as string) as data")
+    return source.load().selectExpr("lpad(value, 300, '0') as data")
 
 
 def until_batch(query: StreamingQuery, batch_id: int, timeout_s: float = 60) -> None:
@@ -160,7 +163,7 @@ def until_batch(query: StreamingQuery, batch_id: int, timeout_s: float = 60) -> 
 def test_a_repeated_task_of_a_query_writes_nothing_twice(
     spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, checkpoint: str, tmp_path: Path
 ) -> None:
-    frame = failing_once(ticking(spark, 10_000), tmp_path / "failed", "14000")
+    frame = failing_once(ticking(spark, 10_000), tmp_path / "failed", 18_000, stream_server, 10_000)
     query = start(frame, stream_server, checkpoint, stream="s", batchSize=100)
     until_batch(query, 2)
     query.stop()
