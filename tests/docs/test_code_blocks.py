@@ -37,13 +37,26 @@ def test_every_block_says_what_it_is(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= LANGUAGES
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "python" in {b.language for b in blocks(page)}], ids=name)
+def needs_spark(page: Path) -> bool:
+    """Tells whether code of the page needs a session, which the tests of Spark have."""
+    return any("penstock.spark" in block.text for block in blocks(page) if block.language == "python")
+
+
+_WITH_CODE = [page for page in PAGES if "python" in {block.language for block in blocks(page)}]
+
+
+@pytest.mark.parametrize("page", [page for page in _WITH_CODE if not needs_spark(page)], ids=name)
 def test_the_code_of_the_page_runs(
     page: Path, default_server: EmbeddedServer, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for consumer in (penstock.StreamConsumer, penstock.sync.StreamConsumer):
         monkeypatch.setattr(consumer, "run", _until_idle(consumer.run, raw))
-    with Reader(page, default_server) as reader:
+    check_page(page, default_server)
+
+
+def check_page(page: Path, server: EmbeddedServer) -> None:
+    """Runs the Python blocks of a page and compares what they print."""
+    with Reader(page, server) as reader:
         for block, following in itertools.pairwise([*blocks(page), Block("", "", 0)]):
             if block.language == "python":
                 printed = reader.execute(block)

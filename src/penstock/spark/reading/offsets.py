@@ -9,6 +9,7 @@ to "latest" in between, and the very first one too, whose beginning Spark itself
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -113,22 +114,29 @@ def _load(entry: Mapping[str, Any]) -> Progress:
     return Progress(end, start, tuple(entry.get("cuts", ())), entry.get("lost", 0))
 
 
-def lag(latest: Offset | None, end: Offset | None) -> dict[str, int | None]:
+def lag(latest: Offset | str | None, end: Offset | str | None) -> dict[str, int | None]:
     """Return how many entries of each stream a query has yet to read; None = the server cannot tell.
 
-    Both are in the progress of a query: `latestOffset` and `endOffset` of its source.
+    Both are in the progress of a query, as `latestOffset` and `endOffset` of its source.
     """
     if not latest or not end:
         return {}
-    read = Offsets.load(end).positions()
+    read = Offsets.load(_offset(end)).positions()
     behind: dict[str, int | None] = {}
-    for name, position in Offsets.load(latest).positions().items():
+    for name, position in Offsets.load(_offset(latest)).positions().items():
         at = read.get(name, Position(ids.ZERO, 0))
         if ids.parse(at.id) >= ids.parse(position.id):
             behind[name] = 0
         else:
             behind[name] = None if position.rank is None or at.rank is None else max(0, position.rank - at.rank)
     return behind
+
+
+def _offset(told: Offset | str) -> Offset:
+    if isinstance(told, str):
+        found: Offset = json.loads(told)
+        return found
+    return told
 
 
 def between(cuts: Sequence[str], start: str, end: str) -> tuple[str, ...]:
