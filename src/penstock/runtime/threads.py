@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
@@ -61,30 +62,48 @@ def at_end(step: Callable[[], None]) -> Callable[[], None]:
 
 
 class Event:
-    """A flag that can be waited for."""
+    """A flag that can be waited for.
+
+    Without a lock: a signal handler interrupts the main thread anywhere, and if that held the lock of threading.Event,
+    as it does on its way in and out of wait(), set() would wait for it for ever.
+    """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._is_set = False
+        self._waiting: deque[threading.Lock] = deque()  # each is released by whoever takes it out
 
     def set(self) -> None:
         """Raise the flag."""
-        self._event.set()
+        self._is_set = True
+        with suppress(IndexError):  # all are awake, or another thread wakes them
+            while True:
+                self._waiting.popleft().release()
 
     def set_from_outside(self) -> None:
         """Raise the flag from another thread or from a signal handler."""
-        self._event.set()
+        self.set()
 
     def clear(self) -> None:
         """Lower the flag."""
-        self._event.clear()
+        self._is_set = False
 
     def is_set(self) -> bool:
         """Tell whether the flag is raised."""
-        return self._event.is_set()
+        return self._is_set
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the flag is raised; return False when the time is over first."""
-        return self._event.wait(timeout_s)
+        if self._is_set:
+            return True
+        sleep = threading.Lock()
+        sleep.acquire()
+        self._waiting.append(sleep)
+        try:
+            # Looked at again: whoever raised it a moment ago did not see us waiting.
+            return self.is_set() or sleep.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+        finally:
+            with suppress(ValueError):  # taken out by whoever woke us
+                self._waiting.remove(sleep)
 
 
 class Turnstile:
@@ -184,7 +203,7 @@ class Crew:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in set(self._threads):
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in set(self._threads))  # they leave while we look
 
     def cancel(self) -> None:
         """Leave behind whatever still runs: its leases are given up, so what it says is refused."""

@@ -1,0 +1,89 @@
+"""What the sync half is built on: flags that signal handlers raise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from penstock.runtime.threads import Event
+
+SIGNALLED = """
+import faulthandler, signal, time
+from penstock.runtime.threads import Event
+
+faulthandler.dump_traceback_later(20, exit=True)
+event, is_inside, heard = Event(), False, 0
+
+def handle(*_):
+    global is_inside, heard
+    if not is_inside:  # the next signal may strike in here, too
+        is_inside = True
+        event.set_from_outside()
+        heard, is_inside = heard + 1, False
+
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+while heard < 2_000:
+    event.wait(0.00005)
+    event.clear()
+signal.setitimer(signal.ITIMER_REAL, 0)
+event.clear()
+is_inside = False
+signal.setitimer(signal.ITIMER_REAL, 0.01)
+assert event.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+def test_a_signal_handler_may_raise_a_flag_whatever_it_interrupts() -> None:
+    done = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_raised_flag_wakes_all_who_wait_and_those_who_come_later() -> None:
+    event, woken = Event(), []
+    waiting = [threading.Thread(target=lambda: woken.append(event.wait())) for _ in range(5)]
+    for thread in waiting:
+        thread.start()
+    event.set()
+    for thread in waiting:
+        thread.join(30)
+    assert woken == [True] * 5
+    assert event.wait(0)
+    assert event.is_set()
+
+
+def test_a_flag_that_stays_down_is_waited_for_as_long_as_told() -> None:
+    event = Event()
+    began = time.monotonic()
+    assert not event.wait(0.05)
+    assert time.monotonic() - began >= 0.05
+    assert not event.wait(0)
+    assert not event.wait(-1)
+    event.set()
+    event.clear()
+    assert not event.is_set()
+    assert not event.wait(0.01)
+
+
+def test_no_wake_up_is_lost_between_threads() -> None:
+    ping, pong = Event(), Event()
+
+    def answer() -> None:
+        for _ in range(5_000):
+            assert ping.wait(30)
+            ping.clear()
+            pong.set()
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    for _ in range(5_000):
+        ping.set()
+        assert pong.wait(30)
+        pong.clear()
+    thread.join(30)
+    assert not thread.is_alive()
