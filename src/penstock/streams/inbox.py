@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from penstock.model import StreamMessage
 from penstock.runtime.aio import Turnstile, next_tick
 
+T = TypeVar("T")
 Row: TypeAlias = tuple[bytes, list[bytes]]  # id and fields of an entry, as the server sends them
 _NOTHING = object()
 
@@ -56,13 +57,13 @@ class Inbox:
 
     def add_fresh(self, rows: Iterable[Row]) -> int:
         """Take in new entries; return how many were not held already."""
-        held, fresh, before = self.held, self._fresh, len(self.held)
+        held, fresh, count = self.held, self._fresh, 0
         for row in rows:
             entry_id = row[0].decode()
             if entry_id not in held:
                 held[entry_id] = None
                 fresh.append(row)
-        count = len(held) - before
+                count += 1  # not by how much `held` grew: other threads let go of messages meanwhile
         self._arrivals.call(count)
         return count
 
@@ -169,8 +170,16 @@ class Inbox:
 
     def empty(self) -> tuple[list[str], list[StreamMessage]]:
         """Remove and return what waits: the ids of the new messages, and the messages handed out again."""
-        fresh, again = [row[0].decode() for row in self._fresh], list(self._again)
-        self._fresh.clear()
-        self._again.clear()
+        fresh = [row[0].decode() for row in _drained(self._fresh)]
+        again = _drained(self._again)
         self._lost.clear()
         return fresh, again
+
+
+def _drained(queue: deque[T]) -> list[T]:
+    # One by one: a worker thread that was about to take one when the inbox was closed still does.
+    drained: list[T] = []
+    with suppress(IndexError):
+        while True:
+            drained.append(queue.popleft())
+    return drained

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.errors import ConnectionLost, GroupLost, PenstockError
@@ -24,7 +24,7 @@ _WORTH_CARRYING = 10
 _WORTH_COUNTING = 50  # with fewer ids looking them up is as cheap, however many consumers there are
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Acks:
     """Messages that are acknowledged in one script call."""
 
@@ -47,27 +47,32 @@ class Settler:
         self._has_attempts = False  # some of them have a record of attempts to be forgotten
         self._last_record_s = 0.0
         self._flushing = Lock()
+        # In the sync half threads move ids from one list to the next while others ask whether they are in any.
+        self._moving = threading.Lock()
         self.dirty = Event()
 
     def done(self, messages: list[StreamMessage], is_again: bool) -> None:
         """Take note that messages are finished; those that ran again have a record of attempts to be forgotten."""
         held = self._inbox.held
-        for message in messages:
-            # A message that was handed back meanwhile is not ours to settle.
-            if held.pop(message.id, None) is message:
-                self._done.append(message.id)
-        self._has_attempts = self._has_attempts or is_again
+        with self._moving:
+            for message in messages:
+                # A message that was handed back meanwhile is not ours to settle.
+                if held.pop(message.id, None) is message:
+                    self._done.append(message.id)
+            self._has_attempts = self._has_attempts or is_again
         if self._done and not self.dirty.is_set():
             self.dirty.set()
 
     def has(self, entry_id: str) -> bool:
         """Tell whether the message is done and its acknowledgement on the way."""
-        return entry_id in self._done or any(entry_id in acks.ids for acks in self._unanswered)
+        with self._moving:
+            return entry_id in self._done or any(entry_id in acks.ids for acks in self._unanswered)
 
     @property
     def outstanding(self) -> int:
         """How many messages are done and not known to be acknowledged."""
-        return len(self._done) + sum(len(acks.ids) for acks in self._unanswered)
+        with self._moving:
+            return len(self._done) + sum(len(acks.ids) for acks in self._unanswered)
 
     def take_along(self, is_calm: bool) -> Acks | None:
         """Return what a read should carry: nothing while there is little, for a moment later there is more."""
@@ -83,13 +88,17 @@ class Settler:
         ours must be the same.
         """
         self.dirty.clear()
-        taken: list[str] = []
-        add, next_done = taken.append, self._done.popleft
-        with suppress(IndexError):  # all of them, or another thread was faster
-            for _ in range(MAX_IDS):
-                add(next_done())
-        if not taken:
+        with self._moving:
+            acks = self._next(is_calm)
+        if self._done:
+            self.dirty.set()  # more than fit, or another one since: nobody else may come and say so
+        return acks
+
+    def _next(self, is_calm: bool) -> Acks | None:
+        count = min(MAX_IDS, len(self._done))
+        if not count:
             return None
+        taken = [self._done.popleft() for _ in range(count)]
         forget, self._has_attempts = self._has_attempts, self._has_attempts and bool(self._done)
         now = time.monotonic()
         # The position matters should the group be destroyed: exact whenever the consumer is quiet, else now and then.
@@ -128,12 +137,14 @@ class Settler:
         self._take_back(acks)
 
     def _forget(self, acks: Acks) -> None:
-        self._unanswered = [other for other in self._unanswered if other is not acks]
+        with self._moving:
+            self._unanswered.remove(acks)
 
     def _take_back(self, acks: Acks) -> None:
-        self._forget(acks)
-        self._has_attempts = self._has_attempts or acks.forget
-        self._done.extendleft(reversed(acks.ids))
+        with self._moving:
+            self._unanswered.remove(acks)
+            self._has_attempts = self._has_attempts or acks.forget
+            self._done.extendleft(reversed(acks.ids))
         self.dirty.set()
 
     def _count(self, acks: Acks, acked: int, refused: list[str]) -> None:

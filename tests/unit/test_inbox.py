@@ -1,0 +1,85 @@
+"""The inbox and the settler of the sync half, where threads come between any two steps."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from penstock.model import StreamMessage
+from penstock.streams.tally import Tally
+from penstock.sync.streams.inbox import Batch, Inbox, Row
+from penstock.sync.streams.ledger import MAX_IDS, Ledger
+from penstock.sync.streams.settler import Settler
+
+
+def _message(number: int) -> StreamMessage:
+    return StreamMessage(f"{number}-0", number, 1, 1)
+
+
+def _row(number: int) -> Row:
+    return b"%d-0" % number, []
+
+
+def _inbox() -> Inbox:
+    return Inbox(lambda rows: [_message(int(row[0].split(b"-")[0])) for row in rows], lambda _: False)
+
+
+def test_workers_are_woken_for_what_comes_while_others_let_go() -> None:
+    inbox = _inbox()
+    inbox.add_again([_message(1), _message(2)])
+    assert inbox.take(2) == Batch([_message(1), _message(2)], is_again=True)
+    taken: list[Batch | None] = []
+    worker = threading.Thread(target=lambda: taken.append(inbox.take(2)), daemon=True)
+    worker.start()
+
+    def rows() -> Iterator[Row]:
+        yield _row(3)
+        inbox.settle([_message(1), _message(2)])  # as another thread does: as many leave as come in
+        yield _row(4)
+
+    assert inbox.add_fresh(rows()) == 2
+    worker.join(30)
+    assert [message.id for batch in taken if batch for message in batch.messages] == ["3-0", "4-0"]
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless")
+def test_what_waits_can_be_taken_out_while_a_worker_takes_some() -> None:
+    inbox = _inbox()
+    inbox.add_fresh(map(_row, range(20_000)))
+    taken: list[str] = []
+
+    def work() -> None:
+        while (batch := inbox.take_now(1)) is not None:
+            taken.append(batch.messages[0].id)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    fresh, _ = inbox.empty()
+    worker.join(30)
+    assert sorted(fresh + taken) == sorted(f"{n}-0" for n in range(20_000))
+
+
+def test_what_one_acknowledgement_cannot_carry_is_not_forgotten() -> None:
+    inbox = _inbox()
+    settler = Settler(cast("Ledger", None), inbox, Tally(), lambda _: None)
+    messages = [_message(n) for n in range(MAX_IDS + 5)]
+    inbox.add_again(messages)
+    settler.done(messages, is_again=True)
+    carried: Any = settler.take_along(is_calm=False)
+    assert len(carried.ids) == MAX_IDS
+    assert settler.dirty.is_set(), "nobody else may ever be done"
+    assert settler.outstanding == MAX_IDS + 5
+    assert all(settler.has(message.id) for message in messages)
