@@ -18,7 +18,8 @@ import asyncio, os, signal, sys, threading, time
 from penstock.shutdown import SignalWatch
 
 def say(*words):
-    print(*words, flush=True)
+    # One write a line: parent and child, or two threads, never mix theirs.
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
 def dispositions():
     return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
