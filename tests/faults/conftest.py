@@ -109,7 +109,7 @@ class Scene:
 
     def wait_until_quiet(self) -> None:
         """Waits until nothing is pending or unread."""
-        eventually(self.checker.is_quiet, f"the group is done\n{self.story()}")
+        eventually(self.checker.is_quiet, "the group is done", story=self.story)
 
     def check(self) -> None:
         """Waits for the end of the work, and checks the whole history."""
@@ -120,7 +120,7 @@ class Scene:
         self.checker.check_quiet()
 
     def story(self) -> str:
-        return "\n".join(f"=== worker {worker.pid}\n{worker.story()}" for worker in self.workers)
+        return "\n".join(f"=== worker {worker.pid}\n{worker.last_words()}" for worker in self.workers)
 
     def close(self) -> None:
         for worker in self.workers:

@@ -207,7 +207,14 @@ def run_sync(job: Job) -> None:
         say("stopped", **vars_of(consumer.metrics()))
 
 
+def tell_tasks() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
+    sys.stderr.flush()
+
+
 async def run_async(job: Job) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, tell_tasks)
     async with penstock.StreamClient.from_url(job.url, **job.client) as client:
         config = ConsumerConfig(**job.config)
         consumer = penstock.StreamConsumer(client, job.stream, config, **Handlers().of(job), on_event=on_event)
@@ -226,7 +233,8 @@ def end_with_the_parent() -> None:
 
 
 def main() -> int:
-    faulthandler.register(signal.SIGUSR1)  # a worker that hangs tells where
+    faulthandler.register(signal.SIGUSR1)  # a worker that hangs tells where: its threads, and
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # its tasks, once it has an event loop
     threading.Thread(target=end_with_the_parent, daemon=True).start()
     job = Job(**json.loads(sys.argv[1]))
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(threadName)s %(name)s %(message)s")

@@ -82,8 +82,8 @@ class WorkerProcess:
         with self._changed:
             self._changed.wait_for(is_there, timeout_s)
             found = self._matching(did, facts)
-            assert len(found) >= count, f"no {did} {facts} from worker {self.pid}\n{self.story()}"
-            return found[count - 1]
+        assert len(found) >= count, f"no {did} {facts} from worker {self.pid}\n{self.last_words()}"
+        return found[count - 1]
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal, unless the process has ended."""
@@ -104,9 +104,7 @@ class WorkerProcess:
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.send(signal.SIGUSR1)
-            time.sleep(0.5)  # for the report only: it writes where its threads are
-            raise AssertionError(f"worker {self.pid} did not end within {timeout_s} s\n{self.story()}") from None
+            raise AssertionError(f"worker {self.pid} did not end within {timeout_s} s\n{self.last_words()}") from None
         self._reader.join(timeout_s)
         return code
 
@@ -126,6 +124,14 @@ class WorkerProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
+
+    def last_words(self) -> str:
+        """Returns the story of a process that does not do what it should, and where its threads and tasks are."""
+        if self.is_alive():
+            self.send(signal.SIGUSR1)
+            self.send(signal.SIGUSR2)
+            time.sleep(0.5)  # for the report only: it writes to its log
+        return self.story()
 
     def story(self) -> str:
         """Returns the last of what the process said and logged, for a message."""
