@@ -44,6 +44,26 @@ async def test_nothing_that_was_acknowledged_comes_again(client: StreamClient, r
     assert [event.fields["position"] for event in of_kind(events, EventName.GROUP_LOST)] == [ids[-1]]
 
 
+@pytest.mark.usefixtures("default_server")
+async def test_what_is_done_beside_a_long_handler_is_soon_on_record(client: StreamClient, raw: redis.Redis) -> None:
+    ids = await publish(client, range(3))
+    go_on = Event()
+
+    async def handle(message: StreamMessage) -> None:
+        if message.data == 1:
+            await eventually(lambda: ids[0] not in pending_ids(raw))  # right after the record that this one is in
+        elif message.data == 2:
+            await wait_for(go_on)
+
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=60_000), message_handler=handle)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 2)
+        record = " ".join([ids[2], ids[2]]).encode()  # handed out up to the last, and the last is pending
+        await eventually(lambda: raw.get(f"{{{STREAM}}}:position:{GROUP}") == record)
+        go_on.set()
+        await eventually(lambda: consumer.metrics().total_acked == 3)
+
+
 async def test_what_was_not_acknowledged_comes_again_and_only_that(client: StreamClient, raw: redis.Redis) -> None:
     await publish(client, range(20))
     is_open = False

@@ -45,6 +45,7 @@ class Settler:
         self._carried = 0  # how many reads took some along
         self._has_attempts = False  # some of them have a record of attempts to be forgotten
         self._last_record_s = 0.0
+        self._is_record_old = False  # some were acknowledged since the position was recorded
         self._flushing = Lock()
         # In the sync half threads move ids from one list to the next while others ask whether they are in any.
         self._moving = threading.Lock()
@@ -100,8 +101,9 @@ class Settler:
         taken = [self._done.popleft() for _ in range(count)]
         forget, self._has_attempts = self._has_attempts, self._has_attempts and bool(self._done)
         now = time.monotonic()
-        # The position matters should the group be destroyed: exact whenever the consumer is quiet, else now and then.
+        # The position matters should the group be destroyed: recorded when the consumer is quiet, else now and then.
         record = not self._inbox.held or now - self._last_record_s >= _RECORD_EVERY_S
+        self._is_record_old = not record
         if record:
             self._last_record_s = now
         is_known = is_calm and len(taken) >= _WORTH_COUNTING and not self._unanswered and not self._must_look
@@ -180,8 +182,20 @@ class Settler:
 
     async def run_once(self) -> None:
         """Wait for something to acknowledge, give a read the chance to carry it, else send it."""
-        await self.dirty.wait()
+        if not await self.dirty.wait(_RECORD_EVERY_S if self._is_record_old else None):
+            await self._record()
+            return
         carried = self._carried
         await pause(LINGER_S)
         if self._done and self._carried == carried:  # else what is left is younger than that
             await self.flush()
+
+    async def _record(self) -> None:
+        # Handlers that run for long must not keep the record from being exact: after the loss of the group it tells who
+        # was done.
+        self._is_record_old = False
+        try:
+            await self._ledger.ack([], forget=False, record=True)
+        except BaseException:
+            self._is_record_old = True
+            raise
