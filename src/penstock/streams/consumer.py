@@ -344,7 +344,7 @@ class StreamConsumer:
             self._inbox.held.pop(parking.id, None)
         if parkings and self._fenced is None:
             answers = await self._ledger.park(parkings)
-            self._tally.handed_back += sum(answers)
+            self._tally.count(handed_back=sum(answers))
             self._emit(EventName.HANDED_BACK, count=sum(answers))
 
     async def _hand_back_stranded(self) -> None:
@@ -354,7 +354,7 @@ class StreamConsumer:
         claims, _ = await self._ledger.take([entry_id for entry_id, _, _ in page], True) if page else ([], [])
         if claims:
             parkings = [Parking(c.id, 0, max(0, c.deliveries - 1), max(0, c.attempts - 1)) for c in claims]
-            self._tally.handed_back += sum(await self._ledger.park(parkings))
+            self._tally.count(handed_back=sum(await self._ledger.park(parkings)))
 
     # --- what the parts report ----------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class StreamConsumer:
                 logger.exception("on_event failed for %s", name)
 
     def _ack_refused(self, refused: list[str]) -> None:
-        self._tally.lease_lost += len(refused)
+        self._tally.count(lease_lost=len(refused))
         self._emit(EventName.LEASE_LOST, ids=refused)
 
     def _leases_lost(self, lost: list[str]) -> None:

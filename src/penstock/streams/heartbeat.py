@@ -78,6 +78,9 @@ class Heartbeat:
                 if not self._stop.is_set():
                     logger.warning("leases of %s were not renewed: %s", self._consumer, error)
                 wait_s = self._interval_s / 4
+            except Exception:
+                # Whatever it is: a heart that stops costs every lease from now on, and nobody would know why.
+                logger.exception("leases of %s were not renewed", self._consumer)
         if self._connection is not None:
             self._connection.abort()
         self._locator.close()

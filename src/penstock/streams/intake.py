@@ -136,8 +136,7 @@ class Intake:
         if incoming.rejected:
             self._on_rejected(incoming)
         if missing:
-            self._tally.missing += len(missing)
-            self._tally.dead += len(missing)
+            self._tally.count(missing=len(missing), dead=len(missing))
             self._emit(EventName.MISSING, ids=missing)
         return count
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from penstock.model import ConsumerMetrics, PassReport
@@ -16,19 +17,26 @@ class Tally:
         self.retried = self.reclaimed = self.handed_back = self.lease_lost = self.missing = 0
         self._rate_in, self._rate_out = RateTracker(), RateTracker()
         self._first_read: float | None = None
+        self._lock = threading.Lock()
+
+    def count(self, **counts: int) -> None:
+        """Add to counters by their names; workers of the sync half do so from many threads."""
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
 
     def count_read(self, count: int) -> None:
         """Count messages that came in."""
         if count:
             if self._first_read is None:
                 self._first_read = time.monotonic()
-            self.read += count
+            self.read += count  # no thread comes in between: nothing is called
             self._rate_in.record(count)
 
     def count_acked(self, count: int) -> None:
         """Count messages that the server acknowledged."""
         if count:
-            self.acked += count
+            self.acked += count  # likewise
             self._rate_out.record(count)
 
     def metrics(self) -> ConsumerMetrics:

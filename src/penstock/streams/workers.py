@@ -21,6 +21,7 @@ from penstock.streams.tally import Tally
 from penstock.streams.undertaker import Emit, Undertaker
 
 logger = logging.getLogger("penstock.streams")
+_SETTLED = object()
 ErrorHook = Callable[[BaseException, list[StreamMessage]], Awaitable[Any]]
 
 
@@ -206,7 +207,7 @@ class Workers:
         answers = await self._ledger.park(parkings)
         self._inbox.settle(messages)
         lost = [m for m, ours in zip(messages, answers, strict=True) if not ours]
-        self._tally.retried += len(messages) - len(lost)
+        self._tally.count(retried=len(messages) - len(lost))
         self._emit(EventName.RETRIED, count=len(messages) - len(lost))
         if lost:
             self.lose(lost)
@@ -226,7 +227,7 @@ class Workers:
             self.lose([message])
 
     async def _report(self, error: BaseException, messages: list[StreamMessage]) -> None:
-        self._tally.errors += 1
+        self._tally.count(errors=1)
         logger.warning("the handler failed for %d message(s): %r", len(messages), error)
         if self._error_hook is None:
             return
@@ -237,13 +238,14 @@ class Workers:
 
     def lose_leases(self, ids: list[str]) -> None:
         """Let go of messages by their ids, whether a worker took them or not."""
-        held = [(entry_id, self._inbox.held[entry_id]) for entry_id in ids if entry_id in self._inbox.held]
-        waiting = [entry_id for entry_id, message in held if message is None]
+        # In the sync half this is the heartbeat's thread, and a worker may settle them between any two looks.
+        found = [(entry_id, self._inbox.held.get(entry_id, _SETTLED)) for entry_id in ids]
+        waiting = [entry_id for entry_id, message in found if message is None]
         if waiting:
             self._inbox.lose_waiting(waiting)
-            self._tally.lease_lost += len(waiting)
+            self._tally.count(lease_lost=len(waiting))
             self._emit(EventName.LEASE_LOST, ids=waiting)
-        taken = [message for _, message in held if message is not None]
+        taken = [message for _, message in found if isinstance(message, StreamMessage)]
         if taken:
             self.lose(taken)
 
@@ -252,7 +254,7 @@ class Workers:
         for message in messages:
             message.lease_lost = True
         self._inbox.settle(messages)
-        self._tally.lease_lost += len(messages)
+        self._tally.count(lease_lost=len(messages))
         self._emit(EventName.LEASE_LOST, ids=[m.id for m in messages])
         lost = {id(m) for m in messages}
         for slot in self.slots:

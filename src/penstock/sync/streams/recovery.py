@@ -54,7 +54,7 @@ class Recovery:
     def _take_in(self, claims: list[Claim], missing: list[str]) -> int:
         count = self._intake.take_again(claims, missing)
         if count:
-            self._tally.reclaimed += count
+            self._tally.count(reclaimed=count)
             self._emit(EventName.RECLAIMED, count=count, ids=[claim.id for claim in claims])
         return count
 

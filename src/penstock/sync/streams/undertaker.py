@@ -70,7 +70,7 @@ class Undertaker:
         )  # fmt: skip
         if not ledger.bury(message.id, record):
             return False
-        self._tally.dead += 1
+        self._tally.count(dead=1)
         self._emit(EventName.DEAD_LETTERED, id=message.id, reason=reason.value, error=repr(error) if error else "")
         self._tell(message, reason)
         return True

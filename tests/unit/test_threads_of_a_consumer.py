@@ -1,19 +1,25 @@
-"""The inbox and the settler of the sync half, where threads come between any two steps."""
+"""The parts of a consumer of the sync half, where threads come between any two steps."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
+from penstock.events import EventName
+from penstock.keys import StreamKeys
 from penstock.model import StreamMessage
+from penstock.redis.settings import ConnectionSettings
+from penstock.streams.heartbeat import Heartbeat
 from penstock.streams.tally import Tally
 from penstock.sync.streams.inbox import Batch, Inbox, Row
 from penstock.sync.streams.ledger import MAX_IDS, Ledger
 from penstock.sync.streams.settler import Settler
+from penstock.sync.streams.workers import Workers
 
 
 def _message(number: int) -> StreamMessage:
@@ -83,3 +89,51 @@ def test_what_one_acknowledgement_cannot_carry_is_not_forgotten() -> None:
     assert settler.dirty.is_set(), "nobody else may ever be done"
     assert settler.outstanding == MAX_IDS + 5
     assert all(settler.has(message.id) for message in messages)
+
+
+def test_a_lease_that_is_lost_while_its_message_is_settled_disturbs_nobody() -> None:
+    class Settling(dict[str, Any]):
+        def __contains__(self, key: object) -> bool:
+            self.pop(str(key), None)  # as another thread does right after the look
+            return True
+
+    inbox, events = _inbox(), []
+    inbox.held = Settling({"1-0": _message(1)})
+    nothing = cast("Any", None)
+    emit = lambda name, **_: events.append(name)  # noqa: E731
+    workers = Workers(
+        inbox, nothing, nothing, nothing, Tally(), emit, nothing, nothing, nothing, nothing, 1, lambda: None
+    )  # fmt: skip
+    workers.lose_leases(["1-0", "2-0"])
+    assert events == [EventName.LEASE_LOST]
+
+
+def test_the_heart_goes_on_beating_whatever_goes_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    class Troubled(Heartbeat):
+        beats = 0
+
+        def beat(self) -> None:
+            self.beats += 1
+            raise KeyError("what nobody expected")
+
+    settings = ConnectionSettings(hosts=(("localhost", 1),))
+    nobody: Any = lambda *_: None  # noqa: E731
+    heart = Troubled(settings, StreamKeys.of("orders", ""), "g", "me", 0.001, {}, nobody, nobody, nobody)
+    heart.start()
+    deadline = time.monotonic() + 30
+    while heart.beats < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    heart.stop()
+    assert heart.beats >= 3
+    assert "what nobody expected" in caplog.text
+
+
+@pytest.mark.usefixtures("restless")
+def test_what_many_threads_count_adds_up() -> None:
+    tally = Tally()
+    threads = [threading.Thread(target=lambda: [tally.count(retried=1) for _ in range(2_000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert tally.metrics().total_retried == 8_000
