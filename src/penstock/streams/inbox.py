@@ -125,16 +125,21 @@ class Inbox:
     async def take(self, limit: int) -> Batch | None:
         """Wait for messages for one call; return None when the inbox is closed."""
         while not self._is_closed:
+            if self._fresh and self._has_room():
+                # The reader was called and had no turn yet: a handler that never awaits would starve it, and the server
+                # would idle. Before anything is taken, so that messages begin in their order.
+                await next_tick()
             batch = self.take_now(limit)
             if batch is not None:
-                if not self.is_read_under_way and len(self._fresh) <= self._low:
+                if self._has_room():
                     self._room.call()
-                    if self._fresh:
-                        # A handler that never awaits would starve the reader, and the server would idle.
-                        await next_tick()
                 return batch
             await self._arrivals.wait_until(lambda: bool(self._is_closed or self._fresh or self._again))
         return None
+
+    def _has_room(self) -> bool:
+        # For a read that is not under way yet.
+        return not self.is_read_under_way and len(self._fresh) <= self._low
 
     async def wait_for_room(self, low: int) -> None:
         """Wait until at most `low` new messages wait, or the inbox is closed."""
