@@ -52,6 +52,22 @@ def test_workers_are_woken_for_what_comes_while_others_let_go() -> None:
     assert [message.id for batch in taken if batch for message in batch.messages] == ["3-0", "4-0"]
 
 
+def test_the_reader_goes_on_when_all_that_it_read_is_rejected() -> None:
+    inbox = Inbox(lambda _: [], lambda _: False)
+    inbox.add_fresh(map(_row, range(10)))
+    reader = threading.Thread(target=lambda: inbox.wait_for_room(2), daemon=True)
+    reader.start()
+    deadline = time.monotonic() + 30
+    while not inbox._room._condition._waiters and time.monotonic() < deadline:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    worker = threading.Thread(target=lambda: inbox.take(1), daemon=True)
+    worker.start()
+    reader.join(10)
+    assert not reader.is_alive()
+    inbox.close()
+    worker.join(30)
+
+
 @pytest.fixture
 def restless() -> Iterator[None]:
     """Threads take turns as often as they can."""

@@ -130,9 +130,9 @@ class Inbox:
                 # would idle. Before anything is taken, so that messages begin in their order.
                 await next_tick()
             batch = self.take_now(limit)
+            if self._has_room():
+                self._room.call()  # also when nothing is left to hand out, for all of it was rejected
             if batch is not None:
-                if self._has_room():
-                    self._room.call()
                 return batch
             await self._arrivals.wait_until(lambda: bool(self._is_closed or self._fresh or self._again))
         return None
