@@ -24,7 +24,8 @@ from penstock.shutdown import SignalWatch
 from penstock.streams.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
 from penstock.streams.group import ConsumerGroup
 from penstock.streams.heartbeat import Heartbeat
-from penstock.streams.inbox import Inbox, Row
+from penstock.streams.held import Row
+from penstock.streams.inbox import Inbox
 from penstock.streams.incoming import Decoder, Incoming, Rejected
 from penstock.streams.intake import Appetite, Intake
 from penstock.streams.ledger import MAX_IDS, Ledger, Parking
@@ -335,13 +336,13 @@ class StreamConsumer:
         return waiting + [Parking(m.id, 0, m.delivery_count, m.attempts) for m in again]
 
     def _unfinished(self) -> list[Parking]:
-        counts = {i: (m.delivery_count, m.attempts) if m else (1, 1) for i, m in list(self._inbox.held.items())}
+        held = self._inbox.held.find(self._inbox.held.ids())
+        counts = {i: (m.delivery_count, m.attempts) if m else (1, 1) for i, m in held.items()}
         return [Parking(i, 0, max(0, counted[0] - 1), max(0, counted[1] - 1)) for i, counted in counts.items()]
 
     async def _hand_back(self, parkings: list[Parking]) -> None:
-        parkings = [parking for parking in parkings if parking.id in self._inbox.held]
-        for parking in parkings:
-            self._inbox.held.pop(parking.id, None)
+        ours = set(self._inbox.held.drop([parking.id for parking in parkings]))
+        parkings = [parking for parking in parkings if parking.id in ours]
         if parkings and self._fenced is None:
             answers = await self._ledger.park(parkings)
             self._tally.handed_back += sum(answers)
@@ -371,8 +372,8 @@ class StreamConsumer:
 
     def _leases_lost(self, lost: list[str]) -> None:
         # Called by the heartbeat's thread.
-        for entry_id in lost:
-            if (message := self._inbox.held.get(entry_id)) is not None:
+        for message in self._inbox.held.find(lost).values():
+            if message is not None:
                 message.lease_lost = True
         call_home(self._home, self._workers.lose_leases, lost)
 
@@ -404,7 +405,7 @@ class StreamConsumer:
     def _set_apart(self, incoming: Incoming) -> None:
         for rejected in incoming.rejected:
             message = undecoded(rejected.id, self.stream, rejected.fields, rejected.deliveries, rejected.attempts)
-            self._inbox.held[rejected.id] = message
+            self._inbox.held.set_apart(message)
             self._rejected.append(rejected)
         self._has_rejected.set()
 
@@ -419,7 +420,7 @@ class StreamConsumer:
             message = self._inbox.held.get(rejected.id)
             if message is not None:
                 await self._undertaker.bury(message, rejected.reason, rejected.error, rejected.fields)
-                self._inbox.settle([message])
+                self._inbox.held.finish([message])
             self._rejected.pop(0)
 
 

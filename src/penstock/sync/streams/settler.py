@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.errors import ConnectionLost, GroupLost, PenstockError
@@ -39,7 +37,7 @@ class Settler:
 
     def __init__(self, ledger: Ledger, inbox: Inbox, tally: Tally, on_refused: Callable[[list[str]], None]) -> None:
         self._ledger, self._inbox, self._tally, self._on_refused = ledger, inbox, tally, on_refused
-        self._done: deque[str] = deque()
+        self._done: list[str] = []
         self._unanswered: list[Acks] = []  # sent, and the server has not answered yet
         self._must_look = False  # the server's count was not what it should be: the next ones are looked up
         self._repeated: set[str] = set()  # sent before, and the answer got lost
@@ -49,13 +47,13 @@ class Settler:
         self._flushing = Lock()
         self.dirty = Event()
 
-    def done(self, messages: list[StreamMessage], is_again: bool) -> None:
+    def done(self, messages: list[StreamMessage], ids: list[str], is_again: bool) -> None:
         """Take note that messages are finished; those that ran again have a record of attempts to be forgotten."""
         held = self._inbox.held
-        for message in messages:
+        with held.lock:  # else another thread might count a message twice, or not at all
             # A message that was handed back meanwhile is not ours to settle.
-            if held.pop(message.id, None) is message:
-                self._done.append(message.id)
+            found = held.finish(messages)
+            self._done += ids if found is messages else [message.id for message in found]
         self._has_attempts = self._has_attempts or is_again
         if self._done and not self.dirty.is_set():
             self.dirty.set()
@@ -83,25 +81,28 @@ class Settler:
         ours must be the same.
         """
         self.dirty.clear()
-        taken: list[str] = []
-        add, next_done = taken.append, self._done.popleft
-        with suppress(IndexError):  # all of them, or another thread was faster
-            for _ in range(MAX_IDS):
-                add(next_done())
-        if not taken:
-            return None
-        forget, self._has_attempts = self._has_attempts, self._has_attempts and bool(self._done)
-        now = time.monotonic()
-        # The position matters should the group be destroyed: exact whenever the consumer is quiet, else now and then.
-        record = not self._inbox.held or now - self._last_record_s >= _RECORD_EVERY_S
-        if record:
-            self._last_record_s = now
-        is_known = is_calm and len(taken) >= _WORTH_COUNTING and not self._unanswered and not self._must_look
-        expected = len(self._inbox.held) + len(self._done) + len(taken) if is_known else -1
-        self._must_look = False
-        acks = Acks(taken, forget, record, expected)
-        self._unanswered.append(acks)
+        held = self._inbox.held
+        with held.lock:
+            taken = self._done[:MAX_IDS]
+            if not taken:
+                return None
+            del self._done[:MAX_IDS]
+            unfinished = len(held)
+            forget, self._has_attempts = self._has_attempts, self._has_attempts and bool(self._done)
+            is_known = is_calm and len(taken) >= _WORTH_COUNTING and not self._unanswered and not self._must_look
+            expected = unfinished + len(self._done) + len(taken) if is_known else -1
+            self._must_look = False
+            acks = Acks(taken, forget, self._is_record_due(unfinished == 0), expected)
+            self._unanswered.append(acks)
         return acks
+
+    def _is_record_due(self, is_quiet: bool) -> bool:
+        # The position matters should the group be destroyed: exact whenever the consumer is quiet, else now and then.
+        now = time.monotonic()
+        if not is_quiet and now - self._last_record_s < _RECORD_EVERY_S:
+            return False
+        self._last_record_s = now
+        return True
 
     def command(self, acks: Acks) -> Command:
         """Return the command for acknowledgements that travel with a read."""
@@ -131,9 +132,10 @@ class Settler:
         self._unanswered = [other for other in self._unanswered if other is not acks]
 
     def _take_back(self, acks: Acks) -> None:
-        self._forget(acks)
-        self._has_attempts = self._has_attempts or acks.forget
-        self._done.extendleft(reversed(acks.ids))
+        with self._inbox.held.lock:
+            self._forget(acks)
+            self._has_attempts = self._has_attempts or acks.forget
+            self._done[:0] = acks.ids
         self.dirty.set()
 
     def _count(self, acks: Acks, acked: int, refused: list[str]) -> None:
