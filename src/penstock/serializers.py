@@ -248,6 +248,13 @@ class PickleSerializer:
             raise _bad_payload("pickle", f"{type(error).__name__}: {_cut(error)}", raw) from error
 
 
+def shortcut(serializer: Serializer) -> tuple[Callable[[bytes], Any], int]:
+    """Return a faster decode() and up to how many bytes it may be used; where it fails, decode() has the last word."""
+    if type(serializer) is JsonSerializer or type(serializer) is MsgpackSerializer:  # a subclass may do more
+        return serializer._loads, serializer._harmless_bytes  # noqa: SLF001
+    return serializer.decode, -1
+
+
 _Factory = Callable[..., Serializer]
 _BUILT_IN: dict[str, _Factory] = {"json": JsonSerializer, "msgpack": MsgpackSerializer, "pickle": PickleSerializer}
 
