@@ -149,8 +149,9 @@ class Intake:
         if self._inbox.is_closed:
             return
         appetite.hungry()
-        # At least one even if the inbox is fuller than expected: the read also carries acknowledgements.
-        count = max(1, appetite.target - len(self._inbox))
+        # At least one even if the inbox is fuller than expected: the read also carries acknowledgements. And at most as
+        # many as it can carry of them, else they would fall behind.
+        count = min(max(1, appetite.target - len(self._inbox)), MAX_IDS)
         found = await self.read(count, block_ms or None)
         if not found and not block_ms:
             await self.quiet.wait(_IDLE_POLL_S)

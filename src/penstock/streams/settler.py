@@ -14,7 +14,10 @@ from penstock.streams.inbox import Inbox
 from penstock.streams.ledger import MAX_IDS, Ledger
 from penstock.streams.tally import Tally
 
-LINGER_S = 0.01
+# Not a round number: messages that come at a steady pace mostly come at a round one, and what falls due in the moment
+# of the next message would delay it.
+LINGER_S = 0.007
+_OLD_S = 0.002
 _RECORD_EVERY_S = 0.1
 _TRIES = 3
 _WORTH_CARRYING = 10
@@ -42,6 +45,7 @@ class Settler:
         self._repeated: set[str] = set()  # sent before, and the answer got lost
         self._carried = 0  # how many reads took some along
         self._has_attempts = False  # some of them have a record of attempts to be forgotten
+        self._first_done_s = 0.0
         self._last_record_s = 0.0
         self._flushing = Lock()
         self.dirty = Event()
@@ -52,6 +56,8 @@ class Settler:
         with held.lock:  # else another thread might count a message twice, or not at all
             # A message that was handed back meanwhile is not ours to settle.
             found = held.finish(messages)
+            if not self._done:
+                self._first_done_s = time.monotonic()
             self._done += ids if found is messages else [message.id for message in found]
         self._has_attempts = self._has_attempts or is_again
         if self._done and not self.dirty.is_set():
@@ -68,7 +74,7 @@ class Settler:
 
     def take_along(self, is_calm: bool) -> Acks | None:
         """Return what a read should carry: nothing while there is little, for a moment later there is more."""
-        if len(self._done) < _WORTH_CARRYING:
+        if len(self._done) < _WORTH_CARRYING and not (self._done and time.monotonic() - self._first_done_s > _OLD_S):
             return None
         self._carried += 1
         return self.take(is_calm)
