@@ -87,21 +87,27 @@ class Inbox:
 
     def take(self, limit: int) -> Batch | None:
         """Wait for messages for one call; return None when the inbox is closed."""
+        # A handler that never awaits would starve the reader, and the server would idle: before the last messages are
+        # decoded and handled, the reader has its turn.
         while not self._is_closed:
+            if limit < self.held.waiting <= self._low and not self.is_read_under_way:
+                self._let_read()
             batch = self.take_now(limit)
             if batch is not None:
                 if not self.is_read_under_way and self.held.waiting <= self._low:
-                    self._room.call()
-                    if self.held.waiting:
-                        # A handler that never awaits would starve the reader, and the server would idle.
-                        try:
-                            next_tick()
-                        except Cancelled:
-                            self._untouched.append(batch)  # perhaps only meant for a call that had just ended
-                            raise
+                    try:
+                        self._let_read()
+                    except Cancelled:
+                        self._untouched.append(batch)  # perhaps only meant for a call that had just ended
+                        raise
                 return batch
             self._arrivals.wait_until(lambda: bool(self._is_closed or self.held.waiting or self._again))
         return None
+
+    def _let_read(self) -> None:
+        self._room.call()
+        if self.held.waiting:  # else nothing is gained, and a lone message would wait
+            next_tick()
 
     def wait_for_room(self, low: int) -> None:
         """Wait until at most `low` new messages wait, or the inbox is closed."""
