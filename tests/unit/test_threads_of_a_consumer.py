@@ -15,6 +15,7 @@ from penstock.keys import StreamKeys
 from penstock.model import StreamMessage
 from penstock.redis.settings import ConnectionSettings
 from penstock.streams.heartbeat import Heartbeat
+from penstock.streams.held import Held
 from penstock.streams.tally import Tally
 from penstock.sync.streams.inbox import Batch, Inbox, Row
 from penstock.sync.streams.ledger import MAX_IDS, Ledger
@@ -37,24 +38,20 @@ def _inbox() -> Inbox:
 def test_workers_are_woken_for_what_comes_while_others_let_go() -> None:
     inbox = _inbox()
     inbox.add_again([_message(1), _message(2)])
-    assert inbox.take(2) == Batch([_message(1), _message(2)], is_again=True)
+    before = inbox.take(2)
+    assert before is not None
     taken: list[Batch | None] = []
     worker = threading.Thread(target=lambda: taken.append(inbox.take(2)), daemon=True)
     worker.start()
-
-    def rows() -> Iterator[Row]:
-        yield _row(3)
-        inbox.settle([_message(1), _message(2)])  # as another thread does: as many leave as come in
-        yield _row(4)
-
-    assert inbox.add_fresh(rows()) == 2
+    inbox.held.finish(before.messages)  # as many leave as come in
+    assert inbox.add_fresh([_row(3), _row(4)]) == 2
     worker.join(30)
     assert [message.id for batch in taken if batch for message in batch.messages] == ["3-0", "4-0"]
 
 
 def test_the_reader_goes_on_when_all_that_it_read_is_rejected() -> None:
     inbox = Inbox(lambda _: [], lambda _: False)
-    inbox.add_fresh(map(_row, range(10)))
+    inbox.add_fresh([_row(n) for n in range(10)])
     reader = threading.Thread(target=lambda: inbox.wait_for_room(2), daemon=True)
     reader.start()
     deadline = time.monotonic() + 30
@@ -80,7 +77,7 @@ def restless() -> Iterator[None]:
 @pytest.mark.usefixtures("restless")
 def test_what_waits_can_be_taken_out_while_a_worker_takes_some() -> None:
     inbox = _inbox()
-    inbox.add_fresh(map(_row, range(20_000)))
+    inbox.add_fresh([_row(n) for n in range(20_000)])
     taken: list[str] = []
 
     def work() -> None:
@@ -99,7 +96,7 @@ def test_what_one_acknowledgement_cannot_carry_is_not_forgotten() -> None:
     settler = Settler(cast("Ledger", None), inbox, Tally(), lambda _: None)
     messages = [_message(n) for n in range(MAX_IDS + 5)]
     inbox.add_again(messages)
-    settler.done(messages, is_again=True)
+    settler.done(messages, [message.id for message in messages], is_again=True)
     carried: Any = settler.take_along(is_calm=False)
     assert len(carried.ids) == MAX_IDS
     assert settler.dirty.is_set(), "nobody else may ever be done"
@@ -107,21 +104,16 @@ def test_what_one_acknowledgement_cannot_carry_is_not_forgotten() -> None:
     assert all(settler.has(message.id) for message in messages)
 
 
-def test_a_lease_that_is_lost_while_its_message_is_settled_disturbs_nobody() -> None:
-    class Settling(dict[str, Any]):
-        def __contains__(self, key: object) -> bool:
-            self.pop(str(key), None)  # as another thread does right after the look
-            return True
-
+def test_a_lease_that_is_lost_when_its_message_is_settled_disturbs_nobody() -> None:
     inbox, events = _inbox(), []
-    inbox.held = Settling({"1-0": _message(1)})
+    inbox.add_again([_message(1)])
     nothing = cast("Any", None)
-    emit = lambda name, **_: events.append(name)  # noqa: E731
+    emit = lambda name, ids: events.append((name, ids))  # noqa: E731
     workers = Workers(
         inbox, nothing, nothing, nothing, Tally(), emit, nothing, nothing, nothing, nothing, 1, lambda: None
     )  # fmt: skip
     workers.lose_leases(["1-0", "2-0"])
-    assert events == [EventName.LEASE_LOST]
+    assert events == [(EventName.LEASE_LOST, ["1-0"])]
 
 
 def test_the_heart_goes_on_beating_whatever_goes_wrong(caplog: pytest.LogCaptureFixture) -> None:
@@ -134,7 +126,7 @@ def test_the_heart_goes_on_beating_whatever_goes_wrong(caplog: pytest.LogCapture
 
     settings = ConnectionSettings(hosts=(("localhost", 1),))
     nobody: Any = lambda *_: None  # noqa: E731
-    heart = Troubled(settings, StreamKeys.of("orders", ""), "g", "me", 0.001, {}, nobody, nobody, nobody)
+    heart = Troubled(settings, StreamKeys.of("orders", ""), "g", "me", 0.001, Held(), nobody, nobody, nobody)
     heart.start()
     deadline = time.monotonic() + 30
     while heart.beats < 3 and time.monotonic() < deadline:

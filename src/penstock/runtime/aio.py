@@ -282,14 +282,17 @@ def _keep(promise: asyncio.Future[T], result: T) -> None:
         promise.set_result(result)
 
 
+_WORTH_HALVING = 16
 Express: TypeAlias = Callable[[list[T], Callable[[], None]], bool]
 
 
 class Combiner(Generic[T]):
     """Collects what many callers put in and sends it on in batches, one batch at a time.
 
-    Whatever is put in during one turn of the event loop, or while a batch is under way, travels together. `express`, if
-    set, may send a batch by itself and calls back when it is done; where it declines, a task runs `send`.
+    Whatever is put in during one turn of the event loop, or while a batch is under way, travels together; only a lone
+    caller is served at once. Of many callers one half travels while the other half prepares what comes next, so that
+    neither this process nor the server waits for the other. `express`, if set, may send a batch by itself and calls
+    back when it is done; where it declines, a task runs `send`.
     """
 
     def __init__(self, send: Callable[[list[T]], Awaitable[None]], linger_s: float, max_waiting: int) -> None:
@@ -298,6 +301,7 @@ class Combiner(Generic[T]):
         self._waiting: list[T] = []
         self._room = Turnstile()
         self._is_busy = False
+        self._size = 0  # of the last batch
         self._task: asyncio.Task[None] | None = None
         self._idle = Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -320,18 +324,31 @@ class Combiner(Generic[T]):
         if not self._is_busy:
             self._is_busy = True
             if self._linger_s:
-                loop.call_later(self._linger_s, self._next)
+                loop.call_later(self._linger_s, self._begin)
+            elif self._size == 1:
+                self._begin()  # the last one was alone, so will this one be
             else:
-                loop.call_soon(self._next)
+                loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        count = len(self._waiting)
+        self._go(count // 2 if count >= _WORTH_HALVING and not self._linger_s else count)
 
     def _next(self) -> None:
         # The batch before is done.
         if not self._waiting:
             self._is_busy = False
             self._idle.set()
-            return
-        batch, self._waiting = self._waiting, []
-        self._room.call(len(batch))
+        elif self._size == 1 and self._loop is not None:
+            self._size = 0
+            self._loop.call_soon(self._next)  # two callers or three: who has just been served may come along
+        else:
+            self._go(len(self._waiting))
+
+    def _go(self, count: int) -> None:
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._size = count
+        self._room.call(count)
         if self.express is None or not self.express(batch, self._next):
             self.go_on(self._send(batch))
 

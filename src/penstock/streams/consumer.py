@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 from penstock.config import ConsumerConfig
-from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, PenstockError, TransientError
+from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, TransientError
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
 from penstock.keys import check_same_slot
@@ -23,11 +23,13 @@ from penstock.serializers import Serializer
 from penstock.shutdown import SignalWatch
 from penstock.streams.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
 from penstock.streams.group import ConsumerGroup
+from penstock.streams.hand_back import HandBack
 from penstock.streams.heartbeat import Heartbeat
-from penstock.streams.inbox import Inbox, Row
+from penstock.streams.held import Row
+from penstock.streams.inbox import Inbox
 from penstock.streams.incoming import Decoder, Incoming, Rejected
 from penstock.streams.intake import Appetite, Intake
-from penstock.streams.ledger import MAX_IDS, Ledger, Parking
+from penstock.streams.ledger import Ledger
 from penstock.streams.recovery import Recovery
 from penstock.streams.settler import Settler
 from penstock.streams.tally import Tally
@@ -38,7 +40,6 @@ from penstock.streams.workers import Workers
 logger = logging.getLogger("penstock.streams")
 _MESSAGE_WORKERS = 16
 _LAST_RITES_S = 5.0
-_FLUSH_EVERY_S = 0.1
 
 
 class StreamConsumer:
@@ -121,6 +122,10 @@ class StreamConsumer:
             self.client.settings, keys, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
             self._inbox.held, self._leases_lost, self._set_fenced, self._overdue,
         )  # fmt: skip
+        self._hand_back = HandBack(
+            self._ledger, self._inbox, self._intake, self._settler, self._tally, self._emit,
+            lambda: self._fenced is not None,
+        )  # fmt: skip
         self._upkeep = Upkeep(self.client, self._group, keys, config, self.worker_name, self._emit)
 
     # --- public -------------------------------------------------------------------------------------
@@ -170,7 +175,7 @@ class StreamConsumer:
             await self._upkeep.run_due()
         except BaseException:
             # Cancelled or cut off in the middle: the next pass would pass over what this one still holds.
-            await shielded(_LAST_RITES_S, self._let_go)
+            await shielded(_LAST_RITES_S, self._hand_back.let_go)
             raise
         finally:
             self._heartbeat.stop()
@@ -287,74 +292,20 @@ class StreamConsumer:
 
     async def _wind_up(self, crew: Crew, workers: Crew, grace_s: float) -> None:
         self._stopping.set()  # cancelled: wake whoever waits for the next turn
-        self._inbox.close()
-        waiting = self._waiting()
-        await self._quietly(self._intake.unblock)
-        await self._quietly(self._hand_back, waiting)
-        await self._let_finish(workers, grace_s)
+        await self._hand_back.begin()
+        await self._hand_back.let_finish(workers, grace_s)
         for waited_for in (self._settler.dirty, self._recovery.wake, self._has_rejected):
             waited_for.set()
         if not await crew.join(1.0):
             await crew.cancel()
-        await self._quietly(self._settler.flush)
-        await self._quietly(self._hand_back, self._unfinished())
-        await self._quietly(self._hand_back_stranded)
+        await self._hand_back.end()
         self._heartbeat.stop()
-        await self._quietly(self._ledger.leave_name)
+        await self._hand_back.quietly(self._ledger.leave_name)
         await self._intake.close()
         self._is_open = False
         self._group.reset()
         self._stopping.clear()
         self._emit(EventName.STOPPED)
-
-    async def _let_finish(self, workers: Crew, grace_s: float) -> None:
-        deadline = time.monotonic() + grace_s
-        while not await workers.join(min(_FLUSH_EVERY_S, max(0.0, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline:
-                await workers.cancel()
-                return
-            await self._quietly(self._settler.flush)
-
-    async def _quietly(self, step: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        # On the way out a broken Redis must not hide why we leave; leases run out by themselves.
-        try:
-            await step(*args)
-        except PenstockError as error:
-            logger.warning("%s, while stopping: %s", self.worker_name, error)
-
-    async def _let_go(self) -> None:
-        await self._quietly(self._hand_back, self._waiting())
-        await self._quietly(self._settler.flush)
-        await self._quietly(self._hand_back, self._unfinished())
-        self._intake.must_sweep()
-
-    def _waiting(self) -> list[Parking]:
-        # New messages count as delivered once; those that wait to run again were not counted for the coming run.
-        fresh, again = self._inbox.empty()
-        waiting = [Parking(entry_id, 0, 0, 0) for entry_id in fresh]
-        return waiting + [Parking(m.id, 0, m.delivery_count, m.attempts) for m in again]
-
-    def _unfinished(self) -> list[Parking]:
-        counts = {i: (m.delivery_count, m.attempts) if m else (1, 1) for i, m in list(self._inbox.held.items())}
-        return [Parking(i, 0, max(0, counted[0] - 1), max(0, counted[1] - 1)) for i, counted in counts.items()]
-
-    async def _hand_back(self, parkings: list[Parking]) -> None:
-        parkings = [parking for parking in parkings if parking.id in self._inbox.held]
-        for parking in parkings:
-            self._inbox.held.pop(parking.id, None)
-        if parkings and self._fenced is None:
-            answers = await self._ledger.park(parkings)
-            self._tally.count(handed_back=sum(answers))
-            self._emit(EventName.HANDED_BACK, count=sum(answers))
-
-    async def _hand_back_stranded(self) -> None:
-        # What the server handed to a read whose reply nobody saw. Of a fenced consumer it is the newer process's.
-        is_ours = self._fenced is None and self._intake.has_read
-        page = await self._ledger.own_pending("-", MAX_IDS) if is_ours else []
-        claims, _ = await self._ledger.take([entry_id for entry_id, _, _ in page], True) if page else ([], [])
-        if claims:
-            parkings = [Parking(c.id, 0, max(0, c.deliveries - 1), max(0, c.attempts - 1)) for c in claims]
-            self._tally.count(handed_back=sum(await self._ledger.park(parkings)))
 
     # --- what the parts report ----------------------------------------------------------------------
 
@@ -371,8 +322,8 @@ class StreamConsumer:
 
     def _leases_lost(self, lost: list[str]) -> None:
         # Called by the heartbeat's thread.
-        for entry_id in lost:
-            if (message := self._inbox.held.get(entry_id)) is not None:
+        for message in self._inbox.held.find(lost).values():
+            if message is not None:
                 message.lease_lost = True
         call_home(self._home, self._workers.lose_leases, lost)
 
@@ -404,7 +355,7 @@ class StreamConsumer:
     def _set_apart(self, incoming: Incoming) -> None:
         for rejected in incoming.rejected:
             message = undecoded(rejected.id, self.stream, rejected.fields, rejected.deliveries, rejected.attempts)
-            self._inbox.held[rejected.id] = message
+            self._inbox.held.set_apart(message)
             self._rejected.append(rejected)
         self._has_rejected.set()
 
@@ -419,7 +370,7 @@ class StreamConsumer:
             message = self._inbox.held.get(rejected.id)
             if message is not None:
                 await self._undertaker.bury(message, rejected.reason, rejected.error, rejected.fields)
-                self._inbox.settle([message])
+                self._inbox.held.finish([message])
             self._rejected.pop(0)
 
 

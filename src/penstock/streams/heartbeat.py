@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError, ReadOnlyServer
 from penstock.keys import StreamKeys
@@ -15,13 +15,14 @@ from penstock.redis.blocking import Command, Connection, Locator, Reply
 from penstock.redis.scripts import script
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import Redirected, ScriptMissing
+from penstock.streams.held import Held
 
 logger = logging.getLogger("penstock.streams")
 _CHUNK = 500
 
 
 class Heartbeat:
-    """A thread that renews, every interval, the leases of all messages in a mapping by id."""
+    """A thread that renews, every interval, the leases of all messages that the consumer holds."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class Heartbeat:
         group: str,
         consumer: str,
         interval_s: float,
-        held: Mapping[str, object],
+        held: Held,
         on_lost: Callable[[list[str]], None],
         on_fenced: Callable[[], None],
         skip: Callable[[], set[str]],
@@ -88,15 +89,15 @@ class Heartbeat:
     def beat(self) -> None:
         """Renew all leases once."""
         skipped = self._skip()
-        ids = [item for item in list(self._held) if item not in skipped]
+        ids = [item for item in self._held.ids() if item not in skipped]
         if not ids and not self.incarnation:
             return
         for start in range(0, max(1, len(ids)), _CHUNK):
             refused = self._renew(ids[start : start + _CHUNK])
             # Settled while the command was under way: not lost.
-            lost = [item for item in refused if item in self._held]
+            lost = self._held.find(refused) if refused else None
             if lost:
-                self._on_lost(lost)
+                self._on_lost(list(lost))
 
     def _renew(self, ids: list[str]) -> list[str]:
         keys = [self._keys.stream]

@@ -10,7 +10,7 @@ from penstock import envelope
 from penstock.errors import DecodeError
 from penstock.model import StreamMessage
 from penstock.policy import Reason
-from penstock.serializers import JsonSerializer, Serializer
+from penstock.serializers import JsonSerializer, Serializer, shortcut
 from penstock.streams.ledger import Claim
 
 
@@ -40,14 +40,15 @@ class Decoder:
     def __init__(self, stream: str, serializer: Serializer | None) -> None:
         self._stream = stream
         self._serializer: Serializer = serializer or JsonSerializer()
+        self._quick_decode, self._harmless_bytes = shortcut(self._serializer)
         self._content_type = getattr(self._serializer, "content_type", None)
 
     def fresh(self, rows: Sequence[tuple[bytes, list[bytes]]]) -> Incoming:
         """Decode entries that were just handed out for the first time."""
         # The hot path: an entry with `data` and at most a message id is decoded without building a mapping.
         found = Incoming()
-        decode, stream, add = self._serializer.decode, self._stream, found.messages.append
-        no_headers = envelope.NO_HEADERS
+        quick, harmless, decode = self._quick_decode, self._harmless_bytes, self._serializer.decode
+        stream, no_headers, add = self._stream, envelope.NO_HEADERS, found.messages.append
         for entry_id, fields in rows:
             size = len(fields)
             if size == 4 and fields[2] == b"message_id" and fields[0] == b"data":
@@ -57,10 +58,15 @@ class Decoder:
             else:
                 self._decode(found, entry_id.decode(), fields, 1, 1)
                 continue
+            raw = fields[1]
+            is_harmless = len(raw) <= harmless
             try:
-                data = decode(fields[1])
+                data = quick(raw) if is_harmless else decode(raw)
             except Exception as error:
-                found.rejected.append(Rejected(entry_id.decode(), Reason.DECODE_ERROR, error, 1, 1, fields))
+                if is_harmless:
+                    self._decode(found, entry_id.decode(), fields, 1, 1)
+                else:
+                    found.rejected.append(Rejected(entry_id.decode(), Reason.DECODE_ERROR, error, 1, 1, fields))
                 continue
             add(StreamMessage(entry_id.decode(), data, 1, 1, None, no_headers, message_id, stream))
         return found

@@ -65,9 +65,9 @@ class Publisher:
         self._client, self._stream, self._settings, self._on_dropped = client, stream, settings, on_dropped
         self._keys = client.keys(stream)
         self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
-        self._marker_ttl_s = int(settings.retry_budget_s * 2) + 60
         self._script = script("publish")
-        self._policy = "drop_oldest" if settings.on_full == "drop_oldest" else "reject"
+        policy = "drop_oldest" if settings.on_full == "drop_oldest" else "reject"
+        self._fixed = (str(int(settings.retry_budget_s * 2) + 60), str(settings.max_len), policy)
         self._sequence = 0
         self._connection: Connection | None = None
         self._home: object = None
@@ -99,10 +99,12 @@ class Publisher:
             # Forked: under the same marker the batches of two processes would be taken for repetitions.
             self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
         self._sequence += 1
-        keys = [self._keys.stream, self._marker]
-        keys += [self._keys.dedup(message.dedup_key) for message in messages if message.dedup_key is not None]
-        head = (self._sequence, self._marker_ttl_s, self._settings.max_len, self._policy)
-        return ("EVALSHA", self._script.sha, len(keys), *keys, *head, *layout(messages))
+        args = layout(messages)
+        keys: list[str] = []
+        if args[1] != "plain":
+            keys = [self._keys.dedup(message.dedup_key) for message in messages if message.dedup_key is not None]
+        head = ("EVALSHA", self._script.sha, 2 + len(keys), self._keys.stream, self._marker)
+        return (*head, *keys, self._sequence, *self._fixed, *args)
 
     def answers(self, replies: list[Reply]) -> list[Answer]:
         """Return what the server said of each message."""

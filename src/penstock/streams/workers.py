@@ -25,11 +25,6 @@ _SETTLED = object()
 ErrorHook = Callable[[BaseException, list[StreamMessage]], Awaitable[Any]]
 
 
-def _covers(returned: list[str], messages: list[StreamMessage]) -> bool:
-    wanted = [message.id for message in messages]
-    return returned == wanted or set(returned).issuperset(wanted)  # nearly always the first, which costs nothing
-
-
 class HandlerTimeout(PenstockError):
     """The handler ran longer than handler_timeout_ms."""
 
@@ -145,16 +140,19 @@ class Workers:
             slot.messages = []
         if slot.cause is not None:
             self._resume(slot)  # also when the handler swallowed its cancellation, or raised something else for it
-        if error is None and (returned is None or _covers(returned, messages)):
-            self._settler.done(messages, batch.is_again)
+        ids = [message.id for message in messages]
+        # Of the questions nearly always one of the first two is answered with yes, and they cost nothing.
+        if error is None and (returned is None or returned == ids or set(returned).issuperset(ids)):
+            self._settler.done(messages, ids, batch.is_again)
         else:
             await persist(self._settle_rest, messages, returned or [], error, batch.is_again)
 
     async def _admit(self, messages: list[StreamMessage]) -> list[StreamMessage]:
         # Redelivered messages: bury those that had their chances, write down that the others begin.
         admitted = []
+        held = self._inbox.held.find([message.id for message in messages])
         for message in messages:
-            if message.id not in self._inbox.held:
+            if message.id not in held:
                 continue
             verdict = before_run(message.delivery_count, message.attempts, None, 0, self._limits)
             if verdict is None:
@@ -177,12 +175,13 @@ class Workers:
         self, messages: list[StreamMessage], returned: list[str], error: BaseException | None, is_again: bool
     ) -> None:
         # Called again after an outage: what was settled before is not held any more and is passed over.
-        held = self._inbox.held
-        finished = set(returned)
-        self._settler.done([m for m in messages if m.id in finished], is_again)
-        failed = [m for m in messages if m.id not in finished and held.get(m.id) is m]
+        wanted, held = set(returned), self._inbox.held
+        finished = [m for m in messages if m.id in wanted]
+        self._settler.done(finished, [m.id for m in finished], is_again)
+        found = held.find([m.id for m in messages if m.id not in wanted])
+        failed = [m for m in messages if found.get(m.id) is m]
         if not failed or isinstance(error, LeaseLost):
-            self._inbox.settle(failed)
+            held.finish(failed)
             return
         if error is not None:
             await self._report(error, failed)
@@ -205,7 +204,7 @@ class Workers:
         if not parkings:
             return
         answers = await self._ledger.park(parkings)
-        self._inbox.settle(messages)
+        self._inbox.held.finish(messages)
         lost = [m for m, ours in zip(messages, answers, strict=True) if not ours]
         self._tally.count(retried=len(messages) - len(lost))
         self._emit(EventName.RETRIED, count=len(messages) - len(lost))
@@ -222,7 +221,7 @@ class Workers:
             await self._park([message], [Parking(message.id, delay_ms, message.delivery_count, message.attempts)])
             return
         if is_ours:
-            self._inbox.settle([message])
+            self._inbox.held.finish([message])
         else:
             self.lose([message])
 
@@ -238,14 +237,13 @@ class Workers:
 
     def lose_leases(self, ids: list[str]) -> None:
         """Let go of messages by their ids, whether a worker took them or not."""
-        # In the sync half this is the heartbeat's thread, and a worker may settle them between any two looks.
-        found = [(entry_id, self._inbox.held.get(entry_id, _SETTLED)) for entry_id in ids]
-        waiting = [entry_id for entry_id, message in found if message is None]
+        with self._inbox.held.lock:
+            held = self._inbox.held.find(ids)
+            waiting = self._inbox.held.drop([entry_id for entry_id, message in held.items() if message is None])
         if waiting:
-            self._inbox.lose_waiting(waiting)
             self._tally.count(lease_lost=len(waiting))
             self._emit(EventName.LEASE_LOST, ids=waiting)
-        taken = [message for _, message in found if isinstance(message, StreamMessage)]
+        taken = [message for message in held.values() if message is not None]
         if taken:
             self.lose(taken)
 
@@ -253,7 +251,7 @@ class Workers:
         """Let go of messages that belong to another consumer now, and tell their handlers."""
         for message in messages:
             message.lease_lost = True
-        self._inbox.settle(messages)
+        self._inbox.held.finish(messages)
         self._tally.count(lease_lost=len(messages))
         self._emit(EventName.LEASE_LOST, ids=[m.id for m in messages])
         lost = {id(m) for m in messages}

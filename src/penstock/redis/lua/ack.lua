@@ -12,7 +12,7 @@ if ARGV[3] ~= '' then
   local holder = redis.call('GET', KEYS[4])
   if holder and holder ~= ARGV[3] then return redis.error_reply('FENCED a newer process runs as ' .. me) end
 end
-local mine, refused = {}, {}
+local mine, first, refused = ARGV, 9, {}
 
 if tonumber(ARGV[6]) >= 0 then
   -- Nobody but the consumer itself adds to its pending list: as long as that has the length it should have, nothing was
@@ -22,10 +22,10 @@ if tonumber(ARGV[6]) >= 0 then
     if consumer[1] == me then pending = tonumber(consumer[2]) end
   end
   if pending ~= tonumber(ARGV[6]) then return {-1, {}} end
-  for i = 9, #ARGV do mine[i - 8] = ARGV[i] end
 else
   -- One range read for the batch costs a tenth of a look-up for each id. What it misses is looked up.
   local owned = {}
+  mine, first = {}, 1
   for _, entry in ipairs(redis.call('XPENDING', stream, group, ARGV[7], ARGV[8], 2 * #ARGV + 100, me)) do
     owned[entry[1]] = true
   end
@@ -39,9 +39,9 @@ else
   end
 end
 local acked = 0
-if #mine > 0 then
-  acked = redis.call('XACK', stream, group, unpack(mine))
-  if ARGV[5] == '1' then redis.call('HDEL', KEYS[2], unpack(mine)) end
+if #mine >= first then
+  acked = redis.call('XACK', stream, group, unpack(mine, first))
+  if ARGV[5] == '1' then redis.call('HDEL', KEYS[2], unpack(mine, first)) end
 end
 if ARGV[4] == '1' then
   local pending = redis.call('XPENDING', stream, group)

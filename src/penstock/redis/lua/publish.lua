@@ -8,20 +8,27 @@
 --       message that found the stream full. 'dropped first..last' stands for ids that follow each other.
 -- Called twice: a batch with the sequence number of the last one adds nothing and gets the recorded answers; an older
 --       batch (a late copy of something answered long ago) is refused with STALEBATCH. So a producer sends one batch at a time.
--- include: needed.lua
 local call = redis.call
-local stream, marker = KEYS[1], KEYS[2]
-local sequence, max_len, count = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[5])
+local stream, marker, sequence, max_len, count = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[5])
 
 local last = call('GET', marker)
 if last then
-  local done, answers = string.match(last, '^(%d+) (.*)$')
-  if done == sequence then return answers end
+  local done = string.match(last, '^%d+')
+  if done == sequence then return string.sub(last, #done + 2) end
   if tonumber(done) > tonumber(sequence) then
     return redis.error_reply('STALEBATCH batch ' .. sequence .. ' of this producer is older than ' .. done)
   end
 end
 
+local length = max_len > 0 and call('XLEN', stream) or 0
+if count == 1 and ARGV[6] == 'plain' and (max_len == 0 or length < max_len) then
+  -- A message that travels alone is waited for: nothing but what it needs.
+  local answer = '0 ' .. call('XADD', stream, '*', 'data', ARGV[7], 'message_id', ARGV[8])
+  call('SET', marker, sequence .. ' ' .. answer, 'EX', ARGV[2])
+  return answer
+end
+
+-- include: needed.lua
 -- XINFO GROUPS costs, so room is made a thousand entries at a time: that is paid once per thousand messages.
 local function make_room()
   local limit = needed_from(stream)
@@ -30,7 +37,6 @@ local function make_room()
   if call('XLEN', stream) + count > max_len then call('XTRIM', stream, 'MINID', limit) end
 end
 
-local length = max_len > 0 and call('XLEN', stream) or 0
 if max_len > 0 and length > 0 and length + count > max_len then
   make_room()
   length = call('XLEN', stream)

@@ -49,7 +49,7 @@ def batch_call(handler: Callable[..., Any]) -> Call:
     """Return a call that hands a batch over and returns the ids to acknowledge."""
 
     def call(messages: list[StreamMessage]) -> list[str] | None:
-        returned = handler(messages)
+        returned = handler(messages.copy())  # what the handler does to its list is its own affair
         if returned is None:
             logger.warning(
                 "the handler returned None for %d message(s): nothing is acknowledged; return the ids that are done",

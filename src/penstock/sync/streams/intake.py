@@ -13,9 +13,10 @@ from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import Event, Lock, next_tick
+from penstock.streams.held import Row
 from penstock.streams.tally import Tally
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.streams.inbox import Inbox, Row
+from penstock.sync.streams.inbox import Inbox
 from penstock.sync.streams.incoming import Decoder, Incoming
 from penstock.sync.streams.ledger import MAX_IDS, Claim, Ledger, parse_rows
 from penstock.sync.streams.settler import Settler
@@ -148,8 +149,9 @@ class Intake:
         if self._inbox.is_closed:
             return
         appetite.hungry()
-        # At least one even if the inbox is fuller than expected: the read also carries acknowledgements.
-        count = max(1, appetite.target - len(self._inbox))
+        # At least one even if the inbox is fuller than expected: the read also carries acknowledgements. And at most as
+        # many as it can carry of them, else they would fall behind.
+        count = min(max(1, appetite.target - len(self._inbox)), MAX_IDS)
         found = self.read(count, block_ms or None)
         if not found and not block_ms:
             self.quiet.wait(_IDLE_POLL_S)
@@ -186,11 +188,14 @@ class Intake:
             while True:
                 page = self._ledger.own_pending(start, MAX_IDS)
                 pending += len(page)
-                stranded = [entry_id for entry_id, _, _ in page if entry_id not in self._inbox.held]
+                held = set(self._inbox.held.ids())
+                stranded = [entry_id for entry_id, _, _ in page if entry_id not in held]
                 # What is done but not acknowledged yet is neither held nor stranded.
                 stranded = [entry_id for entry_id in stranded if not self._settler.has(entry_id)]
                 has_stranded = has_stranded or bool(stranded)
-                self._is_exact = not has_stranded and pending == len(self._inbox.held) + self._settler.outstanding
+                with self._inbox.held.lock:
+                    known = len(self._inbox.held) + self._settler.outstanding
+                self._is_exact = not has_stranded and pending == known
                 if stranded:
                     claims, missing = self._ledger.take(stranded, self.has_read)
                     taken = self.take_again(claims, missing)

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +15,10 @@ from penstock.streams.tally import Tally
 from penstock.sync.streams.inbox import Inbox
 from penstock.sync.streams.ledger import MAX_IDS, Ledger
 
-LINGER_S = 0.01
+# Not a round number: messages that come at a steady pace mostly come at a round one, and what falls due in the moment
+# of the next message would delay it.
+LINGER_S = 0.007
+_OLD_S = 0.002
 _RECORD_EVERY_S = 0.1
 _TRIES = 3
 _WORTH_CARRYING = 10
@@ -39,45 +40,45 @@ class Settler:
 
     def __init__(self, ledger: Ledger, inbox: Inbox, tally: Tally, on_refused: Callable[[list[str]], None]) -> None:
         self._ledger, self._inbox, self._tally, self._on_refused = ledger, inbox, tally, on_refused
-        self._done: deque[str] = deque()
+        self._done: list[str] = []
         self._unanswered: list[Acks] = []  # sent, and the server has not answered yet
         self._must_look = False  # the server's count was not what it should be: the next ones are looked up
         self._repeated: set[str] = set()  # sent before, and the answer got lost
         self._carried = 0  # how many reads took some along
         self._has_attempts = False  # some of them have a record of attempts to be forgotten
+        self._first_done_s = 0.0
         self._last_record_s = 0.0
         self._is_record_old = False  # some were acknowledged since the position was recorded
         self._flushing = Lock()
-        # In the sync half threads move ids from one list to the next while others ask whether they are in any.
-        self._moving = threading.Lock()
         self.dirty = Event()
 
-    def done(self, messages: list[StreamMessage], is_again: bool) -> None:
+    def done(self, messages: list[StreamMessage], ids: list[str], is_again: bool) -> None:
         """Take note that messages are finished; those that ran again have a record of attempts to be forgotten."""
         held = self._inbox.held
-        with self._moving:
-            for message in messages:
-                # A message that was handed back meanwhile is not ours to settle.
-                if held.pop(message.id, None) is message:
-                    self._done.append(message.id)
+        with held.lock:  # else another thread might count a message twice, or not at all
+            # A message that was handed back meanwhile is not ours to settle.
+            found = held.finish(messages)
+            if not self._done:
+                self._first_done_s = time.monotonic()
+            self._done += ids if found is messages else [message.id for message in found]
             self._has_attempts = self._has_attempts or is_again
         if self._done and not self.dirty.is_set():
             self.dirty.set()
 
     def has(self, entry_id: str) -> bool:
         """Tell whether the message is done and its acknowledgement on the way."""
-        with self._moving:
+        with self._inbox.held.lock:
             return entry_id in self._done or any(entry_id in acks.ids for acks in self._unanswered)
 
     @property
     def outstanding(self) -> int:
         """How many messages are done and not known to be acknowledged."""
-        with self._moving:
+        with self._inbox.held.lock:
             return len(self._done) + sum(len(acks.ids) for acks in self._unanswered)
 
     def take_along(self, is_calm: bool) -> Acks | None:
         """Return what a read should carry: nothing while there is little, for a moment later there is more."""
-        if len(self._done) < _WORTH_CARRYING:
+        if len(self._done) < _WORTH_CARRYING and not (self._done and time.monotonic() - self._first_done_s > _OLD_S):
             return None
         self._carried += 1
         return self.take(is_calm)
@@ -89,30 +90,33 @@ class Settler:
         ours must be the same.
         """
         self.dirty.clear()
-        with self._moving:
+        with self._inbox.held.lock:
             acks = self._next(is_calm)
         if self._done:
             self.dirty.set()  # more than fit, or another one since: nobody else may come and say so
         return acks
 
     def _next(self, is_calm: bool) -> Acks | None:
-        count = min(MAX_IDS, len(self._done))
-        if not count:
+        taken = self._done[:MAX_IDS]
+        if not taken:
             return None
-        taken = [self._done.popleft() for _ in range(count)]
+        del self._done[:MAX_IDS]
+        unfinished = len(self._inbox.held)
         forget, self._has_attempts = self._has_attempts, self._has_attempts and bool(self._done)
-        now = time.monotonic()
-        # The position matters should the group be destroyed: recorded when the consumer is quiet, else now and then.
-        record = not self._inbox.held or now - self._last_record_s >= _RECORD_EVERY_S
-        self._is_record_old = not record
-        if record:
-            self._last_record_s = now
         is_known = is_calm and len(taken) >= _WORTH_COUNTING and not self._unanswered and not self._must_look
-        expected = len(self._inbox.held) + len(self._done) + len(taken) if is_known else -1
+        expected = unfinished + len(self._done) + len(taken) if is_known else -1
         self._must_look = False
-        acks = Acks(taken, forget, record, expected)
+        acks = Acks(taken, forget, self._is_record_due(unfinished == 0), expected)
         self._unanswered.append(acks)
         return acks
+
+    def _is_record_due(self, is_quiet: bool) -> bool:
+        # The position matters should the group be destroyed: exact whenever the consumer is quiet, else now and then.
+        now = time.monotonic()
+        self._is_record_old = not is_quiet and now - self._last_record_s < _RECORD_EVERY_S
+        if not self._is_record_old:
+            self._last_record_s = now
+        return not self._is_record_old
 
     def command(self, acks: Acks) -> Command:
         """Return the command for acknowledgements that travel with a read."""
@@ -139,14 +143,14 @@ class Settler:
         self._take_back(acks)
 
     def _forget(self, acks: Acks) -> None:
-        with self._moving:
+        with self._inbox.held.lock:
             self._unanswered.remove(acks)
 
     def _take_back(self, acks: Acks) -> None:
-        with self._moving:
+        with self._inbox.held.lock:
             self._unanswered.remove(acks)
             self._has_attempts = self._has_attempts or acks.forget
-            self._done.extendleft(reversed(acks.ids))
+            self._done[:0] = acks.ids
         self.dirty.set()
 
     def _count(self, acks: Acks, acked: int, refused: list[str]) -> None:
