@@ -100,6 +100,7 @@ def test_patterns() -> None:
         ({"url": URL, "streams": "a", "passwordEnv": "PENSTOCK_NO_SUCH_VARIABLE"}, "is not set"),
         ({"url": URL, "streams": "a", "passwordFile": "/no/such/file"}, "passwordFile"),
         ({"url": URL, "streams": "a", "redis.socket_timeout": "long"}, "must be a number"),
+        ({"url": URL, "streams": "a", "provider": "redis_streams"}, "CREATE TEMPORARY VIEW"),
     ],
 )
 def test_wrong_options_are_told_and_no_secret_is(options: dict[str, str], words: str) -> None:

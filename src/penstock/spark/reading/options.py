@@ -82,6 +82,11 @@ class SourceOptions:
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
         """Read the options; raise ConfigurationError for what is unknown, wrong or contradictory."""
         options = Options(given)
+        if options.text("provider") is not None:
+            raise ConfigurationError(
+                "Spark hands a Python source none of the options of CREATE TABLE: read the streams in Python, or with "
+                "CREATE TEMPORARY VIEW ... USING redis_streams OPTIONS (...)"
+            )
         made = cls(
             link=Link.from_options(options),
             selection=Selection.parse(
