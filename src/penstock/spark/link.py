@@ -15,6 +15,7 @@ _PREFIX = "redis."
 _NUMBERS = {"socket_timeout": float, "socket_connect_timeout": float, "max_connections": int, "pool_timeout": float}
 _FLAGS = {"socket_keepalive", "ssl_check_hostname"}
 _clients: dict[tuple[int, Link], StreamClient] = {}
+_frozen_in: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def spare_the_collector() -> None:
     PySpark collects all garbage after each task. With pandas and pyarrow loaded that takes 50 ms, which is most of what
     a small micro-batch costs, and finds nothing.
     """
-    if not gc.get_freeze_count():
+    if _frozen_in.get("pid") != os.getpid():  # to ask the collector takes as long as to let it work
+        _frozen_in["pid"] = os.getpid()
         gc.freeze()
 
 

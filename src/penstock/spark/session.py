@@ -23,6 +23,7 @@ _LOOPBACK = "127.0.0.1"
 _MOST_SHUFFLE_PARTITIONS = 200
 # Whoever set one of these may have said elsewhere which master is meant.
 _SPEAKERS = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE")
+_UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 _SHUFFLE = "spark.sql.shuffle.partitions"
 _CHECKPOINT_PLACE = "spark.sql.streaming.checkpointLocation"
 _CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
@@ -93,6 +94,9 @@ def _defaults(master: str | None, *, short: bool) -> _Settings:
     if is_local(master):
         # Nobody else has to reach this driver, and the machine's own name need not resolve.
         settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+    if is_local(master) and sys.platform == "linux":
+        # Over TCP each task waits 40 ms for a delayed acknowledgement between Java and its Python worker.
+        settings[_UNIX_SOCKETS] = "true"
     if short:
         settings |= {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     return settings
