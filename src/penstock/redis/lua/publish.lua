@@ -28,19 +28,8 @@ if count == 1 and ARGV[6] == 'plain' and (max_len == 0 or length < max_len) then
   return answer
 end
 
--- include: needed.lua
--- XINFO GROUPS costs, so room is made a thousand entries at a time: that is paid once per thousand messages.
-local function make_room()
-  local limit = needed_from(stream)
-  if not limit then return end
-  call('XTRIM', stream, 'MINID', '~', limit, 'LIMIT', math.max(1000, count * 2))
-  if call('XLEN', stream) + count > max_len then call('XTRIM', stream, 'MINID', limit) end
-end
-
-if max_len > 0 and length > 0 and length + count > max_len then
-  make_room()
-  length = call('XLEN', stream)
-end
+-- include: room.lua
+length = length_with_room(stream, length, count, max_len)
 local room = count
 if max_len > 0 and ARGV[4] == 'reject' then room = max_len - length end
 

@@ -10,7 +10,7 @@
 --       'room rows' = only so many fit; 'fenced epoch' = a newer run writes; 'differs' = what was there are other rows;
 --       'gap batch rows' = rows before these are missing. Only 'added' has written anything, and then all of it.
 -- Called twice: says 'had'. Two attempts of a partition that send the same rows at the same time add each row once.
--- include: needed.lua
+-- include: room.lua
 local call = redis.call
 local stream, marks = KEYS[1], KEYS[2]
 local field, epoch, batch, first = 'p' .. ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -31,19 +31,7 @@ if done == first + count and checksum ~= ARGV[6] then return 'differs' end
 if done >= first + count then return 'had' end
 if done > first then return 'at ' .. done .. ' ' .. checksum end
 
--- XINFO GROUPS costs, so room is made a thousand entries at a time: that is paid once per thousand messages.
-local function make_room()
-  local limit = needed_from(stream)
-  if not limit then return end
-  call('XTRIM', stream, 'MINID', '~', limit, 'LIMIT', math.max(1000, count * 2))
-  if call('XLEN', stream) + count > max_len then call('XTRIM', stream, 'MINID', limit) end
-end
-
-local length = max_len > 0 and call('XLEN', stream) or 0
-if max_len > 0 and length > 0 and length + count > max_len then
-  make_room()
-  length = call('XLEN', stream)
-end
+local length = length_with_room(stream, max_len > 0 and call('XLEN', stream) or 0, count, max_len)
 if max_len > 0 and ARGV[9] == 'reject' and length + count > max_len then
   return 'room ' .. math.max(0, max_len - length)
 end
