@@ -174,7 +174,7 @@ def test_nothing_is_lost_and_nothing_is_unexplained_whatever_breaks(
     found = scene.checker.check_conserved(producers.published, producers.unknown)
     scene.checker.check_handled(scene.workers, found)
     dead = {found.entries[entry_id] for entry_id in found.dead}
-    repeated = scene.checker.check_starts(scene.workers)
+    repeated = scene.checker.check_starts(scene.workers, killed=nemesis.deeds.count("kill"))
     assert dead <= producers.fatal, "dead without a reason"
     assert producers.fatal & set(found.entries.values()) <= dead, "a fatal message was acknowledged"
     for worker in nemesis.crew:
