@@ -328,3 +328,18 @@ def test_an_unreachable_server_is_told() -> None:
         StreamReader(options, RowBuilder(_SCHEMA)).initialOffset()
     assert "127.0.0.1:1" in str(caught.value)
     assert "s3cret" not in str(caught.value)
+
+
+def test_planning_looks_at_no_entry_when_counters_tell(make: Make, raw: redis.Redis) -> None:
+    _add(raw, 500)
+    reader = make(maxRowsPerTrigger="1000")
+    start = reader.initialOffset()
+    raw.config_resetstat()
+    end = reader.latestOffset(start, LIMITED)
+    reader.partitions(start, end)
+    assert set(raw.info("commandstats")) <= {
+        "cmdstat_xinfo",
+        "cmdstat_xinfo|stream",
+        "cmdstat_config|resetstat",
+        "cmdstat_config",
+    }
