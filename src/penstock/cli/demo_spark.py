@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from penstock import PenstockError, StreamClient
 from penstock.cli.demo_orders import BY_SPARK, STREAM
 
-_LAST_WORDS = 2_000
+_LAST_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -79,5 +79,11 @@ async def _run_job(url: str, folder: str, tell: Callable[[str], None]) -> str:
             os.killpg(job.pid, signal.SIGKILL)
         await asyncio.wait([complaints, asyncio.ensure_future(job.wait())])
     if job.returncode:
-        raise SparkFailed(f"the Spark step failed:\n{complaints.result().decode(errors='replace')[-_LAST_WORDS:]}")
+        raise SparkFailed(f"the Spark step failed:\n{_last_words(complaints.result().decode(errors='replace'))}")
     return last
+
+
+def _last_words(complaints: str) -> str:
+    # Java's stack is long, and what happened stands before it.
+    lines = [line for line in complaints.splitlines() if not line.startswith(("\tat ", "\t... "))]
+    return "\n".join(lines[-_LAST_LINES:])
