@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -48,6 +48,15 @@ class Encoder:
         if type(raw) is not bytes:
             raise self._not_bytes(raw)
         return Outgoing(raw, self._new_id(), self._more)
+
+    def plain_many(self, items: Iterable[object]) -> list[Outgoing]:
+        """Encode messages that have nothing but a payload."""
+        dumps, new_id, more = self._dumps, self._new_id, self._more
+        messages = [Outgoing(dumps(data), new_id(), more) for data in items]  # type: ignore[arg-type]  # checked below
+        for message in messages:
+            if type(message.raw) is not bytes:
+                raise self._not_bytes(message.raw)
+        return messages
 
     def _not_bytes(self, raw: object) -> EncodeError:
         serializer = type(self._serializer).__name__

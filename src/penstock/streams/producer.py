@@ -115,7 +115,7 @@ class StreamProducer:
         accepted ones.
         """
         # All are encoded before any is sent: one that cannot be encoded leaves the stream as it was.
-        messages = [self._encoder.plain(item) for item in items]
+        messages = self._encoder.plain_many(items)
         if not messages:
             return []
         if self._outbox.is_full():
