@@ -71,3 +71,11 @@ def test_a_forked_process_makes_ids_of_its_own() -> None:
     before = maker.make()[16:]
     ids.MessageIds.forked()
     assert maker.make()[16:] != before
+
+
+def test_ids_made_together_are_as_unique_and_as_ordered_as_those_made_one_by_one() -> None:
+    maker = ids.MessageIds()
+    made = [maker.make(), *maker.make_many(5_000), maker.make(), *maker.make_many(3), *maker.make_many(0)]
+    assert len(set(made)) == 5_005
+    assert {len(message_id) for message_id in made} == {32}
+    assert all(message_id[12] == "7" and message_id[16] in "89ab" for message_id in made)

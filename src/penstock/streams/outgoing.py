@@ -36,7 +36,8 @@ class Encoder:
     def __init__(self, serializer: Serializer | None) -> None:
         self._serializer: Serializer = serializer or JsonSerializer()
         self._dumps: Callable[[object], object] = self._serializer.encode
-        self._new_id = ids.MessageIds().make
+        message_ids = ids.MessageIds()
+        self._new_id, self._new_ids = message_ids.make, message_ids.make_many
         content_type: str | None = getattr(self._serializer, "content_type", None)
         # What nobody has to be told costs no bytes: JSON is what a reader assumes.
         is_told = content_type is not None and content_type != _JSON
@@ -51,8 +52,9 @@ class Encoder:
 
     def plain_many(self, items: Iterable[object]) -> list[Outgoing]:
         """Encode messages that have nothing but a payload."""
-        dumps, new_id, more = self._dumps, self._new_id, self._more
-        messages = [Outgoing(dumps(data), new_id(), more) for data in items]  # type: ignore[arg-type]  # checked below
+        payloads: list[Any] = [self._dumps(data) for data in items]
+        new_ids, more = self._new_ids(len(payloads)), self._more
+        messages = [Outgoing(raw, new_id, more) for raw, new_id in zip(payloads, new_ids, strict=True)]
         for message in messages:
             if type(message.raw) is not bytes:
                 raise self._not_bytes(message.raw)

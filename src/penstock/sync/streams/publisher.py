@@ -119,7 +119,7 @@ class Publisher:
         first, is_range, last = text.partition("..")
         if is_range:
             ms, _, seq = first.partition("-")
-            return [f"{ms}-{n}" for n in range(int(seq), int(last.partition("-")[2]) + 1)]
+            return list(map(f"{ms}-".__add__, map(str, range(int(seq), int(last.partition("-")[2]) + 1))))
         return [self._answer(item) for item in text.split(" ")]
 
     def _answer(self, item: str) -> Answer:
