@@ -6,19 +6,18 @@ import difflib
 import json
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from penstock.culprit import cut, find_culprit, type_name
 from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
 
 ENTRY_POINT_GROUP = "penstock.serializers"
 DEFAULT_MAX_BYTES = 1_048_576
 DEFAULT_MAX_DEPTH = 256
-_MAX_NODES_SEARCHED = 1_000_000
-_MAX_PATH = 1_000
 _Error = TypeVar("_Error", bound=Exception)
 _REFUSALS = (msgspec.MsgspecError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, MemoryError)
 
@@ -83,8 +82,11 @@ class _Bounded:
         try:
             return self._second_dumps(data)
         except _REFUSALS as refusal:
-            why = _find_culprit(data, self._attempt) or f"something in this {_type_name(data)} is refused: {refusal}"
-            why = f"{_cut(why, 500)}; convert it to a type that {self._form} has"
+            why = (
+                find_culprit(data, self._attempt, _REFUSALS)
+                or f"something in this {type_name(data)} is refused: {refusal}"
+            )
+            why = f"{cut(why, 500)}; convert it to a type that {self._form} has"
             raise EncodeError(f"cannot encode the payload as {self._form}: {why}") from refusal
 
     def _decode_slowly(self, raw: bytes, error: Exception) -> Any:
@@ -156,7 +158,7 @@ class JsonSerializer(_Bounded):
             self._check_size(raw)
         # msgspec writes NaN and infinity as null, so only a text with a null needs the look at the payload.
         # rfind() takes half the time of `in`.
-        if raw.rfind(b"null") >= 0 and _may_hold_nan(data) and (culprit := _find_culprit(data, _refuse_nan)):
+        if raw.rfind(b"null") >= 0 and _may_hold_nan(data) and (culprit := find_culprit(data, _refuse_nan, _REFUSALS)):
             raise EncodeError(f"cannot encode the payload as JSON: {culprit}")
         return raw
 
@@ -232,9 +234,7 @@ class PickleSerializer:
         try:
             raw = pickle.dumps(data, protocol=5)
         except Exception as error:
-            raise EncodeError(
-                f"cannot pickle this {_type_name(data)}: {_cut(error)}; send plain data instead"
-            ) from error
+            raise EncodeError(f"cannot pickle this {type_name(data)}: {cut(error)}; send plain data instead") from error
         if len(raw) > self._max_bytes:
             raise _too_large(PayloadTooLarge, raw, self._max_bytes)
         return raw
@@ -246,7 +246,7 @@ class PickleSerializer:
         try:
             return pickle.loads(raw)  # noqa: S301  chosen twice by the user, see the constructor
         except Exception as error:
-            raise _bad_payload("pickle", f"{type(error).__name__}: {_cut(error)}", raw) from error
+            raise _bad_payload("pickle", f"{type(error).__name__}: {cut(error)}", raw) from error
 
 
 def shortcut(serializer: Serializer) -> tuple[Callable[[bytes], Any], int]:
@@ -274,10 +274,10 @@ def load_serializer(name: str, **options: object) -> Serializer:
     except ConfigurationError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {_cut(error)}"
+        reason = f"{type(error).__name__}: {cut(error)}"
         raise ConfigurationError(f"serializer {name!r} cannot be made with {sorted(options)}: {reason}") from error
     if not isinstance(serializer, Serializer):
-        raise ConfigurationError(f"serializer {name!r}, a {_type_name(serializer)}, lacks encode() or decode()")
+        raise ConfigurationError(f"serializer {name!r}, a {type_name(serializer)}, lacks encode() or decode()")
     return serializer
 
 
@@ -295,7 +295,7 @@ def _load_plugin(name: str) -> _Factory:
     try:
         factory: _Factory = point.load()
     except Exception as error:
-        reason = f"{type(error).__name__}: {_cut(error)}"
+        reason = f"{type(error).__name__}: {cut(error)}"
         raise ConfigurationError(f"serializer {name!r} ({target}) cannot be imported: {reason}") from error
     return factory
 
@@ -311,7 +311,7 @@ def _base_value(value: object) -> object:
         return str.__str__(value)
     if isinstance(value, int | float):
         return int(value) if isinstance(value, int) else float(value)
-    raise TypeError(f"Encoding objects of type {_type_name(value)} is unsupported")
+    raise TypeError(f"Encoding objects of type {type_name(value)} is unsupported")
 
 
 def _is_deeper(data: Any, limit: int) -> bool:
@@ -342,62 +342,10 @@ def _refuse_nan(value: object) -> None:
         raise ValueError(f"JSON has no {float(value)!r}; use None, a string or MsgpackSerializer")
 
 
-def _find_culprit(data: object, attempt: Callable[[Any], object]) -> str | None:
-    """Describe the first value that the attempt refuses: where it is, its type, why; gives up on absurd sizes."""
-    waiting: list[tuple[str, Any]] = [("", data)]
-    for _ in range(_MAX_NODES_SEARCHED):
-        if not waiting:
-            break
-        path, node = waiting.pop()
-        children = list(_children(path, node))
-        place, suspects = path or "the payload itself", [] if children else [(node, node)]
-        if isinstance(node, dict):
-            place, suspects = f"a key of {path or 'the payload'}", [(key, {key: None}) for key in node]
-        for suspect, probe in suspects:
-            try:
-                attempt(probe)
-            except _REFUSALS as refusal:
-                return f"{place} is a {_type_name(suspect)}: {refusal}"
-        waiting.extend(reversed(children))
-    return None
-
-
-def _children(path: str, node: object) -> Iterator[tuple[str, object]]:
-    if len(path) > _MAX_PATH:  # the payload contains itself
-        return
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield _step(path, key), value
-    elif isinstance(node, list | tuple | set | frozenset):
-        for index, value in enumerate(node):
-            yield f"{path}[{index}]", value
-    else:
-        kind = type(node)
-        names = getattr(kind, "__struct_fields__", ()) or getattr(kind, "__dataclass_fields__", ())
-        for name in names or [attribute.name for attribute in getattr(kind, "__attrs_attrs__", ())]:
-            yield _step(path, name), getattr(node, name, None)
-
-
-def _step(path: str, key: object) -> str:
-    if isinstance(key, str) and key.isidentifier() and len(key) <= 40:
-        return f"{path}.{key}" if path else key
-    return f"{path}[{_cut(repr(key), 40)}]"
-
-
 def _positive(name: str, value: int) -> int:
     if type(value) is not int or value < 1:
         raise ConfigurationError(f"{name}={value!r} must be a positive whole number")
     return value
-
-
-def _type_name(value: object) -> str:
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _cut(text: object, length: int = 200) -> str:
-    whole = str(text)
-    return whole if len(whole) <= length else f"{whole[:length]}..."
 
 
 def _too_large(kind: type[_Error], raw: bytes, max_bytes: int) -> _Error:
@@ -408,4 +356,4 @@ def _too_large(kind: type[_Error], raw: bytes, max_bytes: int) -> _Error:
 
 
 def _bad_payload(form: str, reason: object, raw: bytes) -> DecodeError:
-    return DecodeError(f"the payload is not usable {form}: {_cut(reason)} ({len(raw)} bytes, beginning {raw[:60]!r})")
+    return DecodeError(f"the payload is not usable {form}: {cut(reason)} ({len(raw)} bytes, beginning {raw[:60]!r})")

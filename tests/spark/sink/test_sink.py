@@ -187,7 +187,8 @@ def test_a_batch_that_is_repeated_from_the_checkpoint_writes_nothing_twice(
     query.stop()
     found = list(map(int, payloads(stream_redis)))
     assert len(found) == len(set(found))
-    assert set(range(max(found) + 1)) == set(found) or set(found) >= set(range(3_000))
+    whole = 1_000 * (int(commits[-1].name) + 3)  # what comes behind may have been cut off when the query was stopped
+    assert set(range(whole)) <= set(found)
 
 
 def test_of_two_queries_from_one_checkpoint_the_newer_one_writes(

@@ -170,7 +170,7 @@ def _as_written(value: object) -> object:
         return msgspec.Raw(value.text.encode())
     if isinstance(value, msgspec.msgpack.Ext):
         return {"code": value.code, "data": value.data}
-    raise NotImplementedError
+    raise NotImplementedError  # so msgspec wants to be told that there is no other form
 
 
 def _binary(value: object) -> object:

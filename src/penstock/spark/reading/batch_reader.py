@@ -8,7 +8,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from penstock.spark.link import spare_the_collector
-from penstock.spark.reading.catalogue import look, patiently, require
+from penstock.spark.patience import patiently
+from penstock.spark.reading.catalogue import look, require
 from penstock.spark.reading.offsets import IdRange
 from penstock.spark.reading.options import EARLIEST, Bound, SourceOptions
 from penstock.spark.reading.pending import pending_rows

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import random
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from penstock import ids
-from penstock.errors import ConfigurationError, GroupLost, PenstockError, StreamMissing, TransientError
+from penstock.errors import ConfigurationError, GroupLost, PenstockError, StreamMissing
 from penstock.keys import check_name
 from penstock.redis.aio import Reply
-from penstock.redis.retry import pause_s
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import read_many, stream_keys
 
-logger = logging.getLogger("penstock.spark")
-T = TypeVar("T")
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -131,18 +124,3 @@ def require(states: dict[str, StreamState | None], client: StreamClient) -> None
             f"there is no stream {', '.join(map(repr, missing[:5]))} in Redis at {client.settings.where}; check the "
             "name and the database, or set option waitForStreams=true to begin when it appears"
         )
-
-
-def patiently(step: Callable[[], T], timeout_s: float) -> T:
-    """Repeat a step that only reads while Redis is away, restarts, is paused or moves slots, but not for ever."""
-    deadline, failures, chance = time.monotonic() + timeout_s, 0, random.Random()
-    while True:
-        try:
-            return step()
-        except TransientError as error:
-            failures += 1
-            if isinstance(error, GroupLost) or time.monotonic() >= deadline:
-                raise
-            if failures == 1:
-                logger.warning("Redis does not answer, trying again for up to %.0f s: %s", timeout_s, error)
-            time.sleep(max(0.1, pause_s(failures, chance)))

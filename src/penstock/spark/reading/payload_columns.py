@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.errors import ConfigurationError
+from penstock.spark.patience import patiently
 from penstock.spark.payload.decoder import PayloadFormat
 from penstock.spark.payload.schema import parse_ddl, to_ddl
-from penstock.spark.reading.catalogue import look, patiently
+from penstock.spark.reading.catalogue import look
 from penstock.spark.reading.columns import Columns
 from penstock.spark.reading.loss import beginning
 from penstock.spark.reading.offsets import IdRange

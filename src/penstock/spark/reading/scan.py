@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from penstock import ids
 from penstock.errors import DataLost, PenstockError
 from penstock.redis.aio import Reply
-from penstock.spark.reading.catalogue import look, patiently
+from penstock.spark.patience import patiently
+from penstock.spark.reading.catalogue import look
 from penstock.spark.reading.loss import find_gap
 from penstock.spark.reading.offsets import IdRange, Position
 from penstock.spark.reading.rows import Entry, Page

@@ -24,9 +24,10 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock import ids
 from penstock.errors import DataLost
+from penstock.spark.patience import patiently
 from penstock.spark.reading.admission import Backlog, Limits, Planner
 from penstock.spark.reading.batch_reader import RangePartition, TaskReader
-from penstock.spark.reading.catalogue import StreamState, look, patiently, require
+from penstock.spark.reading.catalogue import StreamState, look, require
 from penstock.spark.reading.group_cursor import GroupCursor
 from penstock.spark.reading.loss import find_gap
 from penstock.spark.reading.offsets import Offset, Offsets, Position, Progress

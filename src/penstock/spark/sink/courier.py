@@ -14,9 +14,9 @@ from penstock.redis.retry import pause_s
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import pause
+from penstock.spark.patience import Patience
 from penstock.spark.sink.chunks import Chunk
 from penstock.spark.sink.options import SinkOptions
-from penstock.spark.sink.patience import Patience
 from penstock.spark.sink.ways import MarkedWay, Outcome, Room, Settled, Way
 from penstock.sync.redis.client import StreamClient
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from penstock.errors import TransientError
 from penstock.redis.retry import Repeat
+from penstock.spark.patience import Patience
 from penstock.spark.sink.identity import Identity
 from penstock.spark.sink.options import SinkOptions
-from penstock.spark.sink.patience import Patience
 from penstock.spark.sink.ways import fenced
 from penstock.sync.redis.client import StreamClient
 

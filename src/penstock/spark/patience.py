@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-from penstock.errors import GroupLost, PenstockError, TransientError
+from penstock.errors import GroupLost, PenstockError, ServerBusy, TransientError
 from penstock.redis.retry import pause_s
 from penstock.redis.translate import Redirected
 from penstock.runtime.threads import pause
 
+logger = logging.getLogger("penstock.spark")
+T = TypeVar("T")
 _chance = random.Random()
 
 
@@ -28,9 +33,22 @@ class Patience:
         now = time.monotonic()
         if not self._failures:
             self._until = now + self._timeout_s
+            logger.warning("%s failed and is tried again for up to %g s: %s", what, self._timeout_s, error)
         elif now >= self._until:
             text = f"{what} failed for {self._timeout_s:g} s, {self._failures + 1} times (option retryTimeout): {error}"
-            raise type(error)(text) from error
+            # A redirection is made of the server's words, and of no others.
+            kind = ServerBusy if isinstance(error, Redirected) else type(error)
+            raise kind(text) from error
         self._failures += 1
         # A slot on the move is served elsewhere in a moment: whoever waits longer meets the next move.
         pause(pause_s(1 if isinstance(error, Redirected) else self._failures, _chance))
+
+
+def patiently(step: Callable[[], T], timeout_s: float, what: str = "reading streams") -> T:
+    """Repeat a step that only reads while Redis is away, restarts, is paused or moves slots, but not for ever."""
+    patience = Patience(timeout_s)
+    while True:
+        try:
+            return step()
+        except TransientError as error:
+            patience.bear(error, what)
