@@ -69,3 +69,8 @@ class TestServersThatDoNotCount:
     def test_an_empty_stream_without_news_misses_nothing(self) -> None:
         assert find_gap("s", Position("5-0"), _state(0, None, "5-0", None, None)) is None
         assert find_gap("s", Position("5-0"), _state(0, None, "6-0", None, None)) is not None
+
+
+def test_a_position_that_is_ahead_of_its_stream_has_missed_nothing() -> None:
+    assert find_gap("s", Position("50-0", 10), _state(10, "1-0", "10-0", 10)) is None
+    assert find_gap("s", Position("50-0", 10), _state(11, "1-0", "11-0", 11)) is None

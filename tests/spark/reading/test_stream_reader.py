@@ -65,6 +65,17 @@ def test_a_new_query_begins_at_the_end_unless_told_otherwise(redis_url: str, raw
     assert _rows(reader, start, reader.latestOffset(start, ALL)) == made
 
 
+def test_a_query_may_begin_at_a_time_that_has_not_come(redis_url: str, raw: redis.Redis) -> None:
+    for ms in (1_000, 2_000):
+        raw.xadd("orders", {"data": "x"}, id=f"{ms}-0")
+    options = SourceOptions.parse({"url": redis_url, "streams": "orders", "startingTimestamp": "5000"})
+    reader = StreamReader(options, RowBuilder(_SCHEMA))
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ALL) == start
+    raw.xadd("orders", {"data": "x"}, id="5000-0")
+    assert _rows(reader, start, reader.latestOffset(start, ALL)) == ["5000-0"]
+
+
 def test_the_first_batch_is_the_same_after_a_restart_though_latest_has_moved(redis_url: str, raw: redis.Redis) -> None:
     def new_reader() -> StreamReader:
         return StreamReader(SourceOptions.parse({"url": redis_url, "streams": "orders"}), RowBuilder(_SCHEMA))
@@ -171,6 +182,18 @@ def test_new_streams_of_a_pattern_are_read_from_their_first_entry(
     assert _rows(reader, start, end) == first
     second = _add(raw, 5, "orders:2")
     assert _rows(reader, end, reader.latestOffset(end, ALL)) == second
+
+
+def test_a_stream_that_is_not_asked_for_any_more_rests_where_it_is(make: Make, raw: redis.Redis) -> None:
+    _add(raw, 3, "a")
+    _add(raw, 3, "b")
+    both = make("a,b")
+    at = both.latestOffset(both.initialOffset(), ALL)
+    more_of_a, more_of_b = _add(raw, 2, "a"), _add(raw, 2, "b")
+    one = make("a")
+    later = one.latestOffset(at, ALL)
+    assert _rows(one, at, later) == more_of_a
+    assert _rows(both, later, both.latestOffset(later, ALL)) == more_of_b
 
 
 class TestDataLoss:

@@ -116,6 +116,16 @@ def _state(reply: Reply) -> StreamState:
     )
 
 
+def look_at_group(client: StreamClient, stream: str, group: str) -> dict[bytes, Reply] | None:
+    """Return what the server says of a consumer group, None if there is none of this name."""
+    key = client.keys(stream).stream
+    for row in client.call(key, "XINFO", "GROUPS", key):
+        info = dict(zip(row[::2], row[1::2], strict=True))
+        if info[b"name"] == group.encode():
+            return info
+    return None
+
+
 def require(states: dict[str, StreamState | None], client: StreamClient) -> None:
     """Raise StreamMissing if one of the streams does not exist."""
     missing = [name for name, state in states.items() if state is None]

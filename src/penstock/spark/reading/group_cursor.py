@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import ConfigurationError, GroupLost, ServerError
 from penstock.redis.retry import Repeat
+from penstock.spark.reading.catalogue import look_at_group
 from penstock.spark.reading.offsets import Position
 from penstock.sync.redis.client import StreamClient
 
@@ -38,15 +39,13 @@ class GroupCursor:
         except ServerError as error:
             if "BUSYGROUP" not in str(error):
                 raise
-        for row in self._client.call(key, "XINFO", "GROUPS", key):
-            info = dict(zip(row[::2], row[1::2], strict=True))
-            is_used = info[b"consumers"] or info[b"pending"]
-            if info[b"name"] == self._group.encode() and is_used and not self._is_forced:
-                raise ConfigurationError(
-                    f"group {self._group!r} of stream {stream!r} has {info[b'consumers']} consumers and "
-                    f"{info[b'pending']} pending messages: moving it would make its workers skip messages. Give the "
-                    "query a group of its own, or set option groupForce=true if those consumers are gone for good"
-                )
+        info = look_at_group(self._client, stream, self._group) or {}
+        if (info.get(b"consumers") or info.get(b"pending")) and not self._is_forced:
+            raise ConfigurationError(
+                f"group {self._group!r} of stream {stream!r} has {info[b'consumers']} consumers and "
+                f"{info[b'pending']} pending messages: moving it would make its workers skip messages. Give the "
+                "query a group of its own, or set option groupForce=true if those consumers are gone for good"
+            )
 
     def _move(self, key: str, at: Position) -> None:
         # Without the rank the server could not tell the lag of a group that is set by hand. One that does not count

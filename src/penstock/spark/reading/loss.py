@@ -40,8 +40,7 @@ def find_gap(stream: str, at: Position, state: StreamState | None) -> Gap | None
         if at.id == ids.ZERO:
             return None
         return Gap(stream, at.id, "", None, False, "the stream was deleted", Position(ids.ZERO, 0))
-    is_older = at.rank is not None and state.added is not None and state.added < at.rank
-    if ids.parse(state.last_id) < here or is_older:
+    if _is_another(at, state):
         why = "the stream was deleted and created anew, or the server lost its newest entries"
         return Gap(stream, at.id, state.first_id or "", None, False, why, beginning(state))
     if state.first_id is not None and ids.parse(state.first_id) <= here:
@@ -49,6 +48,13 @@ def find_gap(stream: str, at: Position, state: StreamState | None) -> Gap | None
     if state.removed is not None and at.rank is not None:
         return _counted(stream, at, state, state.removed - at.rank)
     return _uncounted(stream, at, state)
+
+
+def _is_another(at: Position, state: StreamState) -> bool:
+    # A query may begin at a time that has not come: where the server counts, to be ahead of the stream says nothing.
+    if at.rank is not None and state.added is not None:
+        return state.added < at.rank
+    return ids.parse(state.last_id) < ids.parse(at.id)
 
 
 def _counted(stream: str, at: Position, state: StreamState, lost: int) -> Gap | None:

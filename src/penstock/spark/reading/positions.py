@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock import ids
 from penstock.errors import ConfigurationError
-from penstock.spark.reading.catalogue import StreamState
+from penstock.spark.reading.catalogue import StreamState, look_at_group
 from penstock.spark.reading.loss import beginning
 from penstock.spark.reading.offsets import Position
 from penstock.spark.reading.options import EARLIEST, GROUP, LATEST, Bound
@@ -48,7 +48,8 @@ def _upto(place: str) -> str:
 def placed(after: str, state: StreamState) -> Position:
     """Return a position by id, with its rank where the server's counters tell it."""
     if ids.parse(after) >= ids.parse(state.last_id):
-        return Position(after, state.added)
+        # Without counters a position ahead of the stream could not be told from one in a stream that was deleted.
+        return Position(after if state.added is not None else state.last_id, state.added)
     first = beginning(state)
     if ids.parse(after) <= ids.parse(first.id):
         return first  # nothing is left before the first entry, and nobody asked for more than what is there
@@ -57,9 +58,7 @@ def placed(after: str, state: StreamState) -> Position:
 
 def group_position(client: StreamClient, stream: str, group: str) -> str:
     """Return the last id that a consumer group was handed."""
-    key = client.keys(stream).stream
-    for row in client.call(key, "XINFO", "GROUPS", key):
-        info = dict(zip(row[::2], row[1::2], strict=True))
-        if info[b"name"] == group.encode():
-            return str(info[b"last-delivered-id"].decode())
-    raise ConfigurationError(f"stream {stream!r} has no consumer group {group!r} to begin at")
+    found = look_at_group(client, stream, group)
+    if found is None:
+        raise ConfigurationError(f"stream {stream!r} has no consumer group {group!r} to begin at")
+    return str(found[b"last-delivered-id"].decode())

@@ -112,7 +112,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner = Planner(self._task.scanner(), self._options.min_partitions, self._options.max_rows_per_partition)
         planned = planner.plan(backlogs, limits)
         self._took_s = time.monotonic()
-        return Offsets({name: _with_lost(progress, lost.get(name, 0)) for name, progress in planned.items()}).dump()
+        # A stream that is not asked for any more keeps its place, should it be asked for again.
+        resting = {name: Progress(progress.end, progress.end) for name, progress in at.streams.items()}
+        taken = resting | planned
+        return Offsets({name: _with_lost(progress, lost.get(name, 0)) for name, progress in taken.items()}).dump()
 
     def _checked(self, name: str, at: Offsets, state: StreamState | None, lost: dict[str, int]) -> Position:
         if name not in at.streams:
@@ -171,7 +174,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         client, now = self._options.link.client(), time.monotonic()
         if now - self._discovered_s > _DISCOVER_EVERY_S or not self._names:
             self._names, self._discovered_s = self._options.stream_names(client), now
-        return look(client, list(dict.fromkeys([*already, *self._names])))
+        # One that a pattern found and finds no longer has been deleted, which must not go unnoticed.
+        known = already if self._options.selection.is_pattern else ()
+        return look(client, list(dict.fromkeys([*known, *self._names])))
 
     def _show(self, name: str, here: Position) -> None:
         # Before the first entry of a stream is read, too: retention would not wait for a group that is not there.
