@@ -16,6 +16,15 @@ from penstock.model import (
     StreamMessage,
     StreamStats,
 )
+from penstock.queue.abstract_gateway import AbstractRedisGateway
+from penstock.queue.gateway import RedisGateway
+from penstock.queue.interrupt import (
+    BaseGracefulInterruptHandler,
+    EventDrivenInterruptHandler,
+    GracefulInterruptHandler,
+)
+from penstock.queue.message_queue import RedisMessageQueue
+from penstock.queue.model import ClaimedMessage, QueueStats
 from penstock.redis.client import StreamClient
 from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
 from penstock.streams.consumer import StreamConsumer
@@ -24,12 +33,17 @@ from penstock.streams.group import ConsumerGroup
 from penstock.streams.producer import StreamProducer
 
 __all__ = [
+    "AbstractRedisGateway",
+    "BaseGracefulInterruptHandler",
+    "ClaimedMessage",
     "ConsumerConfig",
     "ConsumerGroup",
     "ConsumerInfo",
     "ConsumerMetrics",
     "DeadLetter",
     "DeadLetters",
+    "EventDrivenInterruptHandler",
+    "GracefulInterruptHandler",
     "JsonSerializer",
     "Lag",
     "MsgpackSerializer",
@@ -38,6 +52,9 @@ __all__ = [
     "PenstockError",
     "PickleSerializer",
     "ProducerMetrics",
+    "QueueStats",
+    "RedisGateway",
+    "RedisMessageQueue",
     "Serializer",
     "StreamClient",
     "StreamConsumer",

@@ -19,6 +19,7 @@ HEADERS = "headers"
 CONTENT_TYPE = "content_type"
 EXPIRES_AT = "expires_at"
 REDRIVES = "redrives"
+DEDUP_KEY = "dedup_key"  # under which the message was published, so that the key can be freed
 
 _encode_json = msgspec.json.encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode

@@ -14,6 +14,10 @@ class ConfigurationError(PenstockError, ValueError):
     """A parameter, name or URL is unusable; the message says which, why and what to write instead."""
 
 
+class ConfigurationTypeError(ConfigurationError, TypeError):
+    """A parameter is of a kind that cannot be used there; the message says which kind to pass instead."""
+
+
 # --- what Redis or the way to it answered ---------------------------------------------------------
 
 
@@ -105,6 +109,14 @@ class StreamFull(PublishError):
     ids: tuple[str, ...] = ()
 
 
+class QueueFull(StreamFull):
+    """The queue holds `max_pending_length` messages; this one was not added."""
+
+
+class QueueDrained(PublishError):
+    """The queue object was drained: it takes no more messages in and hands none out."""
+
+
 class PublishUnknown(PublishError):
     """The connection broke and the retry budget ran out: the messages may or may not be in the stream.
 
@@ -137,7 +149,7 @@ class SerializationError(PenstockError):
     """A payload could not be turned into bytes or back."""
 
 
-class EncodeError(SerializationError, TypeError):
+class EncodeError(SerializationError, TypeError, ValueError):
     """The payload cannot be encoded; the message names the place in it."""
 
 
@@ -158,6 +170,10 @@ class LeaseLost(PenstockError):
 
 class ConsumerNameTaken(PenstockError):
     """A newer process runs under the same `worker_name`; this one is fenced off and stops."""
+
+
+class GatewayContractError(PenstockError, TypeError):
+    """A gateway broke its contract, and going on could settle a message that belongs to somebody else."""
 
 
 # --- verdicts that a handler may raise ------------------------------------------------------------

@@ -24,6 +24,22 @@ class EventName(StrEnum):
     DROPPED = "dropped"  # count: oldest entries dropped by the producer's policy
     REJECTED = "rejected"  # count
     STOPPED = "stopped"  # run() is about to return
+    # Of queues; `id` is that of the message's entry.
+    PUBLISHED = "published"  # id
+    DUPLICATE = "duplicate"  # id of the earlier message
+    CLAIMED = "claimed"  # id, delivery_count, attempts, is_again
+    EMPTY = "empty"  # a wait ended without a message
+    COMPLETED = "completed"  # id
+    FAILED = "failed"  # id, error, attempts: the handler raised
+    RETURNED = "returned"  # id, delay_s, counts: it will be handed out again
+    DISCARDED = "discarded"  # id: failed, and the policy wants no retry
+    RENEWED = "renewed"  # id: the lease
+    RENEWAL_FAILED = "renewal_failed"  # id, reason: the lease will run out, or has
+    STALE = "stale"  # id, what: refused, for the message belongs to somebody else by now
+    UNSETTLED = "unsettled"  # id, error: Redis was out of reach; the next call tries again
+    UNLOGGED = "unlogged"  # id, log: done, but the log refused its record
+    TRYING_AGAIN = "trying_again"  # error, pause_s: after a failure that passes
+    DRAINED = "drained"  # is_complete
 
 
 @dataclass(frozen=True, slots=True)

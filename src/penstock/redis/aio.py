@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import hiredis
 import redis.asyncio as driver
@@ -21,12 +22,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
 
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
+from penstock.redis.glances import Glances, glance
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import connect_error, error_reply, told_cause
 
 Reply: TypeAlias = Any
 Command: TypeAlias = tuple[bytes | str | int, ...]
 OnReply: TypeAlias = Callable[[int, Reply], None]
+_CHUNK = 1 << 16
 
 
 class _Expected:
@@ -75,6 +78,33 @@ class _Answer:
         self.on_answer(error)
 
 
+class _Turn:
+    """One turn of an event loop: a task that never has to wait would keep all others from running."""
+
+    _LONGEST_S = 0.0005
+    _all: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._call_soon, self._time = loop.call_soon, loop.time
+        self._until_s = 0.0  # 0 = nobody has looked for a reply in this turn yet
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> _Turn:
+        """Return the turns of a loop, which all its connections share."""
+        return cls._all.setdefault(loop, cls(loop))
+
+    def has_time(self) -> bool:
+        """Tell whether this turn may go on without a wait."""
+        if self._until_s:
+            return self._time() < self._until_s
+        self._until_s = self._time() + self._LONGEST_S
+        self._call_soon(self._end)
+        return True
+
+    def _end(self) -> None:
+        self._until_s = 0.0
+
+
 class Connection(asyncio.Protocol):
     """One connection to one server. All commands of one loop tick go out in one write; replies come in order.
 
@@ -93,6 +123,9 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
         self._keep: object = None
+        self._file = -1  # of the socket, where its bytes are the replies themselves
+        self._glances = Glances()
+        self._turn = _Turn.of(self._loop)
         self.client_id = 0
 
     @property
@@ -104,9 +137,13 @@ class Connection(asyncio.Protocol):
         """Take over a connected transport; `keep` is held so that its finalizer does not close it."""
         self._transport, self._keep = transport, keep
         transport.set_protocol(self)
+        if transport.get_extra_info("sslcontext") is None:
+            self._file = transport.get_extra_info("socket").fileno()
 
     async def call(self, *command: bytes | str | int, timeout_s: float | None = None) -> Reply:
         """Send one command and return its reply; raise what an error reply says."""
+        if not self._unsent:
+            self._loop.call_soon(self._flush)  # what others send in this turn of the loop goes along
         reply = (await self._send(_pack(command), 1, timeout_s, None))[0]
         if isinstance(reply, PenstockError):
             raise reply
@@ -124,6 +161,7 @@ class Connection(asyncio.Protocol):
         packed = b"".join([_pack(command) for command in commands])
         future = self._send(packed, len(commands), timeout_s, on_reply)
         self._flush()  # a pipeline is a batch already: nothing is gained by waiting for more
+        self._glance()
         return await future
 
     def post(self, command: Command, on_answer: Callable[[Reply], None]) -> None:
@@ -132,6 +170,26 @@ class Connection(asyncio.Protocol):
         self._expect(_Answer(on_answer, self._loop.time() + self._timeout_s))
         self._unsent.append(packed)
         self._flush()
+        self._glance()
+
+    def _glance(self) -> None:
+        # A lone request to a server nearby is answered in the time that it takes to go to sleep and wake up again: to
+        # look for the reply for a moment costs less processor time than to wait for it, and a quarter of the wall time.
+        transport = self._transport
+        if self._file < 0 or len(self._expected) != 1 or transport is None or transport.get_write_buffer_size():
+            return
+        if self._turn.has_time() and self._glances.is_worthwhile():
+            data = glance(self._file, _CHUNK)
+            self._glances.note(bool(data))
+            if data:  # the event loop sees the end of the stream too
+                self._take_in(data)
+
+    def _take_in(self, data: bytes) -> None:
+        try:
+            self.data_received(data)
+        except BaseException as error:  # as asyncio itself treats a protocol that fails
+            self._break(ConnectionLost(f"the connection to Redis at {self.where} was closed: {error!r}"))
+            raise
 
     def _send(
         self, packed: bytes, count: int, timeout_s: float | None, on_reply: OnReply | None
@@ -139,8 +197,6 @@ class Connection(asyncio.Protocol):
         future: asyncio.Future[list[Reply]] = self._loop.create_future()
         deadline = self._loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
         self._expect(_Expected(future, count, deadline, on_reply))
-        if not self._unsent:
-            self._loop.call_soon(self._flush)
         self._unsent.append(packed)
         return future
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
+from penstock.redis.glances import Glances, glance
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import connect_error, error_reply, told_cause
 
@@ -40,6 +43,8 @@ class Connection:
         self._reader = hiredis.Reader(replyError=error_reply)
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
+        self._file = -1  # of the socket, where its bytes are the replies themselves
+        self._glances = Glances()
         self.client_id = 0
 
     @property
@@ -51,6 +56,8 @@ class Connection:
         """Take over a connected socket."""
         connected.settimeout(self._timeout_s)
         self._socket = connected
+        if not isinstance(connected, ssl.SSLSocket):
+            self._file = connected.fileno()  # which the timeout made one that never blocks
 
     def call(self, *command: bytes | str | int, timeout_s: float | None = None) -> Reply:
         """Send one command and return its reply; raise what an error reply says."""
@@ -68,6 +75,14 @@ class Connection:
         """
         packed = b"".join([_pack(command) for command in commands])
         return self._exchange(packed, len(commands), timeout_s, on_reply)
+
+    def post(self, command: Command, on_answer: Callable[[Reply], None]) -> None:
+        """Send one command; `on_answer` gets the reply, or the error that came instead."""
+        try:
+            reply = self._exchange(_pack(command), 1, None, None)[0]
+        except PenstockError as error:
+            reply = error
+        on_answer(reply)
 
     def send(self, packed: bytes) -> None:
         """Write packed commands and do not wait: receive() brings the replies.
@@ -87,8 +102,7 @@ class Connection:
                 raise ConnectionFailed(f"the connection to Redis at {self.where} is closed")
             deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
             try:
-                connected.settimeout(self._timeout_s)
-                connected.sendall(packed)
+                self._write(connected, packed)
                 replies: list[Reply] = []
                 while len(replies) < count:
                     replies.append(self._next(connected, deadline))
@@ -104,18 +118,41 @@ class Connection:
                 # KeyboardInterrupt between request and reply: the connection is out of step from here on.
                 self.abort()
                 raise
+            finally:
+                if self._socket is None:
+                    connected.close()
+
+    def _write(self, connected: socket.socket, packed: bytes) -> None:
+        # Straight to the file as long as there is room in its buffer: send() asks for that first, every time.
+        written = 0
+        if self._file >= 0:
+            with contextlib.suppress(BlockingIOError):
+                written = os.write(self._file, packed)
+        if written < len(packed):
+            connected.settimeout(self._timeout_s)
+            connected.sendall(memoryview(packed)[written:])
 
     def _next(self, connected: socket.socket, deadline: float) -> Reply:
         while (reply := self._reader.gets()) is False:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise TimeoutError
-            connected.settimeout(remaining)
-            data = connected.recv(_CHUNK)
+            data = self._glance()
+            if data is None:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise TimeoutError
+                connected.settimeout(remaining)
+                data = connected.recv(_CHUNK)
             if not data:
                 raise ConnectionResetError("closed by the server")
             self._reader.feed(data)
         return reply
+
+    def _glance(self) -> bytes | None:
+        # As in the twin: looking for the reply for a moment costs less than to sleep and be woken by it.
+        if self._file < 0 or not self._glances.is_worthwhile():
+            return None
+        data = glance(self._file, _CHUNK)  # recv() itself waits, whatever its flags, when there is a timeout
+        self._glances.note(data is not None)
+        return data
 
     def _broken(self, error: PenstockError) -> PenstockError:
         self.abort()
@@ -123,11 +160,14 @@ class Connection:
 
     def abort(self) -> None:
         """Close at once, from any thread; whoever waits gets ConnectionLost."""
-        connected, self._socket = self._socket, None
+        connected, self._socket, self._file = self._socket, None, -1
         if connected is not None:
             with contextlib.suppress(OSError):  # not connected any more
                 connected.shutdown(socket.SHUT_RDWR)
-            connected.close()
+            if self._lock.acquire(blocking=False):
+                connected.close()
+                self._lock.release()
+            # Else a thread is reading, and closes it: the number of a closed file goes to the next one that is opened.
 
     def close(self) -> None:
         """Close the connection."""

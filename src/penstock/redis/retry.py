@@ -13,11 +13,23 @@ ConnectionFailed, ServerBusy, ReadOnlyServer and NotReplicating. Every other err
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
-from penstock.errors import ConnectionFailed, ConnectionLost, NotReplicating, ReadOnlyServer, ServerBusy
+from penstock.errors import (
+    ConnectionFailed,
+    ConnectionLost,
+    NotReplicating,
+    PenstockError,
+    ReadOnlyServer,
+    ServerBusy,
+)
 
 _NOT_EXECUTED = (ConnectionFailed, ServerBusy, ReadOnlyServer, NotReplicating)
+_CHANCE = random.Random()
+PASSING = (ConnectionLost, *_NOT_EXECUTED)  # a call that may be repeated at all is repeated after these
 
 
 class Repeat(Enum):
@@ -38,3 +50,40 @@ def pause_s(failures: int, chance: random.Random, first_s: float = 0.02, longest
     """Return how long to wait after so many failures in a row: doubling, with jitter."""
     plain: float = min(first_s * 2 ** min(failures - 1, 16), longest_s)
     return plain * chance.uniform(0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryBudget:
+    """How long one call goes on through failures that pass by themselves.
+
+    `is_given_up` is asked before each further try; `on_failure` is told of each failure and the pause after it.
+    """
+
+    budget_s: float
+    first_s: float = 0.02
+    longest_s: float = 2.0
+    waits_for_server: bool = False  # else a server that was never reached is told at once
+    is_given_up: Callable[[], bool] = lambda: False
+    on_failure: Callable[[PenstockError, float], None] = lambda _error, _pause_s: None
+
+    def start(self) -> Trial:
+        """Return the count of one call."""
+        return Trial(self)
+
+
+class Trial:
+    """The failures of one call, against its budget."""
+
+    def __init__(self, rules: RetryBudget) -> None:
+        self._rules, self._failures = rules, 0
+        self._deadline = time.monotonic() + rules.budget_s
+
+    def pause_after(self, error: PenstockError) -> float | None:
+        """Return how long to wait before the next try, or None when there must be none."""
+        self._failures += 1
+        rules, now = self._rules, time.monotonic()
+        if rules.is_given_up() or now >= self._deadline:
+            return None
+        wait_s = min(pause_s(self._failures, _CHANCE, rules.first_s, rules.longest_s), self._deadline - now)
+        rules.on_failure(error, wait_s)
+        return wait_s

@@ -27,6 +27,11 @@ def home() -> object:
     return asyncio.get_running_loop()
 
 
+def runner() -> object:
+    """Return who is running: the current task."""
+    return asyncio.current_task()
+
+
 def call_home(home: object, function: Callable[..., None], *args: object) -> None:
     """Run a function where the connections are, from any thread."""
     if isinstance(home, asyncio.AbstractEventLoop) and not home.is_closed():
@@ -302,6 +307,7 @@ class Combiner(Generic[T]):
         self._room = Turnstile()
         self._is_busy = False
         self._size = 0  # of the last batch
+        self._caller = 0  # the task that put the last item in
         self._task: asyncio.Task[None] | None = None
         self._idle = Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -321,12 +327,13 @@ class Combiner(Generic[T]):
             # The loop before has ended, and what was under way in it will never be answered.
             self._loop, self._waiting, self._is_busy = loop, [], False
         self._waiting.append(item)
+        caller, self._caller = self._caller, id(asyncio.current_task(loop))
         if not self._is_busy:
             self._is_busy = True
             if self._linger_s:
                 loop.call_later(self._linger_s, self._begin)
-            elif self._size == 1:
-                self._begin()  # the last one was alone, so will this one be
+            elif self._size == 1 and caller == self._caller:
+                self._begin()  # the last one was alone, and came from the same task: so will this one be
             else:
                 loop.call_soon(self._begin)
 
@@ -395,6 +402,17 @@ async def shielded(limit_s: float, step: Callable[..., Awaitable[None]], *args: 
         raise cancelled
     if not task.cancelled():
         task.result()
+
+
+async def wait_out(promise: Promise[Any]) -> BaseException | None:
+    """Wait for a promise to the end, whatever happens to the caller; return the cancellation that came meanwhile."""
+    cancelled: BaseException | None = None
+    while not promise.done():
+        try:
+            await asyncio.wait([promise])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled
 
 
 async def next_tick() -> None:

@@ -45,6 +45,11 @@ def home() -> object:
     return _Process.home
 
 
+def runner() -> object:
+    """Return who is running: the current thread."""
+    return threading.current_thread()
+
+
 def call_home(home: object, function: Callable[..., None], *args: object) -> None:
     """Run a function where the connections are: here, unless this is a forked process."""
     if is_alive(home):
@@ -267,6 +272,11 @@ class Combiner(Generic[T]):
 def shielded(_limit_s: float, step: Callable[..., None], *args: object) -> None:
     """Finish the step: nothing cancels a thread."""
     step(*args)
+
+
+def wait_out(_promise: Promise[Any]) -> BaseException | None:
+    """Do nothing: the result is there, and nothing cancels a thread."""
+    return None
 
 
 def next_tick() -> None:

@@ -9,12 +9,12 @@ import logging
 import threading
 from collections.abc import Callable
 
-from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError, ReadOnlyServer
+from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError
 from penstock.keys import StreamKeys
-from penstock.redis.blocking import Command, Connection, Locator, Reply
+from penstock.redis.blocking import Command
 from penstock.redis.scripts import script
-from penstock.redis.settings import ConnectionSettings, Host
-from penstock.redis.translate import Redirected, ScriptMissing
+from penstock.redis.settings import ConnectionSettings
+from penstock.redis.side_lane import SideLane
 from penstock.streams.held import Held
 
 logger = logging.getLogger("penstock.streams")
@@ -36,7 +36,7 @@ class Heartbeat:
         on_fenced: Callable[[], None],
         skip: Callable[[], set[str]],
     ) -> None:
-        self._locator = Locator(settings)
+        self._lane = SideLane(settings, keys.stream)
         self._keys, self._group, self._consumer = keys, group, consumer
         self._interval_s, self._held = interval_s, held
         self._on_lost, self._on_fenced, self._skip = on_lost, on_fenced, skip
@@ -45,7 +45,6 @@ class Heartbeat:
         self._script = script("renew")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._connection: Connection | None = None
 
     def start(self) -> None:
         """Start the thread unless it runs."""
@@ -58,9 +57,7 @@ class Heartbeat:
         """End the thread; it is not waited for longer than one command takes."""
         self._stop.set()
         thread, self._thread = self._thread, None
-        connection = self._connection
-        if connection is not None:
-            connection.abort()
+        self._lane.abort()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=1.0)
 
@@ -82,9 +79,7 @@ class Heartbeat:
             except Exception:
                 # Whatever it is: a heart that stops costs every lease from now on, and nobody would know why.
                 logger.exception("leases of %s were not renewed", self._consumer)
-        if self._connection is not None:
-            self._connection.abort()
-        self._locator.close()
+        self._lane.close()
 
     def beat(self) -> None:
         """Renew all leases once."""
@@ -105,42 +100,4 @@ class Heartbeat:
             # Only then: while its slot is on the move, a script with a second key that may not exist is refused.
             keys.append(self._keys.worker(self._group, self._consumer))
         args: Command = (len(keys), *keys, self._group, self._consumer, self.incarnation, self.name_ttl_ms, *ids)
-        try:
-            reply = self._run_script(self._open(), args)
-        except Redirected as error:
-            if error.asked is None:
-                self._leave()
-                raise
-            reply = self._ask(error.asked, args)
-        except ReadOnlyServer:
-            self._leave()  # it was made a replica and hangs up on nobody
-            raise
-        return [item.decode() for item in reply]
-
-    def _open(self) -> Connection:
-        connection = self._connection
-        if connection is None or not connection.is_open:
-            if connection is not None:
-                self._locator.refresh()  # another server may serve the stream by now
-            connection = self._connection = self._locator.connect(self._locator.locate(self._keys.stream))
-        return connection
-
-    def _leave(self) -> None:
-        if self._connection is not None:
-            self._connection.abort()
-
-    def _run_script(self, connection: Connection, args: Command, *before: Command) -> Reply:
-        reply = connection.pipeline([*before, ("EVALSHA", self._script.sha, *args)])[-1]
-        if isinstance(reply, ScriptMissing):
-            reply = connection.pipeline([*before, ("EVAL", self._script.source, *args)])[-1]
-        if isinstance(reply, PenstockError):
-            raise reply
-        return reply
-
-    def _ask(self, asked: Host, args: Command) -> Reply:
-        # The slot is on the move: this once the other node is asked.
-        connection = self._locator.connect(asked)
-        try:
-            return self._run_script(connection, args, ("ASKING",))
-        finally:
-            connection.close()
+        return [item.decode() for item in self._lane.run(self._script, args)]

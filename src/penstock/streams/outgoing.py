@@ -87,6 +87,7 @@ class Encoder:
         if _checked("dedup_key", dedup_key) is not None:
             _positive("dedup_window_s", dedup_window_s)
             window_ms = max(1, int(dedup_window_s * 1000))
+            more += [envelope.DEDUP_KEY, str(dedup_key)]
         message_id = _checked("message_id", message_id) or self._new_id()
         raw = self._dumps(data)
         if type(raw) is not bytes:

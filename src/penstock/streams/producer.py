@@ -15,6 +15,7 @@ from penstock.keys import check_name
 from penstock.model import ProducerMetrics
 from penstock.rates import RateTracker
 from penstock.redis.client import StreamClient
+from penstock.redis.retry import RetryBudget
 from penstock.serializers import Serializer
 from penstock.streams.group import ConsumerGroup
 from penstock.streams.outbox import Outbox
@@ -68,8 +69,9 @@ class StreamProducer:
         self.stream = stream
         self.group = check_name("group", group) if group is not None else None
         self._encoder = Encoder(serializer)
+        retry = RetryBudget(retry_budget_s)
         settings = PublishSettings(
-            max_len or 0, on_full, durability, replicas, durability_timeout_ms, retry_budget_s, block_timeout_s
+            max_len or 0, on_full, durability, replicas, durability_timeout_ms, retry, block_timeout_s
         )
         self._publisher = Publisher(client, stream, settings, self._count_dropped)
         is_simple = durability == "fast" and on_full != "block"

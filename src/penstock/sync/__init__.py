@@ -17,7 +17,16 @@ from penstock.model import (
     StreamMessage,
     StreamStats,
 )
+from penstock.queue.interrupt import (
+    BaseGracefulInterruptHandler,
+    EventDrivenInterruptHandler,
+    GracefulInterruptHandler,
+)
+from penstock.queue.model import ClaimedMessage, QueueStats
 from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
+from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
+from penstock.sync.queue.gateway import RedisGateway
+from penstock.sync.queue.message_queue import RedisMessageQueue
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.consumer import StreamConsumer
 from penstock.sync.streams.dead_letters import DeadLetters
@@ -25,12 +34,17 @@ from penstock.sync.streams.group import ConsumerGroup
 from penstock.sync.streams.producer import StreamProducer
 
 __all__ = [
+    "AbstractRedisGateway",
+    "BaseGracefulInterruptHandler",
+    "ClaimedMessage",
     "ConsumerConfig",
     "ConsumerGroup",
     "ConsumerInfo",
     "ConsumerMetrics",
     "DeadLetter",
     "DeadLetters",
+    "EventDrivenInterruptHandler",
+    "GracefulInterruptHandler",
     "JsonSerializer",
     "Lag",
     "MsgpackSerializer",
@@ -39,6 +53,9 @@ __all__ = [
     "PenstockError",
     "PickleSerializer",
     "ProducerMetrics",
+    "QueueStats",
+    "RedisGateway",
+    "RedisMessageQueue",
     "Serializer",
     "StreamClient",
     "StreamConsumer",

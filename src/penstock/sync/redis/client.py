@@ -256,6 +256,12 @@ class StreamClient:
         if self._server is not None:
             self._server.stop()
 
+    def abandon(self) -> None:
+        """Break all connections off, from anywhere and without waiting: for a client that nobody can close any more."""
+        self._is_closed = True
+        for owner, lane in list(self._lanes.items()):
+            call_home(owner, lane.abort)
+
     def __repr__(self) -> str:
         """Show where the client leads, without secrets."""
         return f"StreamClient({self.settings.kind} {self.settings.where})"
@@ -292,6 +298,14 @@ class StreamClient:
         """Return the shared connection to the server of the key, or to the one that a cluster said to ask."""
         lane = self._lane()
         return lane.to(asked or lane.locator.locate(key))
+
+    def ready(self) -> Connection | None:
+        """Return the shared connection if it is open and there is only one server it could lead to."""
+        settings, lane = self.settings, self._lanes.get(home())
+        if lane is None or self._is_closed or settings.kind not in ("single", "unix"):
+            return None
+        connection = lane.shared.get(settings.hosts[0] if settings.hosts else ("", 0))
+        return connection if connection is not None and connection.is_open else None
 
     def to_masters(self) -> list[Connection]:
         """Return the shared connections to all servers that serve keys."""

@@ -21,6 +21,7 @@ from penstock.keys import StreamKeys
 from penstock.redis.blocking import Command, Reply
 from penstock.redis.retry import Repeat
 from penstock.redis.scripts import script
+from penstock.runtime.threads import Promise, new_promise
 from penstock.sync.redis.client import StreamClient
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
@@ -57,7 +58,7 @@ class Ledger:
         self.incarnation = ""  # set when the name was given by the user and might be taken twice
         self._worker = keys.worker(group, consumer)
         self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
-        self._ack = script("ack")
+        self._ack, self._finish = script("ack"), script("finish")
         self._unheard: set[str] = set()  # burials that may have been heard though their answer got lost
 
     @property
@@ -115,14 +116,64 @@ class Ledger:
             answers += [bool(item) for item in reply]
         return answers
 
-    def bury(self, message_id: str, record: Sequence[bytes | str | int]) -> bool:
-        """Move a message to the dead letters; False = it was not ours any more."""
+    def bury(
+        self,
+        message_id: str,
+        record: Sequence[bytes | str | int],
+        dedup_key: str | None = None,
+        *,
+        is_deleted: bool = False,
+    ) -> bool:
+        """Move a message to the dead letters and free its deduplication key; False = it was not ours any more.
+
+        `is_deleted` tells that the entry leaves the stream at once, unless another group needs it.
+        """
         _, retries, attempts, dead_letters = self._claim_keys
         keys = [self.keys.stream, dead_letters, retries, attempts, self._worker]
-        answer = None
+        if dedup_key is not None:
+            keys.append(self.keys.dedup(dedup_key))
+        answer = self._settle("bury", keys, [*self._me, message_id, int(is_deleted), *record], message_id)
+        return answer != 0
+
+    def finish(
+        self, message_id: str, log: str | None, record: Sequence[bytes | str | int], most: int, *, must_log: bool
+    ) -> int:
+        """End the life of a message, recorded in a log that keeps `most` records; 0 = it was not ours any more.
+
+        2 = it is done, but its record was refused, which only happens to one that need not be written.
+        """
+        keys = [self.keys.stream, self._claim_keys[2], *([log] if log else [])]
+        args: list[bytes | str | int] = [self.group, self.consumer, message_id, int(must_log), most, *record]
+        return int(self._settle("finish", keys, args, message_id))
+
+    def post_finish(self, message_id: str) -> Promise[bool] | None:
+        """Send finish() without a log at once; the promise tells whether it was heard. None = it cannot be sent now.
+
+        The hot path: nothing has to be kept from being cancelled, because nothing is waited for but the promise.
+        """
+        connection = self._client.ready()
+        if connection is None:
+            return None
+        promise: Promise[bool] = new_promise()
+
+        def on_reply(reply: Reply) -> None:
+            if isinstance(reply, ConnectionLost):
+                self._unheard.add(message_id)
+            promise.set_result(reply == 1)  # else the long way finds out why not
+
+        keys = (self.keys.stream, self._claim_keys[2])
+        args = (self.group, self.consumer, message_id, 0, 0)
+        connection.post(("EVALSHA", self._finish.sha, len(keys), *keys, *args), on_reply)
+        return promise
+
+    def _settle(
+        self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], message_id: str
+    ) -> bytes | int:
+        # The answer of a script that settles a message once; 0 = it is not ours any more.
+        answer: bytes | int = 0
         for tries_left in reversed(range(_TRIES)):
             try:
-                answer = self._client.run("bury", keys, [*self._me, message_id, *record], Repeat.ONCE)
+                answer = self._client.run(name, keys, args, Repeat.ONCE)
                 break
             except ConnectionLost:
                 self._unheard.add(message_id)
@@ -131,7 +182,14 @@ class Ledger:
         # Not pending any more: after a lost answer the first try was heard, else another consumer settled the message.
         is_repeated = message_id in self._unheard
         self._unheard.discard(message_id)
-        return isinstance(answer, bytes) or (answer == 0 and is_repeated)
+        if answer == 0 and is_repeated:
+            return 1
+        return 0 if answer == -1 else answer
+
+    def renew(self, message_id: str) -> bool:
+        """Renew the lease of one message; False = it is not ours any more."""
+        args: list[str | int] = [self.group, self.consumer, "", 0, message_id]
+        return not self._client.run("renew", [self.keys.stream], args, Repeat.IDEMPOTENT)
 
     def fetch(self, entry_id: str) -> list[bytes] | None:
         """Return the fields of an entry, or None if it is gone."""

@@ -15,17 +15,14 @@ from penstock.errors import (
     ConnectionFailed,
     ConnectionLost,
     NotDurable,
-    NotReplicating,
     PenstockError,
     PermissionDenied,
     PublishUnknown,
-    ReadOnlyServer,
-    ServerBusy,
     StreamFull,
     UnsupportedServer,
 )
 from penstock.redis.blocking import Command, Connection, Reply
-from penstock.redis.retry import pause_s
+from penstock.redis.retry import PASSING, RetryBudget, pause_s
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
@@ -40,6 +37,12 @@ _FULL = "!"
 _SAME = "="
 
 
+class Duplicate(str):
+    """The id of the earlier entry that was published under the same deduplication key."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class PublishSettings:
     """How messages enter the stream."""
@@ -49,7 +52,7 @@ class PublishSettings:
     durability: Durability
     replicas: int
     durability_timeout_ms: int
-    retry_budget_s: float
+    retry: RetryBudget
     block_timeout_s: float
 
 
@@ -68,7 +71,7 @@ class Publisher:
         self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
         self._script = script("publish")
         policy = "drop_oldest" if settings.on_full == "drop_oldest" else "reject"
-        self._fixed = (str(int(settings.retry_budget_s * 2) + 60), str(settings.max_len), policy)
+        self._fixed = (str(int(settings.retry.budget_s * 2) + 60), str(settings.max_len), policy)
         self._sequence = 0
         self._connection: Connection | None = None
         self._home: object = None
@@ -83,6 +86,8 @@ class Publisher:
             deadline = time.monotonic() + self._settings.block_timeout_s
             waits = 0
             while any(isinstance(answer, StreamFull) for answer in answers) and time.monotonic() < deadline:
+                if self._settings.retry.is_given_up():
+                    break
                 waits += 1
                 pause(pause_s(waits, self._chance, longest_s=0.25))
                 refused = [i for i, answer in enumerate(answers) if isinstance(answer, StreamFull)]
@@ -130,13 +135,13 @@ class Publisher:
             )
         if item.startswith(_SAME):
             self.duplicates += 1
-            return item[1:]
+            return Duplicate(item[1:])
         return item
 
     def exchange(self, command: Command, messages: list[Outgoing], failure: PenstockError | None = None) -> list[Reply]:
         """Send a batch until it is answered or the retry budget is used up; `failure` is that of an earlier try."""
-        deadline = time.monotonic() + self._settings.retry_budget_s
-        failures, is_unknown, asked = 0, False, None
+        retry = self._settings.retry
+        trial, is_unknown, asked = retry.start(), False, None
         while True:
             try:
                 if failure is not None:
@@ -146,24 +151,24 @@ class Publisher:
             except ScriptMissing:
                 command = ("EVAL", self._script.source, *command[2:])
                 continue
-            except (ConnectionLost, ConnectionFailed, ServerBusy, ReadOnlyServer, NotReplicating) as error:
-                if isinstance(error, ConnectionFailed) and not self._was_connected:
+            except PASSING as error:
+                if isinstance(error, ConnectionFailed) and not (self._was_connected or retry.waits_for_server):
                     raise
                 is_unknown = is_unknown or isinstance(error, ConnectionLost)
-                failures += 1
                 asked = error.asked if isinstance(error, Redirected) else None
                 self._client.leave(self._connection, error)
                 self.close()
-                if time.monotonic() >= deadline:
+                wait_s = trial.pause_after(error)
+                if wait_s is None:
                     raise self._given_up(error, is_unknown, messages) from error
-            pause(pause_s(failures, self._chance))
+            pause(wait_s)
 
     def _given_up(self, failure: PenstockError, is_unknown: bool, messages: list[Outgoing]) -> PenstockError:
         if not is_unknown:
             return failure
         return PublishUnknown(
             f"{len(messages)} message(s) may or may not be in stream {self._stream!r}: {failure}; the retry budget of "
-            f"{self._settings.retry_budget_s} s is used up. Publish again with the same dedup_key to be sure",
+            f"{self._settings.retry.budget_s} s is used up. Publish again with the same dedup_key to be sure",
             [message.message_id for message in messages],
         )
 

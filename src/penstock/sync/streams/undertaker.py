@@ -41,6 +41,12 @@ def dead_letter_record(
     ]  # fmt: skip
 
 
+def dedup_key_of(fields: list[bytes]) -> str | None:
+    """Return the key under which the entry was published, if it has one."""
+    raw = envelope.as_mapping(fields).get(envelope.DEDUP_KEY)
+    return raw.decode(errors="replace") if raw else None
+
+
 class Undertaker:
     """Moves messages of one consumer to the dead letters."""
 
@@ -68,7 +74,7 @@ class Undertaker:
             fields, ledger.keys.stream, message.id, ledger.group, ledger.consumer, reason, error,
             message.attempts, message.delivery_count,
         )  # fmt: skip
-        if not ledger.bury(message.id, record):
+        if not ledger.bury(message.id, record, dedup_key_of(fields)):
             return False
         self._tally.count(dead=1)
         self._emit(EventName.DEAD_LETTERED, id=message.id, reason=reason.value, error=repr(error) if error else "")

@@ -1,0 +1,88 @@
+"""Looks into a queue, and changes it, from outside: numbers, samples, dead letters, purging."""
+
+from __future__ import annotations
+
+from penstock import envelope
+from penstock.errors import ConfigurationError, DecodeError
+from penstock.keys import QueueKeys
+from penstock.queue.desk import GROUP
+from penstock.queue.dropping import drop_unread
+from penstock.queue.model import QueueStats
+from penstock.queue.payload import MessageData, decode_payload
+from penstock.redis.aio import Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+from penstock.streams.dead_letters import DeadLetters
+from penstock.streams.survey import count_after
+
+_SOURCES = ("pending", "processing", "completed", "failed", "dead_letter")
+_TARGETS = ("pending", "completed", "failed", "dead_letter")
+_STEP = 500
+
+
+class Administration:
+    """One queue as an operator sees it."""
+
+    def __init__(self, client: StreamClient, key: QueueKeys, dead_letters: str | None, is_text: bool) -> None:
+        self._client, self._key, self._is_text = client, key, is_text
+        self._keys = client.keys(key.pending)
+        self._dead_letters = dead_letters or key.dead_letter
+        names = {"completed": key.completed, "failed": key.failed, "dead_letter": self._dead_letters}
+        self._logs = {source: client.keys(name).stream for source, name in names.items()}
+
+    async def stats(self) -> QueueStats:
+        """Return how many messages are in which state, all at one moment."""
+        stream = self._keys.stream
+        keys = [stream, self._keys.retries(GROUP), *self._logs.values()]
+        unread, taken, waiting, completed, failed, dead, last = await self._client.run(
+            "queue_stats", keys, [GROUP], Repeat.READ
+        )
+        if unread < 0:
+            unread = (await count_after(self._client, stream, last.decode())).count
+        return QueueStats(unread, taken - waiting, waiting, completed, failed, dead)
+
+    async def peek(self, count: int, source: str) -> list[MessageData]:
+        """Return the oldest messages of a state, the newest records of a log."""
+        if source not in _SOURCES:
+            raise ConfigurationError(f"source={source!r} must be one of {', '.join(_SOURCES)}")
+        if source == "pending":
+            rows = await self._client.run("unread", [self._keys.stream], [GROUP, count, 0], Repeat.READ)
+        elif source == "processing":
+            rows = await self._in_flight(count)
+        else:
+            log = self._logs[source]
+            rows = await self._client.call(log, "XREVRANGE", log, "+", "-", "COUNT", count)
+        return [self._decoded(fields) for _, fields in rows]
+
+    async def _in_flight(self, count: int) -> list[Reply]:
+        stream, rows = self._keys.stream, []
+        if not await self._client.call(stream, "EXISTS", stream):
+            return []
+        for entry_id, *_ in await self._client.call(stream, "XPENDING", stream, GROUP, "-", "+", count):
+            rows += await self._client.call(stream, "XRANGE", stream, entry_id, entry_id)
+        return rows
+
+    def _decoded(self, fields: list[bytes]) -> MessageData:
+        raw = envelope.as_mapping(fields).get(envelope.DATA, b"")
+        try:
+            return decode_payload(raw, self._is_text)
+        except DecodeError:
+            return raw  # shown as it is: a look must not fail for one message
+
+    async def redrive(self, max_messages: int | None) -> int:
+        """Put dead letters back into the queue; return how many."""
+        letters = DeadLetters(self._client, self._key.pending, self._dead_letters)
+        return len(await letters.redrive(limit=max_messages))
+
+    async def purge(self, target: str) -> int:
+        """Delete what is in a state for good; return how many."""
+        if target not in _TARGETS:
+            what = "what is being processed cannot be purged; " if target == "processing" else ""
+            raise ConfigurationError(f"target={target!r}: {what}it must be one of {', '.join(_TARGETS)}")
+        if target != "pending":
+            log = self._logs[target]
+            return int(await self._client.call(log, "XTRIM", log, "MAXLEN", 0, repeat=Repeat.IDEMPOTENT))
+        total = 0
+        while dropped := await drop_unread(self._client, self._key.pending, _STEP):
+            total += len(dropped)
+        return total

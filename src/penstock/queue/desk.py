@@ -1,0 +1,374 @@
+"""Desk: takes messages of one queue for this process, and settles them.
+
+          read                      finish
+queued ----------> processing ------------------> gone (or in a log)
+                     |  ^   |  bury
+                     |  |   +------------------> dead letters, the deduplication key is free again
+              park   v  | take_due, recover, take
+                   waiting
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock import envelope
+from penstock.config import ConsumerConfig
+from penstock.errors import DecodeError, GroupLost, PenstockError, TransientError
+from penstock.events import EventName
+from penstock.policy import Limits, Reason, before_run
+from penstock.queue.claim import Claim
+from penstock.queue.payload import decode_payload
+from penstock.queue.slot import Slot
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import PASSING, RetryBudget, Trial
+from penstock.runtime.aio import pause, wait_out
+from penstock.streams.group import ConsumerGroup
+from penstock.streams.ledger import Claim as LedgerClaim
+from penstock.streams.ledger import Parking
+from penstock.streams.undertaker import dead_letter_record, dedup_key_of
+from penstock.streams.upkeep import Upkeep
+from penstock.worker_name import unique_worker_name
+
+logger = logging.getLogger("penstock.queue")
+GROUP = "queue"
+UNLIMITED = (1 << 63) - 1
+_LOOK_EVERY_S = 1.0  # for messages that are due: other processes may have put some aside
+_SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
+_PAGE = 100  # entries that the slow sweep looks at per call
+Step = Callable[[], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class DeskSettings:
+    """How messages of a queue are handed out."""
+
+    lease_s: float | None  # None = at most once: nobody takes over what a dead process held
+    limits: Limits
+    dead_letters: str
+    is_text: bool
+    retry: RetryBudget
+    is_interrupted: Callable[[], bool]
+    can_be_interrupted: bool
+
+
+class Desk:
+    """The messages of one queue that this process holds, each in a slot of its own.
+
+    Guarantees: a claim whose reply got lost is found again by the next one that uses its slot, before anything new is
+    taken; a message that could not be settled for an outage of Redis is settled by the next call.
+    """
+
+    def __init__(self, client: StreamClient, queue: str, settings: DeskSettings, emit: Callable[..., None]) -> None:
+        self._client, self._settings, self._emit = client, settings, emit
+        self.keys = client.keys(queue)
+        self._group = ConsumerGroup(client, queue, GROUP)
+        lease_s = settings.lease_s or 0.0
+        self._recover_every_s = min(5.0, max(0.1, lease_s / 10))
+        self._cursor = "-"
+        self._next_due_s = self._next_recovery_s = 0.0
+        self._lock = threading.Lock()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        # In a forked process too: the names and connections of the parent are the parent's.
+        self._process, self._name, self._made = os.getpid(), unique_worker_name(GROUP), 0
+        self._free: list[Slot] = []
+        self._unsettled: list[tuple[Claim, Step]] = []
+        config = ConsumerConfig(group=GROUP, max_stream_size=0)
+        self._upkeep = Upkeep(self._client, self._group, self.keys, config, self._name, self._emit)
+
+    # --- slots --------------------------------------------------------------------------------------
+
+    def _borrow(self) -> Slot:
+        with self._lock:
+            if self._process != os.getpid():
+                self._begin_anew()
+            if self._free:
+                return self._free.pop()
+            self._made += 1
+            name = f"{self._name}-{self._made}"
+        return Slot(self._client, self.keys, GROUP, name, self._settings.dead_letters)
+
+    def _put_back(self, slot: Slot) -> None:
+        with self._lock:
+            if self._process != os.getpid():
+                return  # a slot of the parent
+            is_next = slot.is_doubtful or not (self._free and self._free[-1].is_doubtful)
+            self._free.insert(len(self._free) if is_next else 0, slot)  # doubtful ones are borrowed first
+
+    # --- taking -------------------------------------------------------------------------------------
+
+    async def claim(self, wait_s: float) -> Claim | None:
+        """Take the next message, waiting for one; None = none came in time, or the wait was interrupted.
+
+        Guarantees: after the time is over nothing new is taken; what a lost reply had handed out before still is.
+        """
+        await self.settle_again()
+        deadline, trial, may_take_new = time.monotonic() + wait_s, self._settings.retry.start(), True
+        slot, claim = self._borrow(), None
+        try:
+            while True:
+                try:
+                    claim = await self._next(slot, deadline, may_take_new)
+                    return claim
+                except GroupLost:
+                    await self._restore_group(slot)
+                except PASSING as error:
+                    await self._recuperate(slot, error, trial, deadline)
+                    may_take_new = time.monotonic() < deadline
+        finally:
+            if claim is None:
+                self._put_back(slot)
+
+    async def _recuperate(self, slot: Slot, error: PenstockError, trial: Trial, deadline: float) -> None:
+        # After the deadline there is one more look at what a lost reply may have handed out, and no more than that.
+        is_over = time.monotonic() >= deadline
+        wait_s = trial.pause_after(error)
+        if wait_s is None or (is_over and not slot.is_doubtful):
+            raise error
+        await slot.leave(error)
+        await pause(min(wait_s, max(0.01, deadline - time.monotonic())))
+        if is_over and time.monotonic() > deadline + _LOOK_EVERY_S:
+            raise error
+
+    async def _next(self, slot: Slot, deadline: float, may_take_new: bool) -> Claim | None:
+        await self._group.ensure()
+        if slot.is_doubtful and not self._settings.is_interrupted():
+            claims, missing = await slot.take_lost()
+            claim = await self._admit(slot, claims, missing)
+            if claim is not None:
+                return claim
+        is_first = True
+        while may_take_new and not self._settings.is_interrupted():
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0 and not is_first:
+                break
+            is_first = False
+            claim = await self._take_again(slot) or await self._read(slot, remaining_s)
+            if claim is not None:
+                return claim
+        return None
+
+    async def _read(self, slot: Slot, remaining_s: float) -> Claim | None:
+        chores = [self._next_due_s] if self._settings.lease_s is None else [self._next_due_s, self._next_recovery_s]
+        wait_s = min(remaining_s, min(chores) - time.monotonic())
+        if self._settings.can_be_interrupted:
+            wait_s = min(wait_s, _SLICE_S)
+        row = await slot.read(max(1, int(wait_s * 1000)) if remaining_s > 0 else None)
+        if row is None:
+            return None
+        entry_id, fields = row
+        return await self._hand_out(slot, entry_id, fields, 1, 1, is_again=False)
+
+    async def _take_again(self, slot: Slot) -> Claim | None:
+        # What is older than anything unread: messages that wait for their next attempt, then those of dead processes.
+        now = time.monotonic()
+        if now >= self._next_due_s:
+            await self._upkeep.run_due()
+            wait_ms, claims, missing = await slot.take_due()
+            wait_s = 0.0 if claims or missing else _LOOK_EVERY_S if wait_ms is None else wait_ms / 1000
+            self._next_due_s = now + min(_LOOK_EVERY_S, wait_s)
+            if claims or missing:
+                return await self._admit(slot, claims, missing)
+        if self._settings.lease_s is not None and now >= self._next_recovery_s:
+            lease_ms = max(1, int(self._settings.lease_s * 1000))
+            self._cursor, claims, missing = await slot.recover(lease_ms, self._cursor, _PAGE)
+            self._next_recovery_s = now if claims or missing else now + self._recover_every_s
+            if claims:
+                self._emit(EventName.RECLAIMED, count=len(claims), ids=[claim.id for claim in claims])
+            return await self._admit(slot, claims, missing)
+        return None
+
+    async def _admit(self, slot: Slot, claims: Sequence[LedgerClaim], missing: Sequence[str]) -> Claim | None:
+        # Messages that were handed out before: those whose chances are used up go to the dead letters here.
+        if missing:
+            self._emit(EventName.MISSING, ids=list(missing))
+        for found in claims:
+            deliveries, attempts = slot.counts_of(found)
+            verdict = before_run(deliveries, attempts, None, 0, self._settings.limits)
+            if verdict is not None:
+                await self._bury(slot, found.id, found.fields, verdict.reason, None, attempts, deliveries)
+            elif await slot.begin(found.id, deliveries, attempts):
+                return await self._hand_out(slot, found.id, found.fields, deliveries + 1, attempts + 1, is_again=True)
+        return None
+
+    async def _hand_out(
+        self, slot: Slot, entry_id: str, fields: list[bytes], deliveries: int, attempts: int, *, is_again: bool
+    ) -> Claim | None:
+        by_name = envelope.as_mapping(fields)
+        expires_at_ms = by_name.get(envelope.EXPIRES_AT, b"")
+        if expires_at_ms.isdigit() and time.time() * 1000 >= int(expires_at_ms):
+            await self._bury(slot, entry_id, fields, Reason.EXPIRED, None, attempts, deliveries)
+            return None
+        try:
+            data = decode_payload(by_name.get(envelope.DATA), self._settings.is_text)
+        except DecodeError as error:
+            await self._bury(slot, entry_id, fields, Reason.DECODE_ERROR, error, attempts, deliveries)
+            return None
+        expires_at = time.monotonic() + (self._settings.lease_s or 0.0)
+        claim = Claim(slot, entry_id, fields, data, deliveries, attempts, is_again, expires_at)
+        self._emit(EventName.CLAIMED, id=entry_id, delivery_count=deliveries, attempts=attempts, is_again=is_again)
+        return claim
+
+    async def _restore_group(self, slot: Slot) -> None:
+        # Whatever is still in the stream was not finished: the group begins at its first entry.
+        self._group.reset()
+        position = await self._group.restore(slot.consumer)
+        if position is not None:
+            logger.error("group %s of %s was gone: created again at %s", GROUP, self.keys.stream, position)
+            self._emit(EventName.GROUP_LOST, position=position)
+
+    # --- settling -----------------------------------------------------------------------------------
+
+    async def finish(
+        self, claim: Claim, log: str | None = None, record: Sequence[str | int] = (), most: int = 0, *,
+        must_log: bool = False,
+    ) -> bool:  # fmt: skip
+        """End the life of a message, with a record in a log if one is given; False = it is somebody else's by now."""
+
+        async def step() -> bool:
+            answer = await claim.slot.ledger.finish(claim.entry_id, log, record, most, must_log=must_log)
+            if answer == 2:
+                logger.warning("%s is done, but %s refused its record", claim.entry_id, log)
+                self._emit(EventName.UNLOGGED, id=claim.entry_id, log=log)
+            return answer != 0
+
+        return await self._settle(claim, step)
+
+    async def finish_quickly(self, claim: Claim) -> tuple[bool, BaseException | None]:
+        """Do what finish() does without a log, in one round trip and without a task.
+
+        Returns False if it takes the long way, and the cancellation that came meanwhile.
+        """
+        promise = claim.slot.ledger.post_finish(claim.entry_id)
+        if promise is None:
+            return False, None
+        cancelled = await wait_out(promise)
+        if promise.result():
+            self._put_back(claim.slot)
+        return promise.result(), cancelled
+
+    async def park(self, claim: Claim, delay_s: float, *, counts: bool) -> bool:
+        """Have a message handed out again after the delay; False = it is somebody else's by now."""
+        attempts = claim.attempts if counts else claim.attempts - 1
+
+        async def step() -> bool:
+            parking = Parking(claim.entry_id, round(delay_s * 1000), claim.deliveries, attempts)
+            (is_parked,) = await claim.slot.ledger.park([parking])
+            self._next_due_s = min(self._next_due_s, time.monotonic() + delay_s)
+            return is_parked
+
+        return await self._settle(claim, step)
+
+    async def bury(self, claim: Claim, reason: Reason, error: BaseException | None) -> bool:
+        """Move a message to the dead letters; False = it is somebody else's by now."""
+
+        async def step() -> bool:
+            return await self._bury(
+                claim.slot, claim.entry_id, claim.fields, reason, error, claim.attempts, claim.deliveries
+            )
+
+        return await self._settle(claim, step)
+
+    async def _bury(
+        self, slot: Slot, entry_id: str, fields: list[bytes], reason: Reason, error: BaseException | None,
+        attempts: int, deliveries: int,
+    ) -> bool:  # fmt: skip
+        record = dead_letter_record(
+            fields, self.keys.stream, entry_id, GROUP, slot.consumer, reason, error, attempts, deliveries
+        )
+        is_buried = await slot.ledger.bury(entry_id, record, dedup_key_of(fields), is_deleted=True)
+        if is_buried:
+            text = repr(error) if error else ""
+            self._emit(EventName.DEAD_LETTERED, id=entry_id, reason=reason.value, error=text)
+        return is_buried
+
+    async def renew(self, claim: Claim) -> bool:
+        """Begin the lease anew; False = it is somebody else's by now. Not tried beyond the end of the lease."""
+        trial = self._settings.retry.start()
+        while True:
+            now = time.monotonic()
+            try:
+                is_renewed = await claim.slot.ledger.renew(claim.entry_id)
+            except PASSING as error:
+                wait_s = trial.pause_after(error)
+                if wait_s is None or now + wait_s >= claim.expires_at:
+                    raise
+                await pause(wait_s)
+            else:
+                if is_renewed:
+                    claim.expires_at = now + (self._settings.lease_s or 0.0)
+                return is_renewed
+
+    async def _settle(self, claim: Claim, step: Step) -> bool:
+        trial = self._settings.retry.start()
+        while True:
+            try:
+                is_done = bool(await step())
+            except GroupLost:
+                is_done = False  # the pending list went with the group
+            except PASSING as error:
+                wait_s = trial.pause_after(error)
+                if wait_s is not None:
+                    await pause(wait_s)
+                    continue
+                self._unsettled.append((claim, step))
+                self._emit(EventName.UNSETTLED, id=claim.entry_id, error=repr(error))
+                raise
+            self._put_back(claim.slot)  # not after an error: the slot may hold the message until its lease runs out
+            return is_done
+
+    async def settle_again(self) -> bool:
+        """Settle what could not be settled before; False = some still cannot."""
+        while self._unsettled:
+            try:
+                claim, step = self._unsettled.pop()
+            except IndexError:  # another thread took the last one
+                break
+            try:
+                await step()
+            except TransientError as error:
+                if not isinstance(error, GroupLost):
+                    self._unsettled.append((claim, step))
+                    return False
+            except BaseException:
+                self._unsettled.append((claim, step))
+                raise
+            self._put_back(claim.slot)
+        return True
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    async def hand_back(self) -> bool:
+        """Put back what a lost reply may have handed out to nobody; False = Redis is out of reach."""
+        is_settled = await self.settle_again()
+        with self._lock:
+            doubtful = [slot for slot in self._free if slot.is_doubtful]
+            self._free = [slot for slot in self._free if not slot.is_doubtful]
+        for slot in doubtful:
+            try:
+                claims, _ = await slot.take_lost()
+                # Nothing has begun: the counts stay as they were before it was handed out.
+                parkings = [Parking(found.id, 0, found.deliveries, found.attempts) for found in claims]
+                if parkings:
+                    await slot.ledger.park(parkings)
+            except TransientError as error:
+                logger.warning("what %s may hold was not handed back: %s", slot.consumer, error)
+                is_settled = False
+                slot.is_doubtful = True
+            self._put_back(slot)
+        return is_settled
+
+    def close(self) -> None:
+        """Give up the connections of all slots that hold nothing."""
+        with self._lock:
+            free = list(self._free)
+        for slot in free:
+            slot.close()

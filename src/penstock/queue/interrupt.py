@@ -1,0 +1,109 @@
+"""Interrupts: how a queue learns that the process should take no more work."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from types import FrameType
+from typing import ClassVar
+
+from penstock.errors import ConfigurationError, ConfigurationTypeError
+
+logger = logging.getLogger("penstock.queue")
+_DEFAULT_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)  # Windows has no SIGHUP
+
+
+class BaseGracefulInterruptHandler(ABC):
+    """Tells whether to stop; a queue asks before it takes a message, and several times a second while it waits."""
+
+    @abstractmethod
+    def is_interrupted(self) -> bool:
+        """Return True from the moment on at which no more work should be taken."""
+
+
+class EventDrivenInterruptHandler(BaseGracefulInterruptHandler):
+    """Interrupted once an event is set: for applications that own their signals."""
+
+    def __init__(self, stop_event: threading.Event) -> None:
+        if not callable(getattr(stop_event, "is_set", None)):
+            raise ConfigurationTypeError(f"stop_event must have is_set(), as threading.Event has, not {stop_event!r}")
+        self._stop_event = stop_event
+
+    def is_interrupted(self) -> bool:
+        """Return whether the event is set."""
+        return bool(self._stop_event.is_set())
+
+
+class GracefulInterruptHandler(BaseGracefulInterruptHandler):
+    """Interrupted by the first SIGINT, SIGTERM or SIGHUP; the second has the effect that it always has.
+
+    It is installed only in the main thread, and only where the signal has its default disposition: one owner a signal.
+    """
+
+    _owned: ClassVar[dict[signal.Signals, GracefulInterruptHandler]] = {}
+
+    def __init__(self, verbose: bool = True, signals: Iterable[signal.Signals] = _DEFAULT_SIGNALS) -> None:
+        self._verbose, self._is_interrupted = verbose, False
+        self._previous: dict[signal.Signals, object] = {}
+        wanted = self._checked(signals)
+        for number in wanted:
+            self._check_free(number)
+        for number in wanted:
+            self._previous[number] = signal.signal(number, self._handle)
+            self._owned[number] = self
+
+    @staticmethod
+    def _checked(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
+        try:
+            wanted = [signal.Signals(number) for number in signals]
+        except (TypeError, ValueError) as error:
+            raise ConfigurationTypeError(f"signals must be signals such as signal.SIGTERM: {error}") from error
+        if not wanted:
+            raise ConfigurationError("signals must name at least one signal, such as signal.SIGTERM")
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError(
+                "GracefulInterruptHandler must be made in the main thread, where Python delivers signals; "
+                "elsewhere use EventDrivenInterruptHandler"
+            )
+        return list(dict.fromkeys(wanted))
+
+    @classmethod
+    def _check_free(cls, number: signal.Signals) -> None:
+        if number in cls._owned:
+            raise ConfigurationError(
+                f"another GracefulInterruptHandler owns {number.name}: share that one, or release() it first"
+            )
+        if signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler):
+            raise ConfigurationError(
+                f"{number.name} has a handler already, which would be lost: install this one first, or call an "
+                f"EventDrivenInterruptHandler's event from the handler that is there"
+            )
+
+    def is_interrupted(self) -> bool:
+        """Return whether a signal has come."""
+        return self._is_interrupted
+
+    def release(self) -> None:
+        """Give the signals back to their default disposition; is_interrupted() stays as it is."""
+        for number in list(self._previous):
+            self._give_back(number)
+
+    def _give_back(self, number: signal.Signals) -> None:
+        previous = self._previous.pop(number, signal.SIG_DFL)
+        self._owned.pop(number, None)
+        if signal.getsignal(number) == self._handle:  # else somebody else has taken it over since
+            signal.signal(number, previous)  # type: ignore[arg-type]  # what signal.signal() returned before
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._is_interrupted:
+            self._give_back(signal.Signals(number))
+            signal.raise_signal(number)
+            return
+        self._is_interrupted = True
+        if self._verbose:
+            logger.warning("%s: finishing what is in hand; once more ends at once", signal.Signals(number).name)

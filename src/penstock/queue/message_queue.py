@@ -1,0 +1,261 @@
+"""RedisMessageQueue: publish() on one side, `with process_message()` on the other."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
+from penstock.events import Event as Occurrence
+from penstock.events import EventName, EventSink
+from penstock.keys import QueueKeys
+from penstock.queue.abstract_gateway import AbstractRedisGateway
+from penstock.queue.administration import Administration
+from penstock.queue.gateway import Overload, RedisGateway, check_interrupt
+from penstock.queue.interrupt import BaseGracefulInterruptHandler
+from penstock.queue.model import QueueStats
+from penstock.queue.options import (
+    UNSET,
+    DedupKey,
+    OnFailure,
+    QueueOptions,
+    Unset,
+    check_count,
+    check_seconds,
+    checked_backoff,
+    checked_heartbeat,
+    checked_key_maker,
+    checked_lease,
+    checked_log_length,
+)
+from penstock.queue.payload import Message, MessageData, canonical, checked_key, content_key
+from penstock.queue.processing import Processing
+from penstock.runtime.aio import IS_ASYNC, Event
+
+logger = logging.getLogger("penstock.queue")
+_DEFAULT_LEASE_S = 300
+_DEFAULT_DELIVERIES = 10
+_LONGEST_LEASE_S = 43_200.0  # half a day
+
+
+class RedisMessageQueue:
+    """A queue of texts and dicts.
+
+    Messages are delivered at least once; `visibility_timeout_seconds=None` is the switch to at most once. A handler
+    that raises is tried again after a growing delay, `max_delivery_count` times in all, and then the message goes to
+    the dead letters; `on_failure="terminal"` gives up at once and records it in the failed log, if that is enabled.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        client: Any = None,
+        gateway: AbstractRedisGateway | None = None,
+        deduplication: bool = True,
+        get_deduplication_key: DedupKey | Unset | None = UNSET,
+        enable_completed_queue: bool = False,
+        enable_failed_queue: bool = False,
+        max_completed_length: int | None = 1_000,
+        max_failed_length: int | None = 1_000,
+        visibility_timeout_seconds: float | Unset | None = UNSET,
+        heartbeat_interval_seconds: float | None = None,
+        on_heartbeat_failure: Callable[[], Any] | None = None,
+        max_processing_seconds: float = _LONGEST_LEASE_S,
+        max_delivery_count: int | Unset | None = UNSET,
+        interrupt: BaseGracefulInterruptHandler | None = None,
+        key_separator: str = "::",
+        on_failure: OnFailure = "retry",
+        retry_delay_seconds: float = 1.0,
+        max_retry_delay_seconds: float = 60.0,
+        max_pending_length: int | None = None,
+        pending_overload_policy: Overload = "raise",
+        on_event: EventSink | None = None,
+    ) -> None:
+        self.key = QueueKeys.of(name, key_separator)
+        self._on_event, self._interrupt = on_event, check_interrupt(interrupt)
+        make_key = checked_key_maker(deduplication, get_deduplication_key)
+        completed = checked_log_length("completed", enable_completed_queue, max_completed_length)
+        failed = checked_log_length("failed", enable_failed_queue, max_failed_length)
+        backoff = checked_backoff(on_failure, retry_delay_seconds, max_retry_delay_seconds)
+        longest_s = check_seconds("max_processing_seconds", max_processing_seconds)
+        given = {
+            "visibility_timeout_seconds": visibility_timeout_seconds,
+            "max_delivery_count": max_delivery_count,
+            "max_pending_length": UNSET if max_pending_length is None else max_pending_length,
+        }
+        if (client is None) == (gateway is None):
+            raise ConfigurationError("pass exactly one of client (of redis-py, or a StreamClient) and gateway")
+        if gateway is not None:
+            _check_gateway(gateway, given)
+            self._gateway = gateway
+        else:
+            self._gateway = self._make_gateway(client, given, pending_overload_policy)
+        if self._gateway.is_redis_cluster:
+            self.key.check_one_slot()
+        _bind(self._gateway, self.key)
+        lease_s = self._gateway.message_visibility_timeout_seconds
+        heartbeat_s = checked_heartbeat(heartbeat_interval_seconds, lease_s, on_heartbeat_failure, is_async=IS_ASYNC)
+        self._options = QueueOptions(
+            make_key, completed, failed, heartbeat_s, longest_s, on_heartbeat_failure, on_failure, backoff
+        )
+        self._is_draining, self._in_hand, self._fewer_in_hand = False, set[Processing](), Event()
+
+    def _make_gateway(self, client: Any, given: dict[str, Any], policy: Overload) -> RedisGateway:
+        timeout, most = given["visibility_timeout_seconds"], given["max_delivery_count"]
+        lease_s = _DEFAULT_LEASE_S if timeout is UNSET else timeout
+        lease_s, max_deliveries = checked_lease(lease_s, _DEFAULT_DELIVERIES if most is UNSET else most)
+        max_pending = given["max_pending_length"]
+        gateway = RedisGateway(
+            redis_client=client,
+            message_visibility_timeout_seconds=lease_s,
+            max_delivery_count=max_deliveries,
+            dead_letter_queue=self.key.dead_letter,
+            interrupt=self._interrupt,
+            max_pending_length=None if max_pending is UNSET else max_pending,
+            pending_overload_policy=policy,
+            on_event=self._on_event,
+        )
+        gateway.stop_when(lambda: self._is_draining)
+        return gateway
+
+    # --- messages -----------------------------------------------------------------------------------
+
+    async def publish(self, message: Message) -> bool:
+        """Add a message; False = one with the same deduplication key was published within the window.
+
+        Raises: EncodeError, QueueFull, QueueDrained, PublishUnknown, or what Redis says beyond the retry budget.
+        """
+        if self._is_draining:
+            raise QueueDrained(f"queue {self.key.name!r} was drained: it takes no more messages; make a new one")
+        text = canonical(message)
+        make_key = self._options.make_key
+        if make_key is None:
+            await self._gateway.add_message(self.key.pending, text)
+            return True
+        # The default key is that of the text, which need not be made twice.
+        subject = text if make_key is content_key else message
+        is_new = await self._gateway.publish_message(self.key.pending, text, checked_key(make_key, subject))
+        if not isinstance(is_new, bool):
+            raise GatewayContractError(
+                f"{type(self._gateway).__name__}.publish_message() must return True or False, not {is_new!r}"
+            )
+        return is_new
+
+    def process_message(self) -> Processing:
+        """Return the context in which the next message is processed; it is None when none came in time."""
+        return Processing(
+            self._gateway, self.key, self._options, self._may_begin, self._in_hand.add, self._let_go, self._emit
+        )
+
+    def _let_go(self, processing: Processing) -> None:
+        self._in_hand.discard(processing)
+        if self._is_draining:
+            self._fewer_in_hand.set()
+
+    def _may_begin(self) -> bool:
+        return not self._is_draining and (self._interrupt is None or not self._interrupt.is_interrupted())
+
+    # --- administration -----------------------------------------------------------------------------
+
+    async def stats(self) -> QueueStats:
+        """Return how many messages are in which state."""
+        found = await self._administration().stats()
+        return QueueStats(
+            found.pending,
+            found.processing,
+            found.retrying,
+            None if self._options.completed_length == 0 else found.completed,
+            None if self._options.failed_length == 0 else found.failed,
+            found.dead_letter,
+        )
+
+    async def peek(self, count: int = 1, *, source: str = "pending") -> list[MessageData]:
+        """Return the oldest messages of a state without taking them; of the logs the newest.
+
+        `source` is pending, processing, completed, failed or dead_letter.
+        """
+        return await self._administration().peek(check_count("count", count), source)
+
+    async def redrive_dead_letters(self, max_messages: int | None = None) -> int:
+        """Put dead letters back into the queue, the oldest first; return how many."""
+        if max_messages is not None:
+            check_count("max_messages", max_messages)
+        return await self._administration().redrive(max_messages)
+
+    async def purge(self, *, target: str) -> int:
+        """Delete what is pending, or the completed or failed log, or the dead letters; return how many.
+
+        What is being processed stays. The deduplication keys of purged messages are free again.
+        """
+        return await self._administration().purge(target)
+
+    def _administration(self) -> Administration:
+        if not isinstance(self._gateway, RedisGateway):
+            raise ConfigurationTypeError(
+                f"stats(), peek(), purge() and redrive_dead_letters() look into Redis Streams: ask the broker behind "
+                f"{type(self._gateway).__name__} instead"
+            )
+        return Administration(self._gateway.client, self.key, self._gateway.dead_letter_queue, self._gateway.is_text)
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether drain() was called."""
+        return self._is_draining
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Take no more messages in or out, and wait for those that other tasks or threads process.
+
+        Returns True when nothing is left in hand and nothing in doubt; then the process may end without anybody waiting
+        for a lease to run out. Called inside process_message() it waits for the others only.
+        """
+        self._is_draining = True
+        deadline = None if timeout is None else time.monotonic() + timeout
+        others = {processing for processing in self._in_hand if not processing.is_mine}
+        while others & self._in_hand and (deadline is None or time.monotonic() < deadline):
+            self._fewer_in_hand.clear()
+            if others & self._in_hand:
+                await self._fewer_in_hand.wait(None if deadline is None else deadline - time.monotonic())
+        is_complete = not others & self._in_hand
+        if isinstance(self._gateway, RedisGateway):
+            is_complete = await self._gateway.hand_back() and is_complete
+        self._emit(EventName.DRAINED, is_complete=is_complete)
+        return is_complete
+
+    async def close(self) -> None:
+        """Give up the connections that the queue opened, and hand back what is in doubt; the client stays open."""
+        await self._gateway.close()
+
+    def _emit(self, name: EventName, **fields: object) -> None:
+        if self._on_event is not None:
+            try:
+                self._on_event(Occurrence(name, self.key.name, "queue", fields))
+            except Exception:
+                logger.exception("on_event failed for %s", name)
+
+
+def _check_gateway(gateway: object, given: dict[str, Any]) -> None:
+    if not isinstance(gateway, AbstractRedisGateway):
+        raise ConfigurationTypeError(
+            f"gateway must be a RedisGateway or derive from AbstractRedisGateway, not {type(gateway).__name__}; "
+            f"a client of redis-py goes into client="
+        )
+    for name, value in given.items():
+        if value is not UNSET:
+            own = "message_visibility_timeout_seconds" if name.startswith("visibility") else name
+            raise ConfigurationError(f"{name} belongs to the gateway: pass {own} to it, not to the queue")
+
+
+def _bind(gateway: AbstractRedisGateway, key: QueueKeys) -> None:
+    # Dead letters are the gateway's: two queues behind one of them would mix theirs.
+    if gateway.max_delivery_count is None:
+        return
+    bound = gateway.__dict__.setdefault("_penstock_queue", key.pending)
+    if bound != key.pending:
+        raise ConfigurationError(
+            f"this gateway has the dead letters of queue {bound!r}: make another gateway for queue {key.pending!r}"
+        )

@@ -1,0 +1,158 @@
+"""What a queue may be told, checked at once: each rule with a message that names the fix."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from penstock.errors import ConfigurationError, ConfigurationTypeError
+from penstock.policy import Backoff
+from penstock.queue.payload import Message, content_key, literal_key
+
+OnFailure: TypeAlias = Literal["retry", "terminal"]
+DedupKey: TypeAlias = Callable[[Message], str]
+_DEFAULT_LENGTH = 1_000
+_JITTER = 0.1
+
+
+class Unset:
+    """Stands where nothing was passed, for None means something."""
+
+    def __repr__(self) -> str:
+        """Show it in signatures."""
+        return "<default>"
+
+
+UNSET = Unset()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """How a queue treats its messages, whatever broker keeps them."""
+
+    make_key: DedupKey | None  # None = no deduplication
+    completed_length: int | None  # 0 = no log, None = a log without an end
+    failed_length: int | None
+    heartbeat_s: float | None
+    max_processing_s: float
+    on_heartbeat_failure: Callable[[], Any] | None
+    on_failure: OnFailure
+    backoff: Backoff
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return the value if it is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationTypeError(f"{name}={value!r} must be True or False, not {type(value).__name__}")
+    return value
+
+
+def check_seconds(name: str, value: object) -> float:
+    """Return the value if it is a positive number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationTypeError(f"{name}={value!r} must be a number of seconds, not {type(value).__name__}")
+    if not 0 < value < math.inf:
+        raise ConfigurationError(f"{name}={value!r} must be a positive, finite number of seconds")
+    return value
+
+
+def check_count(name: str, value: object) -> int:
+    """Return the value if it is a positive whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationTypeError(f"{name}={value!r} must be a whole number, not {type(value).__name__}")
+    if value <= 0:
+        raise ConfigurationError(f"{name}={value!r} must be positive")
+    return value
+
+
+def checked_key_maker(is_on: object, make: DedupKey | Unset | None) -> DedupKey | None:
+    """Return the function that makes deduplication keys, or None."""
+    check_flag("deduplication", is_on)
+    if not is_on:
+        if not isinstance(make, Unset):
+            raise ConfigurationError(
+                "get_deduplication_key has no use with deduplication=False: leave one of the two out"
+            )
+        return None
+    if isinstance(make, Unset):
+        return content_key
+    if make is None:
+        return literal_key
+    if not callable(make):
+        raise ConfigurationTypeError(
+            f"get_deduplication_key must be a function of the message, or None, not {type(make).__name__}"
+        )
+    if inspect.iscoroutinefunction(make):
+        raise ConfigurationTypeError("get_deduplication_key must be a plain function, not async")
+    return make
+
+
+def checked_log_length(kind: str, is_on: object, length: int | None) -> int | None:
+    """Return how many records the completed or failed log keeps: 0 = there is none, None = all."""
+    check_flag(f"enable_{kind}_queue", is_on)
+    if length is not None:
+        check_count(f"max_{kind}_length", length)
+    if not is_on and length != _DEFAULT_LENGTH:
+        raise ConfigurationError(f"max_{kind}_length needs enable_{kind}_queue=True")
+    return length if is_on else 0
+
+
+def checked_lease(timeout: object, max_deliveries: object) -> tuple[float | None, int | None]:
+    """Return the lease in seconds and how often a message may be handed out; None, None = at most once."""
+    lease_s = None if timeout is None else check_seconds("visibility_timeout_seconds", timeout)
+    most = None if max_deliveries is None else check_count("max_delivery_count", max_deliveries)
+    if lease_s is None and most is not None:
+        raise ConfigurationError(
+            "visibility_timeout_seconds=None hands every message out once and takes none back: say "
+            "max_delivery_count=None too, or set a timeout"
+        )
+    return lease_s, most
+
+
+def checked_heartbeat(interval: object, lease_s: float | None, on_failure: object, *, is_async: bool) -> float | None:
+    """Return the interval of the heartbeats; a lease must outlast two of them."""
+    if on_failure is not None:
+        _check_callback(on_failure, is_async=is_async)
+        if interval is None:
+            raise ConfigurationError("on_heartbeat_failure needs heartbeat_interval_seconds: without it nothing beats")
+    if interval is None:
+        return None
+    interval_s = check_seconds("heartbeat_interval_seconds", interval)
+    if lease_s is None:
+        raise ConfigurationError(
+            "heartbeat_interval_seconds needs a visibility timeout: there is no lease that could be renewed"
+        )
+    if interval_s >= lease_s / 2:
+        raise ConfigurationError(
+            f"heartbeat_interval_seconds={interval_s} must be less than half of the visibility timeout of {lease_s} s, "
+            f"else one lost heartbeat costs the lease: use {lease_s / 3:g}"
+        )
+    return interval_s
+
+
+def _check_callback(callback: object, *, is_async: bool) -> None:
+    if not callable(callback):
+        raise ConfigurationTypeError(
+            f"on_heartbeat_failure must be a function without arguments, not {type(callback).__name__}"
+        )
+    if inspect.iscoroutinefunction(callback) and not is_async:
+        raise ConfigurationTypeError("on_heartbeat_failure is async: pass it to the queue of penstock, or a plain one")
+    try:
+        inspect.signature(callback).bind()
+    except TypeError:
+        raise ConfigurationTypeError("on_heartbeat_failure is called without arguments: make them optional") from None
+    except ValueError:
+        pass  # a builtin that does not tell
+
+
+def checked_backoff(policy: object, delay: object, longest: object) -> Backoff:
+    """Return how long a message waits after its handler failed."""
+    if policy not in get_args(OnFailure):
+        raise ConfigurationError(f"on_failure={policy!r} must be one of {', '.join(get_args(OnFailure))}")
+    first_s, longest_s = check_seconds("retry_delay_seconds", delay), check_seconds("max_retry_delay_seconds", longest)
+    if first_s > longest_s:
+        raise ConfigurationError(f"retry_delay_seconds={first_s} must not exceed max_retry_delay_seconds={longest_s}")
+    return Backoff(max(1, round(first_s * 1000)), max(1, round(longest_s * 1000)), _JITTER)

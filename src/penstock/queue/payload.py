@@ -1,0 +1,86 @@
+"""What a queue carries: texts, and dicts as the one JSON text that stands for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import TypeAlias
+
+from penstock.errors import ConfigurationTypeError, DecodeError, EncodeError
+
+Message: TypeAlias = str | dict[str, object]
+MessageData: TypeAlias = str | bytes  # what a consumer gets: text, or bytes where the client does not decode
+TEXT_TYPE = "text/plain; charset=utf-8"
+_MAX_KEY = 256  # characters; a longer key is replaced by its hash
+# Sorted keys and no other liberties: equal dicts are equal texts, in every process and in every release.
+_dumps = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
+
+
+def canonical(message: Message) -> str:
+    """Return the text that stands for a message; raise EncodeError, and name the fix, if there is none."""
+    if isinstance(message, str):
+        return message
+    if not isinstance(message, dict):
+        raise EncodeError(
+            f"a message must be a str or a dict, not {type(message).__name__}: use json.dumps() for other values"
+        )
+    for name in message:
+        if not isinstance(name, str):
+            raise EncodeError(f"the keys of a dict must be str: {name!r} is {type(name).__name__}; use str({name!r})")
+    try:
+        return _dumps(message)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EncodeError(f"the dict is no JSON: {error}; convert it to what JSON has") from error
+
+
+def encode_text(text: str) -> bytes:
+    """Return the bytes of a text."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise EncodeError(
+            f"the message has a lone surrogate at {error.start}, which UTF-8 cannot hold: use errors='replace'"
+        ) from error
+
+
+def decode_payload(raw: bytes | None, is_text: bool) -> MessageData:
+    """Return the payload of an entry as the client wants it."""
+    if raw is None:
+        raise DecodeError("the entry has no field 'data'")
+    if not is_text:
+        return raw
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise DecodeError(
+            f"the payload is no UTF-8 at byte {error.start}; use a client that does not decode"
+        ) from error
+
+
+def content_key(message: Message) -> str:
+    """Return the SHA-256 of the message: the same for a dict and for the JSON text that stands for it."""
+    return hashlib.sha256(encode_text(canonical(message))).hexdigest()
+
+
+def literal_key(message: Message) -> str:
+    """Return the text of the message itself."""
+    return canonical(message)
+
+
+def checked_key(make: Callable[[Message], str], message: Message) -> str:
+    """Return the deduplication key of a message; raise ConfigurationTypeError for what cannot be one."""
+    key = make(message)
+    if not isinstance(key, str):
+        close = getattr(key, "close", None)
+        if callable(close):
+            close()  # a coroutine that nobody awaits
+        raise ConfigurationTypeError(
+            f"get_deduplication_key must return a str, not {type(key).__name__}: use a plain function and str(...)"
+        )
+    if not key:
+        raise ConfigurationTypeError(
+            "get_deduplication_key returned '': all such messages would be duplicates of each other; "
+            "return something that identifies the message"
+        )
+    return key if len(key) <= _MAX_KEY else f"sha256:{hashlib.sha256(encode_text(key)).hexdigest()}"

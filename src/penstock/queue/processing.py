@@ -1,0 +1,236 @@
+"""Processing: one message from the hand-out to its end, as the body of a `with`."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from penstock.errors import GatewayContractError
+from penstock.events import EventName
+from penstock.keys import QueueKeys
+from penstock.policy import Bury, Limits, Retry, after_failure
+from penstock.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
+from penstock.queue.desk import UNLIMITED
+from penstock.queue.gateway import RedisGateway
+from penstock.queue.model import ClaimedMessage
+from penstock.queue.options import QueueOptions
+from penstock.queue.payload import MessageData
+from penstock.runtime.aio import Cancelled, call_home, home, runner, shielded
+from penstock.runtime.callbacks import call_back
+
+logger = logging.getLogger("penstock.queue")
+_HANDED_BACK = (Cancelled, KeyboardInterrupt, GeneratorExit)  # not the message's fault: no attempt is counted
+_LONGEST_CLEANUP_S = 86_400.0  # the retry budget of the gateway bounds it
+_CHANCE = random.Random()
+
+
+class Processing:
+    """The context manager of `queue.process_message()`.
+
+    Guarantees: leaving the body without an exception settles the message as completed. An exception is a failed
+    attempt, and is raised to the caller. A cancelled body hands the message back and counts no attempt.
+    """
+
+    def __init__(
+        self, gateway: AbstractRedisGateway, key: QueueKeys, options: QueueOptions,
+        may_begin: Callable[[], bool], entered: Callable[[Processing], None], left: Callable[[Processing], None],
+        emit: Callable[..., None],
+    ) -> None:  # fmt: skip
+        self._gateway, self._key, self._options, self._emit = gateway, key, options, emit
+        self._may_begin, self._entered, self._left = may_begin, entered, left
+        self._claimed: ClaimedMessage | None = None
+        self._message: MessageData | None = None
+        self._stop_renewal: StopRenewal | None = None
+        self._is_ending, self._runner = False, runner()
+        self.lease_lost = False
+        """Whether the lease could not be kept: another consumer may have the message, and this one's end is refused."""
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether it is the calling task or thread that processes the message."""
+        return self._runner is runner()
+
+    @property
+    def message_id(self) -> str | None:
+        """The id of the message, where the broker knows one."""
+        return self._claimed.message_id if self._claimed else None
+
+    @property
+    def lease_token(self) -> str | None:
+        """What tells this hand-out from every other one of the message: it begins with a number that rises."""
+        return self._claimed.lease_token if self._claimed else None
+
+    @property
+    def delivery_count(self) -> int:
+        """How often the message was handed out, this time included."""
+        return self._claimed.delivery_count if self._claimed else 0
+
+    @property
+    def attempts(self) -> int:
+        """How often a handler began with it, this time included."""
+        return self._claimed.attempts if self._claimed else 0
+
+    async def __aenter__(self) -> MessageData | None:
+        """Take the next message; None = there was none."""
+        if not self._may_begin():
+            return None
+        found = await self._gateway.wait_for_message_and_move(self._key.pending, self._key.processing)
+        if found is None:
+            return None
+        self._entered(self)
+        try:
+            self._message = self._accept(found)
+            if self._claimed is not None and self._options.heartbeat_s is not None:
+                self._stop_renewal = await self._gateway.keep_lease(
+                    self._key.processing, self._claimed, self._options.heartbeat_s, self._options.max_processing_s,
+                    self._lost_from_outside(),
+                )  # fmt: skip
+        except BaseException:
+            self._left(self)
+            raise
+        return self._message
+
+    def _accept(self, found: ClaimedMessage | MessageData) -> MessageData:
+        has_leases = self._gateway.message_visibility_timeout_seconds is not None
+        if isinstance(found, ClaimedMessage):
+            if has_leases and not found.lease_token:
+                raise GatewayContractError(
+                    f"{type(self._gateway).__name__} has leases but returned a message without a lease_token: settling "
+                    f"it could settle the message of another consumer"
+                )
+            self._claimed = found
+            return found.stored_message
+        if has_leases:
+            raise GatewayContractError(
+                f"{type(self._gateway).__name__} has message_visibility_timeout_seconds but returned a plain "
+                f"{type(found).__name__}: return ClaimedMessage(stored_message, lease_token)"
+            )
+        if not isinstance(found, str | bytes):
+            raise GatewayContractError(
+                f"{type(self._gateway).__name__} returned a {type(found).__name__}: return ClaimedMessage, str or bytes"
+            )
+        return found
+
+    def _lost_from_outside(self) -> Callable[[str], None]:
+        here = home()
+        return lambda reason: call_home(here, self._lose, reason)
+
+    def _lose(self, reason: str) -> None:
+        if self._is_ending:
+            return
+        self.lease_lost = True
+        logger.warning("%s of %s: %s", self.message_id, self._key.name, reason)
+        self._emit(EventName.RENEWAL_FAILED, id=self.message_id, reason=reason)
+        if self._options.on_heartbeat_failure is not None:
+            call_back(self._options.on_heartbeat_failure, "on_heartbeat_failure")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Settle the message: finished whatever happens to the caller meanwhile."""
+        if self._message is None:
+            return
+        self._is_ending = True
+        cancelled: BaseException | None = None
+        try:
+            if error is None:
+                if self._options.completed_length == 0 and isinstance(self._gateway, RedisGateway):
+                    is_done, cancelled = await self._gateway.remove_quickly(self.lease_token or "")
+                    if is_done:
+                        self._emit(EventName.COMPLETED, id=self.message_id)
+                        return
+                await shielded(_LONGEST_CLEANUP_S, self._complete)
+            else:
+                await shielded(_LONGEST_CLEANUP_S, self._fail_quietly, error)
+        finally:
+            self._left(self)
+            if self._stop_renewal is not None:
+                await shielded(_LONGEST_CLEANUP_S, self._stop_renewal)
+            if cancelled is not None:
+                raise cancelled
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    @property
+    def _handle(self) -> tuple[MessageData, dict[str, Any]]:
+        assert self._message is not None
+        return self._message, {"lease_token": self._claimed.lease_token if self._claimed else None}
+
+    async def _complete(self) -> None:
+        message, token = self._handle
+        if self._options.completed_length == 0:
+            is_done = await self._gateway.remove_message(self._key.processing, message, **token)
+        else:
+            is_done = await self._gateway.log_message(
+                self._key.processing, self._key.completed, message, max_length=self._options.completed_length, **token
+            )
+        if is_done:
+            self._emit(EventName.COMPLETED, id=self.message_id)
+        else:
+            self._stale("completed")
+
+    async def _fail_quietly(self, error: BaseException) -> None:
+        # The handler's exception is what the caller must see: what goes wrong here is logged.
+        try:
+            await self._fail(error)
+        except Exception:
+            logger.exception("%s of %s could not be settled after its failure", self.message_id, self._key.name)
+
+    async def _fail(self, error: BaseException) -> None:
+        has_one_chance = self._gateway.is_at_most_once
+        if isinstance(error, _HANDED_BACK) and not has_one_chance:
+            await self._return(0.0, counts=False)
+            return
+        self._emit(EventName.FAILED, id=self.message_id, error=repr(error), attempts=self.attempts)
+        if self._options.on_failure == "terminal":
+            await self._discard(error)
+            return
+        if self._options.failed_length != 0 and self._claimed is not None:
+            await self._gateway.note_failure(self._key.failed, self._claimed, error, self._options.failed_length)
+        most = 1 if has_one_chance else self._gateway.max_delivery_count
+        limits = Limits(UNLIMITED, most)
+        verdict = after_failure(error, self.delivery_count, self.attempts, limits, self._options.backoff, _CHANCE)
+        if isinstance(verdict, Retry) and not has_one_chance:
+            await self._return(verdict.after_ms / 1000, counts=verdict.counts)
+        else:
+            await self._bury(verdict, error)
+
+    async def _return(self, delay_s: float, *, counts: bool) -> None:
+        message, token = self._handle
+        if await self._gateway.return_message(
+            self._key.processing, self._key.pending, message, delay_seconds=delay_s, counts=counts, **token
+        ):
+            self._emit(EventName.RETURNED, id=self.message_id, delay_s=delay_s, counts=counts)
+        else:
+            self._stale("returned")
+
+    async def _bury(self, verdict: object, error: BaseException) -> None:
+        message, token = self._handle
+        reason = {"reason": verdict.reason} if isinstance(verdict, Bury) else {}
+        if not await self._gateway.bury_message(self._key.processing, message, error=error, **reason, **token):
+            self._stale("dead-lettered")
+
+    async def _discard(self, error: BaseException) -> None:
+        message, token = self._handle
+        if self._options.failed_length == 0:
+            is_done = await self._gateway.remove_message(self._key.processing, message, **token)
+        else:
+            is_done = await self._gateway.log_message(
+                self._key.processing, self._key.failed, message, max_length=self._options.failed_length, error=error,
+                **token,
+            )  # fmt: skip
+        if is_done:
+            self._emit(EventName.DISCARDED, id=self.message_id)
+        else:
+            self._stale("discarded")
+
+    def _stale(self, what: str) -> None:
+        self.lease_lost = True
+        logger.warning(
+            "%s of %s was not %s: its lease had run out, and it belongs to another consumer by now",
+            self.message_id, self._key.name, what,
+        )  # fmt: skip
+        self._emit(EventName.STALE, id=self.message_id, what=what)

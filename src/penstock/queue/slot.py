@@ -1,0 +1,115 @@
+"""Slot: a consumer of the group that holds one message at most.
+
+So what is pending with a slot after a lost reply is what that reply handed out, and a message that another slot of the
+same process has taken over is refused to this one like to a stranger.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import ConnectionLost, PenstockError
+from penstock.keys import StreamKeys
+from penstock.redis.aio import Command, Connection
+from penstock.redis.client import StreamClient
+from penstock.redis.settings import Host
+from penstock.redis.translate import Redirected
+from penstock.runtime.aio import home
+from penstock.streams.ledger import Claim as LedgerClaim
+from penstock.streams.ledger import Ledger, parse_rows
+
+_PAGE = 500
+
+
+class Slot:
+    """One consumer, and the connection on which it waits for messages."""
+
+    def __init__(self, client: StreamClient, keys: StreamKeys, group: str, consumer: str, dead_letters: str) -> None:
+        self._client, self._stream = client, keys.stream
+        self.consumer = consumer
+        self.ledger = Ledger(client, keys, group, consumer, dead_letters)
+        self.is_doubtful = False  # a reply got lost: a message may be pending here that nobody holds
+        self._connection: Connection | None = None
+        self._home: object = None
+        self._asked: Host | None = None
+        self._begun: tuple[str, int, int] | None = None  # told to the server, which may not have answered
+
+    async def read(self, block_ms: int | None) -> tuple[str, list[bytes]] | None:
+        """Take the next new message, waiting for one; None = none came in time."""
+        connection = await self._open()
+        command = self.ledger.read_command(1, block_ms)
+        commands: list[Command] = [("ASKING",), command] if self._asked else [command]
+        timeout_s = self._client.settings.socket_timeout_s + (block_ms or 0) / 1000
+        self.is_doubtful = True
+        try:
+            reply = (await connection.pipeline(commands, timeout_s=timeout_s))[-1]
+        except PenstockError as error:
+            self.is_doubtful = isinstance(error, ConnectionLost)
+            raise
+        except BaseException:  # cancelled, or interrupted: the server must not hand a message to nobody
+            connection.abort()
+            raise
+        self.is_doubtful = False
+        if isinstance(reply, PenstockError):
+            raise reply
+        rows = parse_rows(reply)
+        return (rows[0][0].decode(), rows[0][1]) if rows else None
+
+    async def take_due(self) -> tuple[int | None, list[LedgerClaim], list[str]]:
+        """Take a message whose waiting time is over; return also the ms until the next one is due."""
+        self.is_doubtful = True  # until the reply is here
+        wait_ms, claims, missing = await self.ledger.take_due(1)
+        self.is_doubtful = False
+        return wait_ms, claims, missing
+
+    async def recover(self, lease_ms: int, cursor: str, page: int) -> tuple[str, list[LedgerClaim], list[str]]:
+        """Take a message whose holder has been silent for a lease; return also where to look next."""
+        self.is_doubtful = True
+        following, claims, missing = await self.ledger.recover(lease_ms, 1, cursor, page)
+        self.is_doubtful = False
+        return following, claims, missing
+
+    async def take_lost(self) -> tuple[list[LedgerClaim], list[str]]:
+        """Take what a lost reply had handed out, if it had."""
+        start, claims, missing = "-", list[LedgerClaim](), list[str]()
+        while not claims and not missing:
+            # Among them are those that wait for their retry, which are passed over.
+            own = [entry_id for entry_id, _, _ in await self.ledger.own_pending(start, _PAGE)]
+            if own:
+                start = f"({own[-1]}"
+                claims, missing = await self.ledger.take(own, is_own_read=True)
+            if len(own) < _PAGE:
+                break
+        self.is_doubtful = False
+        return claims, missing
+
+    async def begin(self, entry_id: str, deliveries: int, attempts: int) -> bool:
+        """Count the coming run of a message that was handed out before; False = it is not ours any more."""
+        self.is_doubtful, self._begun = True, (entry_id, deliveries, attempts)
+        (is_begun,) = await self.ledger.begin([self._begun])
+        self.is_doubtful, self._begun = False, None
+        return is_begun
+
+    def counts_of(self, found: LedgerClaim) -> tuple[int, int]:
+        """Return deliveries and attempts of a message before its coming run: a lost reply to begin() is no attempt."""
+        if self._begun is not None and self._begun[0] == found.id:
+            return self._begun[1:]
+        return found.deliveries, found.attempts
+
+    async def leave(self, error: PenstockError) -> None:
+        """Look elsewhere after an error that says that another server may serve the stream by now."""
+        await self._client.leave(self._connection, error)
+        self._asked = error.asked if isinstance(error, Redirected) else None
+        if self._asked is not None or not isinstance(error, ConnectionLost):
+            self.close()
+
+    async def _open(self) -> Connection:
+        connection = self._connection
+        if connection is None or not connection.is_open or self._home is not home():
+            connection = self._connection = await self._client.dedicated(self._stream, self._asked)
+            self._home = home()
+        return connection
+
+    def close(self) -> None:
+        """Give up the connection."""
+        if self._connection is not None and self._home is home():
+            self._connection.abort()
+        self._connection = None

@@ -1,0 +1,155 @@
+"""Makes a StreamClient that leads where a client of redis-py leads."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio import cluster as async_cluster
+from redis.asyncio import sentinel as async_sentinel
+from redis.client import Pipeline
+from redis.cluster import ClusterPipeline
+from redis.sentinel import Sentinel
+
+from penstock.errors import ConfigurationTypeError
+from penstock.redis.client import StreamClient
+from penstock.redis.settings import ConnectionSettings, Host
+from penstock.runtime.aio import IS_ASYNC
+
+_PIPELINES = (Pipeline, ClusterPipeline, redis.asyncio.client.Pipeline, async_cluster.ClusterPipeline)
+_SENTINELS = (Sentinel, async_sentinel.Sentinel)
+_HERE, _THERE = ("penstock", "penstock.sync") if IS_ASYNC else ("penstock.sync", "penstock")
+_TLS = (
+    "ssl_ca_certs", "ssl_ca_data", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs",
+    "ssl_min_version", "ssl_ciphers",
+)  # fmt: skip
+_made: weakref.WeakKeyDictionary[Any, StreamClient] = weakref.WeakKeyDictionary()
+
+
+def client_of(client: Any, what: str = "client") -> StreamClient:
+    """Return the StreamClient for a client of redis-py: the same one for the same client; a StreamClient as it is.
+
+    Raises: ConfigurationTypeError for anything else, a client of the other half, a pipeline or a Sentinel.
+    """
+    if isinstance(client, StreamClient):
+        return client
+    if isinstance(client, _PIPELINES):
+        raise ConfigurationTypeError(f"{what} is a pipeline, which sends nothing until execute(): pass its client")
+    if isinstance(client, _SENTINELS):
+        raise ConfigurationTypeError(f"{what} is a Sentinel: pass the client that its master_for(name) returns")
+    send = getattr(client, "execute_command", None)
+    if send is None:
+        raise ConfigurationTypeError(
+            f"{what} must be a client of redis-py or a StreamClient of {_HERE}, not {type(client).__name__}"
+        )
+    if inspect.iscoroutinefunction(send) != IS_ASYNC:
+        kind = "blocking" if IS_ASYNC else "asyncio"
+        raise ConfigurationTypeError(f"{what} is of redis-py's {kind} half: pass it to the queue of {_THERE}")
+    try:
+        known = _made.get(client)
+        if known is None:
+            known = _made[client] = _make(client, what)
+            weakref.finalize(client, known.abandon)  # nobody else knows when its time is over
+    except TypeError:  # it cannot be hashed, or not be referred to weakly
+        return _make(client, what)
+    return known
+
+
+def is_cluster(client: Any) -> bool:
+    """Tell whether the client, or the one that it wraps, is of a Redis Cluster."""
+    return _nodes(client) is not None or bool(getattr(client, "is_cluster", False))
+
+
+def decodes(client: Any) -> bool:
+    """Tell whether the client gives texts, and not bytes; a StreamClient does."""
+    if isinstance(client, StreamClient):
+        return True
+    return bool(_options(client).get("decode_responses", False))
+
+
+def _nodes(client: Any) -> Any:
+    return getattr(client, "nodes_manager", None)
+
+
+def _options(client: Any) -> dict[str, Any]:
+    nodes = _nodes(client)
+    if nodes is not None:
+        return dict(getattr(nodes, "connection_kwargs", None) or getattr(client, "connection_kwargs", {}))
+    pool = getattr(client, "connection_pool", None)
+    return dict(getattr(pool, "connection_kwargs", {}))
+
+
+def _make(client: Any, what: str) -> StreamClient:
+    options = _options(client)
+    if not options:
+        raise ConfigurationTypeError(
+            f"{what}, a {type(client).__name__}, does not tell where its server is: pass the redis-py client that it "
+            f"wraps, or a StreamClient"
+        )
+    provider = options.get("credential_provider")
+    username, password = options.get("username"), options.get("password")
+    if provider is not None and password is None:
+        given = tuple(provider.get_credentials())
+        username, password = given if len(given) == 2 else (None, given[0])
+    pool = getattr(client, "connection_pool", None)
+    settings: dict[str, Any] = {
+        **_place(client, pool, options),
+        "username": username,
+        "password": password,
+        "client_name": options.get("client_name"),
+        **_tls(pool, options),
+        **_timeouts(options),
+    }
+    return StreamClient._of(ConnectionSettings(**settings), "")  # noqa: SLF001
+
+
+def _place(client: Any, pool: Any, options: dict[str, Any]) -> dict[str, Any]:
+    nodes = _nodes(client)
+    if nodes is not None:
+        return {"kind": "cluster", "hosts": _startup_hosts(nodes)}
+    sentinels = getattr(pool, "sentinel_manager", None)
+    if sentinels is not None:
+        login = _options(sentinels.sentinels[0])
+        return {
+            "kind": "sentinel",
+            "hosts": tuple(_host(_options(sentinel)) for sentinel in sentinels.sentinels),
+            "service_name": pool.service_name,
+            "db": options.get("db") or 0,
+            "sentinel_username": login.get("username"),
+            "sentinel_password": login.get("password"),
+        }
+    if options.get("path"):
+        return {"kind": "unix", "hosts": (), "path": options["path"], "db": options.get("db") or 0}
+    return {"kind": "single", "hosts": (_host(options),), "db": options.get("db") or 0}
+
+
+def _host(options: dict[str, Any]) -> Host:
+    return str(options.get("host") or "localhost"), int(options.get("port") or 6379)
+
+
+def _startup_hosts(nodes: Any) -> tuple[Host, ...]:
+    known = getattr(nodes, "nodes_cache", None) or getattr(nodes, "startup_nodes", {})
+    return tuple((str(node.host), int(node.port)) for node in known.values())
+
+
+def _tls(pool: Any, options: dict[str, Any]) -> dict[str, Any]:
+    made = getattr(pool, "connection_class", None)
+    is_tls = bool(options.get("ssl")) or (made is not None and "SSL" in made.__name__)
+    if not is_tls:
+        is_tls = any(isinstance(options.get(name), str) for name in ("ssl_ca_certs", "ssl_certfile"))
+    if not is_tls:
+        return {}
+    return {"tls": True, "tls_options": {name: options[name] for name in _TLS if options.get(name) is not None}}
+
+
+def _timeouts(options: dict[str, Any]) -> dict[str, Any]:
+    # None means "for ever" to redis-py; a connection that never times out would make every fault a hang.
+    found: dict[str, Any] = {}
+    if options.get("socket_timeout"):
+        found["socket_timeout_s"] = float(options["socket_timeout"])
+    if options.get("socket_connect_timeout"):
+        found["connect_timeout_s"] = float(options["socket_connect_timeout"])
+    return found

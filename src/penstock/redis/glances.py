@@ -1,0 +1,44 @@
+"""When it pays to look for a reply a moment longer instead of going to sleep until it is there."""
+
+from __future__ import annotations
+
+import os
+
+GLANCES = 80  # looks at the socket: about as many microseconds
+_MOST_SKIPPED = 64  # requests after looks in vain
+
+
+def glance(file: int, most: int) -> bytes | None:
+    """Look for bytes on a non-blocking socket for a moment; None = none came, b"" = there will be no more."""
+    for _ in range(GLANCES):
+        try:
+            return os.read(file, most)
+        except BlockingIOError:
+            continue
+        except OSError:
+            break  # whoever waits for the socket is told too
+    return None
+
+
+class Glances:
+    """Decides for one connection, by what came of the last look."""
+
+    __slots__ = ("_in_vain", "_skip")
+
+    def __init__(self) -> None:
+        # With one processor the server cannot answer while we look.
+        self._skip, self._in_vain = (0 if (os.cpu_count() or 1) > 1 else -1), 1
+
+    def is_worthwhile(self) -> bool:
+        """Tell whether to look at all."""
+        if self._skip:
+            self._skip -= self._skip > 0
+            return False
+        return True
+
+    def note(self, is_found: bool) -> None:
+        """Take note of whether the reply was seen: if not, the server is far away or busy, or has nothing to say."""
+        if is_found:
+            self._in_vain = 1
+        else:
+            self._skip = self._in_vain = min(2 * self._in_vain, _MOST_SKIPPED)
