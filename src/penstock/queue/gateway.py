@@ -100,6 +100,10 @@ class RedisGateway(AbstractRedisGateway):
         """Have waits and retries end when the function says so: a queue that is drained."""
         self._stopped = is_stopped
 
+    def tell(self, on_event: EventSink | None) -> None:
+        """Tell somebody what happens, unless somebody is told already."""
+        self._on_event = self._on_event or on_event
+
     def is_interrupted(self) -> bool:
         """Return whether nothing new should be begun."""
         return self._stopped() or (self._interrupt is not None and self._interrupt.is_interrupted())

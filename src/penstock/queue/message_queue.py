@@ -91,6 +91,8 @@ class RedisMessageQueue:
         if gateway is not None:
             _check_gateway(gateway, given)
             self._gateway = gateway
+            if isinstance(gateway, RedisGateway):
+                gateway.tell(on_event)
         else:
             self._gateway = self._make_gateway(client, given, pending_overload_policy)
         if self._gateway.is_redis_cluster:

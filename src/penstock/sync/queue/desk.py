@@ -195,7 +195,7 @@ class Desk:
             deliveries, attempts = slot.counts_of(found)
             verdict = before_run(deliveries, attempts, None, 0, self._settings.limits)
             if verdict is not None:
-                self._bury(slot, found.id, found.fields, verdict.reason, None, attempts, deliveries)
+                self._reject(slot, found.id, found.fields, verdict.reason, None, attempts, deliveries)
             elif slot.begin(found.id, deliveries, attempts):
                 return self._hand_out(slot, found.id, found.fields, deliveries + 1, attempts + 1, is_again=True)
         return None
@@ -206,17 +206,23 @@ class Desk:
         by_name = envelope.as_mapping(fields)
         expires_at_ms = by_name.get(envelope.EXPIRES_AT, b"")
         if expires_at_ms.isdigit() and time.time() * 1000 >= int(expires_at_ms):
-            self._bury(slot, entry_id, fields, Reason.EXPIRED, None, attempts, deliveries)
+            self._reject(slot, entry_id, fields, Reason.EXPIRED, None, attempts, deliveries)
             return None
         try:
             data = decode_payload(by_name.get(envelope.DATA), self._settings.is_text)
         except DecodeError as error:
-            self._bury(slot, entry_id, fields, Reason.DECODE_ERROR, error, attempts, deliveries)
+            self._reject(slot, entry_id, fields, Reason.DECODE_ERROR, error, attempts, deliveries)
             return None
         expires_at = time.monotonic() + (self._settings.lease_s or 0.0)
         claim = Claim(slot, entry_id, fields, data, deliveries, attempts, is_again, expires_at)
         self._emit(EventName.CLAIMED, id=entry_id, delivery_count=deliveries, attempts=attempts, is_again=is_again)
         return claim
+
+    def _reject(self, slot: Slot, *what: Any) -> None:
+        # Bury what nobody is to be handed; cut off in the middle, it is found again by whoever uses the slot next.
+        slot.is_doubtful = True
+        self._bury(slot, *what)
+        slot.is_doubtful = False
 
     def _restore_group(self, slot: Slot) -> None:
         # Whatever is still in the stream was not finished: the group begins at its first entry.

@@ -78,12 +78,16 @@ class Processing:
         """Take the next message; None = there was none."""
         if not self._may_begin():
             return None
-        found = self._gateway.wait_for_message_and_move(self._key.pending, self._key.processing)
-        if found is None:
-            return None
         self._entered(self)
         try:
+            found = self._gateway.wait_for_message_and_move(self._key.pending, self._key.processing)
+            if found is None:
+                self._left(self)
+                return None
             self._message = self._accept(found)
+            if not self._may_begin():
+                shielded(_LONGEST_CLEANUP_S, self._give_up)
+                return None
             if self._claimed is not None and self._options.heartbeat_s is not None:
                 self._stop_renewal = self._gateway.keep_lease(
                     self._key.processing, self._claimed, self._options.heartbeat_s, self._options.max_processing_s,
@@ -117,12 +121,17 @@ class Processing:
 
     def _lost_from_outside(self) -> Callable[[str], None]:
         here = home()
-        return lambda reason: call_home(here, self._lose, reason)
+
+        def lost(reason: str) -> None:
+            if not self._is_ending:
+                self.lease_lost = True  # at once: the handler may block the event loop, and look
+                call_home(here, self._lose, reason)
+
+        return lost
 
     def _lose(self, reason: str) -> None:
         if self._is_ending:
             return
-        self.lease_lost = True
         logger.warning("%s of %s: %s", self.message_id, self._key.name, reason)
         self._emit(EventName.RENEWAL_FAILED, id=self.message_id, reason=reason)
         if self._options.on_heartbeat_failure is not None:
@@ -198,6 +207,14 @@ class Processing:
             self._return(verdict.after_ms / 1000, counts=verdict.counts)
         else:
             self._bury(verdict, error)
+
+    def _give_up(self) -> None:
+        # The queue was drained, or interrupted, while it waited for this message: nothing has begun.
+        try:
+            self._return(0.0, counts=False)
+        finally:
+            self._message = None
+            self._left(self)
 
     def _return(self, delay_s: float, *, counts: bool) -> None:
         message, token = self._handle
