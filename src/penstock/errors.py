@@ -14,6 +14,10 @@ class ConfigurationError(PenstockError, ValueError):
     """A parameter, name or URL is unusable; the message says which, why and what to write instead."""
 
 
+class SettingsError(ConfigurationError):
+    """The settings (file, environment, flags) are unusable; the message names the place. Commands end with code 2."""
+
+
 # --- what Redis or the way to it answered ---------------------------------------------------------
 
 
@@ -158,6 +162,21 @@ class LeaseLost(PenstockError):
 
 class ConsumerNameTaken(PenstockError):
     """A newer process runs under the same `worker_name`; this one is fenced off and stops."""
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+class BackendError(PenstockError):
+    """A result back-end could not save or read; what was saved before is untouched, and nothing half-written shows."""
+
+
+class BackendUnavailable(BackendError):
+    """A failure that passes by itself (server away, disk full, no answer): the same call may succeed later."""
+
+
+class BackendRefused(BackendError):
+    """A failure that stays until somebody changes the store, the rights or the configuration."""
 
 
 # --- verdicts that a handler may raise ------------------------------------------------------------
