@@ -29,13 +29,18 @@ TABLE = {
     "src/penstock/__init__.py": "src/penstock/sync/__init__.py",
     "src/penstock/redis": "src/penstock/sync/redis",
     "src/penstock/streams": "src/penstock/sync/streams",
+    "src/penstock/results": "src/penstock/sync/results",
+    "src/penstock/providers.py": "src/penstock/sync/providers.py",
+    "src/penstock/testing/result_backend_contract.py": "src/penstock/sync/testing/result_backend_contract.py",
     "tests/streams": "tests/sync",
+    "tests/results": "tests/sync/results",
 }
 
 # Modules that are written by hand for both halves: never generated, only exchanged.
 TWINS = {
     "penstock.runtime.aio": "penstock.runtime.threads",
     "penstock.redis.aio": "penstock.redis.blocking",
+    "penstock.results.aio": "penstock.results.threads",
     "tests.helpers.aio": "tests.helpers.threads",
 }
 
@@ -47,16 +52,21 @@ NAMES = {
     "__anext__": "__next__",
     "AbstractAsyncContextManager": "AbstractContextManager",
     "aclose": "close",
+    "aclosing": "closing",
     "aiter": "iter",
     "anext": "next",
     "asynccontextmanager": "contextmanager",
+    "AsyncConnection": "Connection",
     "AsyncExitStack": "ExitStack",
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
     "AsyncMock": "Mock",
+    "bytes_async": "bytes",
     "enter_async_context": "enter_context",
+    "get_async": "get",
     "push_async_callback": "callback",
     "push_async_exit": "push",
+    "put_async": "put",
     "pytest_asyncio": "pytest",
     "StopAsyncIteration": "StopIteration",
 }
@@ -76,7 +86,7 @@ PATTERNS = [
     (r"\bAsyncGenerator\b(?!\[)", "Generator"),
 ]
 
-SYNC_TOP = {"penstock": "penstock.sync", "tests.streams": "tests.sync"}
+SYNC_TOP = {"penstock": "penstock.sync", "tests.streams": "tests.sync", "tests.results": "tests.sync.results"}
 DOTTED = re.compile(r"\b(?<!\.)(?:penstock|tests)(?:\.\w+)+")
 
 
@@ -172,7 +182,8 @@ def rewrite(text: str, source: str, chosen: set[str], modules: set[str]) -> str:
             return TWINS[module] + dotted[0][len(module) :]
         if module not in chosen:
             return dotted[0]
-        return re.sub(r"^(penstock|tests\.streams)\b", lambda top: SYNC_TOP[top[0]], dotted[0])
+        tops = "|".join(map(re.escape, SYNC_TOP))
+        return re.sub(rf"^(?:{tops})\b", lambda top: SYNC_TOP[top[0]], dotted[0])
 
     for package, names in re.findall(r"^\s*from (penstock[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
         for name in re.findall(r"\w+", names):
