@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 
 from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError
@@ -14,7 +16,7 @@ from penstock.results.postgres import PostgresBackend
 from penstock.task import Result, Status
 from penstock.testing import FaultProxy
 from penstock.testing.result_backend_contract import all_of
-from tests.helpers.aio import outcomes, start
+from tests.helpers.aio import eventually, join, outcomes, start
 from tests.helpers.postgres import PostgresServer
 
 FINISHED = datetime(2025, 6, 1, 12, tzinfo=UTC)
@@ -160,6 +162,28 @@ async def test_a_server_that_is_away_is_told_and_the_next_try_succeeds(
     postgres.start()
     assert await backend.save(result_of()) is True
     assert sorted([result.task_id async for result in backend.iter()]) == ["before", "t1"]
+
+
+async def test_a_server_that_dies_in_the_middle_of_a_batch_keeps_all_or_nothing(
+    backend: PostgresBackend, postgres: PostgresServer
+) -> None:
+    """The batch is half written when the server goes: another transaction holds the last of its ids."""
+    await backend.save(result_of("before"))
+    batch = [result_of(f"t{number:03}") for number in range(300)]
+    columns = "task_id, kind, status, attempts, finished_at, result"
+    with psycopg.connect(postgres.dsn) as rival:
+        rival.execute(f"INSERT INTO penstock_results ({columns}) VALUES ('t299', 'x', 'ok', 1, now(), '')")  # type: ignore[arg-type]
+        saving = start(backend.save_many, batch)
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%unnest%%'"
+        await eventually(lambda: rival.execute(waiting).fetchone() == (1,))
+        postgres.kill()
+        with suppress(psycopg.Error):
+            rival.close()
+    with pytest.raises(BackendUnavailable):
+        await join(saving)
+    postgres.start()
+    assert [result.task_id for result in await all_of(backend)] == ["before"]
+    assert await backend.save_many(batch) == [True] * 300
 
 
 async def test_a_server_that_says_nothing_is_given_up(postgres: PostgresServer) -> None:
