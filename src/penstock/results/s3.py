@@ -91,7 +91,7 @@ class S3Backend:
                     return
         raise BackendRefused(
             f"{self._where} ignores create-only puts (If-None-Match: *), so a late result would write over the first "
-            f"one: use a store that knows them, such as Amazon S3, MinIO, Ceph or R2"
+            f"one: use a store that knows them, as Amazon S3 does"
         )
 
     async def _save(self, entry: Entry) -> tuple[str, bytes]:
