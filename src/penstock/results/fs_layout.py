@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
     def path(self, root: Path, task_id: str) -> Path:
         """Return the file of the result."""
-        return root / self.day / f"{self.kind_name}-{task_id}{self.ending}"
+        return root.joinpath(self.day, f"{self.kind_name}-{task_id}{self.ending}")
 
 
 def place_for(result: Result, is_packed: bool) -> Place:
@@ -51,7 +51,7 @@ def place_of(claim: str) -> Place | None:
 
 def claim_path(root: Path, task_id: str) -> Path:
     """Return the symbolic link of a task id."""
-    return root / ".ids" / bucket_of(task_id) / task_id
+    return root.joinpath(".ids", bucket_of(task_id), task_id)
 
 
 def parts_of(file_name: str) -> tuple[str, str] | None:

@@ -55,18 +55,14 @@ class FSStore:
             saving.publish()
             return saving.stored
 
-    def claim(self, entry: Entry) -> tuple[Place, bool]:
+    def claim(self, entry: Entry, link: Path) -> tuple[Place, bool]:
         """Return where the result of this id lies or will lie, and whether nobody claimed the id before."""
-        link, wanted = claim_path(self.root, entry.result.task_id), self.place_for(entry.result)
+        wanted = place_for(entry.result, self._is_packed)
         try:
             os.symlink(wanted.claim, link)  # noqa: PTH211  the tests listen to os, and it is faster
         except FileExistsError:
             return self._claimed(link, wanted), False
         return wanted, True
-
-    def place_for(self, result: Result) -> Place:
-        """Return the place that a result asks for."""
-        return place_for(result, self._is_packed)
 
     def _claimed(self, link: Path, wanted: Place) -> Place:
         place = _read_claim(link)
@@ -156,7 +152,7 @@ class _Saving:
     def __init__(self, store: FSStore, count: int) -> None:
         self._store, self._root = store, store.root
         self._is_synced_at_once = is_worth_syncing_at_once(count)
-        self._drafts: list[tuple[Entry, Place, Path]] = []
+        self._drafts: list[tuple[Entry, Path, str]] = []  # what, where to, and under which name until then
         self._folders: set[Path] = set()
         self.stored: dict[str, bytes] = {}
 
@@ -165,9 +161,9 @@ class _Saving:
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        for _entry, _place, path in self._drafts:
+        for _entry, _path, draft in self._drafts:
             with contextlib.suppress(OSError):
-                path.unlink()
+                os.unlink(draft)  # noqa: PTH108
         if error_type is not None:
             self._store.forget_folders()
 
@@ -175,19 +171,20 @@ class _Saving:
         """Claim the id and write the bytes, unless a valid result is there already."""
         task_id = entry.result.task_id
         link = claim_path(self._root, task_id)
-        self._folders |= self._store.ensure_folder(link.parent)
-        place, is_ours = self._store.claim(entry)
+        bucket = link.parent
+        self._folders |= self._store.ensure_folder(bucket)
+        place, is_ours = self._store.claim(entry, link)
         path = place.path(self._root, task_id)
-        self._folders |= self._store.ensure_folder(path.parent)
-        self._folders |= {link.parent, path.parent}
+        day = path.parent
+        self._folders |= self._store.ensure_folder(day) | {bucket, day}
         if not is_ours and (found := read_valid(path, task_id)) is not None:
             self.stored[task_id] = found.raw
             return
-        draft = self._root / ".incoming" / secrets.token_hex(12)
-        self._drafts.append((entry, place, draft))
+        draft = f"{self._root}/.incoming/{secrets.token_hex(12)}"
+        self._drafts.append((entry, path, draft))
         self._write(draft, _packed(entry.raw) if place.ending == PACKED else entry.raw)
 
-    def _write(self, draft: Path, raw: bytes) -> None:
+    def _write(self, draft: str, raw: bytes) -> None:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             write_all(descriptor, raw)
@@ -200,16 +197,15 @@ class _Saving:
         """Give the drafts, once they are on the disk, their names, and wait until those are on the disk as well."""
         if self._is_synced_at_once and self._drafts:
             sync_everything(self._root)
-        for entry, place, draft in self._drafts:
-            task_id = entry.result.task_id
-            self.stored[task_id] = self._link(draft, place.path(self._root, task_id), entry)
+        for entry, path, draft in self._drafts:
+            self.stored[entry.result.task_id] = self._link(draft, path, entry)
         if is_worth_syncing_at_once(len(self._folders)):
             sync_everything(self._root)
         else:
             for folder in self._folders:
                 sync_folder(folder)
 
-    def _link(self, draft: Path, path: Path, entry: Entry) -> bytes:
+    def _link(self, draft: str, path: Path, entry: Entry) -> bytes:
         task_id = entry.result.task_id
         while True:
             try:
