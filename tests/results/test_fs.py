@@ -104,6 +104,26 @@ async def test_a_torn_file_gives_way_to_the_first_valid_result(
     assert "held no valid result and is now" in caplog.text
 
 
+async def test_a_result_that_cannot_be_read_is_not_taken_for_a_torn_one(
+    backend: FSBackend, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await backend.save(result_of(data="first"))
+
+    def fail(_path: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(BackendUnavailable, match="cannot save results"):
+            await backend.save(result_of(data="late"))
+        with pytest.raises(BackendUnavailable, match="cannot read results"):
+            await backend.get("t1")
+        assert [result.task_id async for result in backend.iter()] == []
+        assert "cannot be read, and is skipped" in caplog.text
+    assert shown(root) == ["2025-06-01/resize-t1.msgpack"]
+    assert await backend.get("t1") == result_of(data="first")
+
+
 async def test_get_reads_one_link_and_one_file_however_many_days_there_are(
     backend: FSBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

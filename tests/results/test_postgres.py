@@ -108,6 +108,25 @@ async def test_a_user_who_may_only_read_and_write_needs_no_more(
         postgres.execute("DROP ROLE clerk")
 
 
+async def test_a_row_that_the_user_may_not_see_is_told(backend: PostgresBackend, postgres: PostgresServer) -> None:
+    await backend.save(result_of())
+    postgres.execute("DROP ROLE IF EXISTS clerk")
+    postgres.execute("CREATE ROLE clerk LOGIN")
+    postgres.execute("GRANT SELECT ON penstock_schema TO clerk")
+    postgres.execute("GRANT SELECT, INSERT ON penstock_results TO clerk")
+    postgres.execute("ALTER TABLE penstock_results ENABLE ROW LEVEL SECURITY")
+    postgres.execute("CREATE POLICY blind ON penstock_results FOR SELECT TO clerk USING (kind = 'other')")
+    postgres.execute("CREATE POLICY free ON penstock_results FOR INSERT TO clerk WITH CHECK (true)")
+    try:
+        async with PostgresBackend(postgres.dsn.replace("penstock@", "clerk@")) as clerk:
+            with pytest.raises(BackendRefused):
+                await clerk.save(result_of(data="late"))
+    finally:
+        postgres.execute("DROP OWNED BY clerk")
+        postgres.execute("DROP ROLE clerk")
+    assert await backend.get("t1") == result_of()
+
+
 async def test_a_batch_is_few_statements(backend: PostgresBackend, postgres: PostgresServer) -> None:
     await backend.save(result_of("first"))
     [[before]] = postgres.execute("SELECT xact_commit FROM pg_stat_database WHERE datname = 'postgres'")

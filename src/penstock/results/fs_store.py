@@ -13,6 +13,7 @@ Whoever finds a valid file at the claimed name syncs its folder and leaves it: t
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gzip
 import logging
@@ -128,7 +129,7 @@ class FSStore:
             if parts is None:
                 log.warning("%s is no result: skipped", folder / name)
             elif wanted is None or parts[0] == wanted:
-                found = read_valid(folder / name, parts[1])
+                found = _read_leniently(folder / name, parts[1])
                 if found is not None:
                     yield found.result
 
@@ -225,14 +226,20 @@ def write_all(descriptor: int, raw: bytes) -> None:
 
 
 def read_valid(path: Path, task_id: str) -> Entry | None:
-    """Return the result in the file; None if there is none, with a warning if there is something else."""
+    """Return the result in the file; None if there is none, with a warning if there is something else.
+
+    Raises: OSError if the file cannot be read. It may well hold a result, which must not be taken for a torn one.
+    """
     try:
         raw = path.read_bytes()
-        raw = gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
-        result = decode_result(raw)
     except FileNotFoundError:
         return None
-    except (DecodeError, EOFError, zlib.error, OSError, ValueError) as error:
+    except IsADirectoryError:
+        raw = b""
+    try:
+        raw = gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
+        result = decode_result(raw)
+    except (DecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         log.warning("%s holds no valid result, and is skipped: %s", path, error)
         return None
     if result.task_id != task_id:
@@ -247,7 +254,9 @@ def _read_claim(link: Path) -> Place | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        log.warning("%s is no claim, and is skipped: %s", link, error)
+        if error.errno != errno.EINVAL:  # EINVAL: it is no symbolic link
+            raise
+        log.warning("%s is no claim, and is skipped", link)
         return None
 
 
@@ -258,6 +267,14 @@ def _listing(folder: Path) -> Iterator[str]:
                 yield item.name
     except FileNotFoundError:
         return
+
+
+def _read_leniently(path: Path, task_id: str) -> Entry | None:
+    try:
+        return read_valid(path, task_id)
+    except OSError as error:
+        log.warning("%s cannot be read, and is skipped: %s", path, error)
+        return None
 
 
 def _lenient_listing(folder: Path) -> Iterator[str]:

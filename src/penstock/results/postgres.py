@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Self
 
 from penstock.config import check_number
-from penstock.errors import ConfigurationError, DecodeError
+from penstock.errors import BackendRefused, ConfigurationError, DecodeError
 from penstock.keys import check_name
 from penstock.results.batch import Batch, Entry
 from penstock.results.extras import require
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _CHUNK = 500
 _MOST_AT_ONCE = 5_000
+_TRIES = 5
 
 
 class PostgresBackend:
@@ -67,7 +68,18 @@ class PostgresBackend:
         batch = Batch(results)
         stored: dict[str, bytes] = {}
         for start in range(0, len(batch.entries), _MOST_AT_ONCE):
-            stored |= await self._save(batch.entries[start : start + _MOST_AT_ONCE])
+            entries = batch.entries[start : start + _MOST_AT_ONCE]
+            for _ in range(_TRIES):
+                stored |= await self._save(entries)
+                # A row that was in the way and is gone again: somebody deletes old results.
+                entries = [entry for entry in entries if entry.result.task_id not in stored]
+                if not entries:
+                    break
+            else:
+                raise BackendRefused(
+                    f"the result of task {entries[0].result.task_id} meets one in {self._link.where} that this user "
+                    f"cannot see: it needs SELECT on all rows of penstock_results"
+                )
         return batch.outcomes(stored)
 
     async def _save(self, entries: list[Entry]) -> dict[str, bytes]:
@@ -85,10 +97,7 @@ class PostgresBackend:
                 stored |= {str(row[0]): _bytes(row[1]) for row in await found.fetchall()}
             return stored
 
-        stored = await self._link.run("save results", insert)
-        # A row that was in the way and is gone again: somebody deletes old results.
-        removed = [entry for entry in entries if entry.result.task_id not in stored]
-        return stored | await self._save(removed) if removed else stored
+        return await self._link.run("save results", insert)
 
     async def get(self, task_id: str) -> Result | None:
         """Return the result of the task, or None if there is none."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Self
 
 from penstock.config import check_number
-from penstock.errors import BackendRefused, ConfigurationError, DecodeError
+from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError, DecodeError
 from penstock.keys import check_name
 from penstock.results.aio import side_by_side
 from penstock.results.batch import Batch, Entry
@@ -22,6 +22,7 @@ from penstock.task import Result, check_id, decode_result
 log = logging.getLogger(__name__)
 _AT_ONCE = 32
 _CHUNK = 500
+_TRIES = 10
 _PROBE = "penstock-create-only"
 
 
@@ -105,7 +106,7 @@ class S3Backend:
     async def _create(self, task_id: str, raw: bytes) -> bytes:
         """Put the object if there is none, or one that holds no result; return what it holds in the end."""
         mode: Any = "create"
-        while True:
+        for _ in range(_TRIES):
             try:
                 await self._obstore.put_async(self._store, _path(task_id), raw, mode=mode)
                 return raw
@@ -114,6 +115,7 @@ class S3Backend:
             if found is not None:
                 return found.raw
             mode = "create" if version is None else {"e_tag": version}
+        raise BackendUnavailable(f"{_path(task_id)} in {self._where} comes and goes, or changes all the time")
 
     # --- reading ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Self
 
 from penstock.config import check_number
-from penstock.errors import ConfigurationError, DecodeError
+from penstock.errors import BackendRefused, ConfigurationError, DecodeError
 from penstock.keys import check_name
 from penstock.results.batch import Batch, Entry
 from penstock.results.extras import require
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _CHUNK = 500
 _MOST_AT_ONCE = 5_000
+_TRIES = 5
 
 
 class PostgresBackend:
@@ -68,7 +69,18 @@ class PostgresBackend:
         batch = Batch(results)
         stored: dict[str, bytes] = {}
         for start in range(0, len(batch.entries), _MOST_AT_ONCE):
-            stored |= self._save(batch.entries[start : start + _MOST_AT_ONCE])
+            entries = batch.entries[start : start + _MOST_AT_ONCE]
+            for _ in range(_TRIES):
+                stored |= self._save(entries)
+                # A row that was in the way and is gone again: somebody deletes old results.
+                entries = [entry for entry in entries if entry.result.task_id not in stored]
+                if not entries:
+                    break
+            else:
+                raise BackendRefused(
+                    f"the result of task {entries[0].result.task_id} meets one in {self._link.where} that this user "
+                    f"cannot see: it needs SELECT on all rows of penstock_results"
+                )
         return batch.outcomes(stored)
 
     def _save(self, entries: list[Entry]) -> dict[str, bytes]:
@@ -86,10 +98,7 @@ class PostgresBackend:
                 stored |= {str(row[0]): _bytes(row[1]) for row in found.fetchall()}
             return stored
 
-        stored = self._link.run("save results", insert)
-        # A row that was in the way and is gone again: somebody deletes old results.
-        removed = [entry for entry in entries if entry.result.task_id not in stored]
-        return stored | self._save(removed) if removed else stored
+        return self._link.run("save results", insert)
 
     def get(self, task_id: str) -> Result | None:
         """Return the result of the task, or None if there is none."""
