@@ -231,7 +231,7 @@ async def test_a_connection_that_breaks_during_an_iteration_is_an_error_and_not_
             assert len(await all_of(backend)) == 1_200
 
 
-async def test_a_lost_reply_does_not_make_the_first_result_a_late_one(postgres: PostgresServer) -> None:
+async def test_a_connection_that_was_reset_is_made_anew(postgres: PostgresServer) -> None:
     with FaultProxy(("127.0.0.1", postgres.port)) as proxy:
         async with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=5) as backend:
             await backend.save(result_of("before"))
