@@ -16,6 +16,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from penstock.testing import TEST_SERVERS, Cluster, FaultProxy, ServerKind, ServerMissing
 from penstock.testing.servers import DEFAULT
+from tests.helpers.result_stores import postgres, postgres_of_session, s3_of_session, s3_server  # noqa: F401  fixtures
 
 # Examples share the machine with servers and other test processes: their speed says nothing.
 hypothesis.settings.register_profile("penstock", deadline=None)

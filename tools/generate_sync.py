@@ -31,13 +31,18 @@ TABLE = {
     "src/penstock/queue": "src/penstock/sync/queue",
     "src/penstock/streams": "src/penstock/sync/streams",
     "tests/queue": "tests/sync/queue",
+    "src/penstock/results": "src/penstock/sync/results",
+    "src/penstock/providers.py": "src/penstock/sync/providers.py",
+    "src/penstock/testing/result_backend_contract.py": "src/penstock/sync/testing/result_backend_contract.py",
     "tests/streams": "tests/sync",
+    "tests/results": "tests/sync/results",
 }
 
 # Modules that are written by hand for both halves: never generated, only exchanged.
 TWINS = {
     "penstock.runtime.aio": "penstock.runtime.threads",
     "penstock.redis.aio": "penstock.redis.blocking",
+    "penstock.results.aio": "penstock.results.threads",
     "tests.helpers.aio": "tests.helpers.threads",
 }
 
@@ -49,16 +54,21 @@ NAMES = {
     "__anext__": "__next__",
     "AbstractAsyncContextManager": "AbstractContextManager",
     "aclose": "close",
+    "aclosing": "closing",
     "aiter": "iter",
     "anext": "next",
     "asynccontextmanager": "contextmanager",
+    "AsyncConnection": "Connection",
     "AsyncExitStack": "ExitStack",
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
     "AsyncMock": "Mock",
+    "bytes_async": "bytes",
     "enter_async_context": "enter_context",
+    "get_async": "get",
     "push_async_callback": "callback",
     "push_async_exit": "push",
+    "put_async": "put",
     "pytest_asyncio": "pytest",
     "StopAsyncIteration": "StopIteration",
 }

@@ -18,6 +18,10 @@ class ConfigurationTypeError(ConfigurationError, TypeError):
     """A parameter is of a kind that cannot be used there; the message says which kind to pass instead."""
 
 
+class SettingsError(ConfigurationError):
+    """The settings (file, environment, flags) are unusable; the message names the place. Commands end with code 2."""
+
+
 # --- what Redis or the way to it answered ---------------------------------------------------------
 
 
@@ -174,6 +178,21 @@ class ConsumerNameTaken(PenstockError):
 
 class GatewayContractError(PenstockError, TypeError):
     """A gateway broke its contract, and going on could settle a message that belongs to somebody else."""
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+class BackendError(PenstockError):
+    """A result back-end could not save or read; what was saved before is untouched, and nothing half-written shows."""
+
+
+class BackendUnavailable(BackendError):
+    """A failure that passes by itself (server away, disk full, no answer): the same call may succeed later."""
+
+
+class BackendRefused(BackendError):
+    """A failure that stays until somebody changes the store, the rights or the configuration."""
 
 
 # --- verdicts that a handler may raise ------------------------------------------------------------

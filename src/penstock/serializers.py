@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import pickle
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from penstock.culprit import cut, find_culprit, type_name
 from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
+from penstock.plugins import Plugins
 
 ENTRY_POINT_GROUP = "penstock.serializers"
 DEFAULT_MAX_BYTES = 1_048_576
@@ -256,8 +255,11 @@ def shortcut(serializer: Serializer) -> tuple[Callable[[bytes], Any], int]:
     return serializer.decode, -1
 
 
-_Factory = Callable[..., Serializer]
-_BUILT_IN: dict[str, _Factory] = {"json": JsonSerializer, "msgpack": MsgpackSerializer, "pickle": PickleSerializer}
+_PLUGINS = Plugins(
+    ENTRY_POINT_GROUP,
+    "serializer",
+    {name: f"{__name__}:{name.capitalize()}Serializer" for name in ("json", "msgpack", "pickle")},
+)
 
 
 def load_serializer(name: str, **options: object) -> Serializer:
@@ -268,36 +270,10 @@ def load_serializer(name: str, **options: object) -> Serializer:
 
     Raises: ConfigurationError for an unknown name, and for a plug-in that cannot be imported or made.
     """
-    factory = _BUILT_IN.get(name) or _load_plugin(name)
-    try:
-        serializer = factory(**options)
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {cut(error)}"
-        raise ConfigurationError(f"serializer {name!r} cannot be made with {sorted(options)}: {reason}") from error
+    serializer = _PLUGINS.make(name, options)
     if not isinstance(serializer, Serializer):
         raise ConfigurationError(f"serializer {name!r}, a {type_name(serializer)}, lacks encode() or decode()")
     return serializer
-
-
-def _load_plugin(name: str) -> _Factory:
-    points = entry_points(group=ENTRY_POINT_GROUP)
-    matching = {point.value: point for point in points if point.name == name}
-    if len(matching) > 1:
-        raise ConfigurationError(f"several packages offer a serializer {name!r}: {', '.join(sorted(matching))}")
-    if not matching:
-        known = sorted({*_BUILT_IN, *(point.name for point in points)})
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ConfigurationError(f"there is no serializer {name!r}: {hint}known are {', '.join(known)}")
-    target, point = matching.popitem()
-    try:
-        factory: _Factory = point.load()
-    except Exception as error:
-        reason = f"{type(error).__name__}: {cut(error)}"
-        raise ConfigurationError(f"serializer {name!r} ({target}) cannot be imported: {reason}") from error
-    return factory
 
 
 _ONE_BRACKET = bytes.maketrans(b"{}", b"[]")

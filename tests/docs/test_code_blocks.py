@@ -28,7 +28,7 @@ import penstock.sync
 from penstock.redis.embedded import EmbeddedServer
 from tests.docs.pages import PAGES, Block, blocks, name
 
-LANGUAGES = {"python", "output", "bash", "text", "mermaid"}
+LANGUAGES = {"python", "output", "bash", "text", "mermaid", "toml"}
 _LIMIT_S = 30.0
 
 

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import serializers
+from penstock import plugins, serializers
 from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
 from penstock.serializers import (
     JsonSerializer,
@@ -482,7 +482,7 @@ def test_each_built_in_serializer_tells_its_content_type() -> None:
 
 
 @pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+def offered_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     offered = [
         ("own", f"{__name__}:OwnSerializer"),
         ("missing", "no_such_package:Thing"),
@@ -490,20 +490,22 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
         ("useless", "builtins:dict"),
         ("twice", "a:b"),
         ("twice", "c:d"),
-        ("json", "no_such_package:Json"),
+        ("msgpack", "no_such_package:Msgpack"),
     ]
     points = EntryPoints(EntryPoint(name, value, serializers.ENTRY_POINT_GROUP) for name, value in offered)
-    monkeypatch.setattr(serializers, "entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points.select(group=group))
 
 
-@pytest.mark.usefixtures("plugins")
+@pytest.mark.usefixtures("offered_plugins")
 def test_a_plug_in_is_found_by_its_name_beside_broken_ones() -> None:
     assert isinstance(load_serializer("own"), OwnSerializer)
 
 
-@pytest.mark.usefixtures("plugins")
+@pytest.mark.usefixtures("offered_plugins")
 def test_a_plug_in_cannot_take_the_place_of_a_built_in_serializer() -> None:
     assert isinstance(load_serializer("json"), JsonSerializer)
+    with pytest.raises(ConfigurationError, match="several packages offer a serializer 'msgpack': no_such_package"):
+        load_serializer("msgpack")
 
 
 def test_built_in_serializers_take_options() -> None:
@@ -517,7 +519,7 @@ def test_pickle_by_name_still_needs_its_permission() -> None:
         load_serializer("pickle")
 
 
-@pytest.mark.usefixtures("plugins")
+@pytest.mark.usefixtures("offered_plugins")
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -93,7 +95,20 @@ class Child:
         return text
 
     def send(self, number: signal.Signals) -> None:
+        self._wait_until_it_sleeps()
         self._process.send_signal(number)
+
+    def _wait_until_it_sleeps(self) -> None:
+        """Wait until the main thread waits in the kernel, where a signal wakes it.
+
+        A signal that comes in the moment before, when Python has looked for signals and not yet begun to wait, is
+        noticed only with the next one: CPython's locks and selectors have that gap.
+        """
+        state = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/stat")
+        deadline = time.monotonic() + 20
+        while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "S":
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
     def end(self) -> tuple[int, list[str], str]:
         output, errors = self._process.communicate(timeout=20)

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
+from penstock.cli.config import config
 from penstock.cli.demo import demo
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SettingsError
 
 app = typer.Typer(
     help="Reliable work queues on Redis Streams.",
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # it prints local variables, and those may hold passwords
 )
 app.command()(demo)
+app.add_typer(config, name="config")
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -36,9 +38,12 @@ def root(
 
 
 def run() -> None:
-    """Run the command that the arguments name; an error of Penstock is told in one line and ends with code 1."""
+    """Run the command that the arguments name; an error of Penstock is told in one line.
+
+    It ends with code 1, or with 2, as for a mistake in the arguments, if the settings are wrong.
+    """
     try:
         app(prog_name="penstock")
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
+        raise SystemExit(2 if isinstance(error, SettingsError) else 1) from error

@@ -1,0 +1,68 @@
+"""`penstock config`: shows, checks and describes the settings."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.settings_options import ConfigFile, SetOptions, load_settings
+from penstock.errors import ConfigurationError, SettingsError
+from penstock.plugins import Plugins, suggestion
+from penstock.settings import Setting, json_schema
+from penstock.settings.settings import RESULT_BACKENDS, TASK_QUEUES
+
+config = typer.Typer(help="Show and check the settings.", no_args_is_help=True)
+
+
+@config.command()
+def show(
+    file: ConfigFile = None,
+    settings: SetOptions = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show every setting, and where it came from. Secrets are masked."""
+    found = load_settings(file, settings)
+    if as_json:
+        print(json.dumps([_entry(setting) for setting in found.all], indent=2, default=str))
+        return
+    rows = [(setting.name, json.dumps(setting.shown, ensure_ascii=False, default=str)) for setting in found.all]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for (name, value), setting in zip(rows, found.all, strict=True):
+        print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {setting.origin}")
+
+
+@config.command()
+def check(file: ConfigFile = None, settings: SetOptions = None) -> None:
+    """Check the settings, and that the providers they name can be loaded; connects to nothing."""
+    found = load_settings(file, settings)
+    providers = [
+        (plugins, next(setting for setting in found.all if setting.name == f"{table}.provider"))
+        for plugins, table in ((TASK_QUEUES, "task_queue"), (RESULT_BACKENDS, "result_backend"))
+    ]
+    for plugins, provider in providers:
+        if provider.value not in plugins.names():
+            reason = f"there is no {plugins.noun} {provider.value!r}: {suggestion(provider.value, plugins.names())}"
+            raise SettingsError(f"{provider.origin}: {reason}")
+    for plugins, provider in providers:
+        _load(plugins, provider)
+    print("The settings are usable.")
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON Schema of penstock.toml, for editors."""
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _load(plugins: Plugins, provider: Setting) -> None:
+    try:
+        plugins.load(provider.value)
+    except ConfigurationError as error:
+        raise SettingsError(f"{provider.origin}: {error}") from error
+
+
+def _entry(setting: Setting) -> dict[str, Any]:
+    origin = {"source": setting.origin.source, "place": setting.origin.place or None}
+    return {"name": setting.name, "value": setting.shown, "origin": origin}

@@ -1,0 +1,27 @@
+"""Importing names of a package when they are first used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+
+
+def importer(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """Return a `__getattr__` for the package, which imports each name from its home the first time it is asked for.
+
+    Modules of the package are found as well, as if everything had been imported from the beginning.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names}
+
+    def get(name: str) -> object:
+        if name in home_of:
+            value: object = getattr(import_module(home_of[name]), name)
+            setattr(sys.modules[package], name, value)  # the next time Python finds it by itself
+            return value
+        if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+            return import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get

@@ -1,0 +1,213 @@
+"""S3Backend: results as objects in S3, or in any store that obstore knows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Self
+
+from penstock.config import check_number
+from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError, DecodeError
+from penstock.keys import check_name
+from penstock.results.aio import side_by_side
+from penstock.results.batch import Batch, Entry
+from penstock.results.extras import require
+from penstock.results.names import day_of, kind_name
+from penstock.settings.masking import masked_text
+from penstock.settings.tables import ResultBackendSettings
+from penstock.task import Result, check_id, decode_result
+
+log = logging.getLogger(__name__)
+_AT_ONCE = 32
+_CHUNK = 500
+_TRIES = 10
+_PROBE = "penstock-create-only"
+
+
+class S3Backend:
+    """Keeps each result in an object that is created and never written over.
+
+    `url` is `s3://bucket/prefix` (or what else obstore takes); `store_options` go to obstore: `endpoint`, `region`,
+    `access_key_id`, `secret_access_key`, `client_options`, `retry_config` and others. A request that takes longer than
+    `timeout_s` is given up. Needs the extra `s3`.
+
+        <prefix>/ids/<id>.msgpack              the result: get() is one request
+        <prefix>/kinds/<kind>/<day>/<id>       empty, put before the result: iter(kind) is a listing of these
+
+    The store must know create-only puts (`If-None-Match: *`), as S3 itself does; one that ignores them is refused.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0, **store_options: Any) -> None:
+        if "://" not in str(url):
+            raise ConfigurationError("url must be a text such as s3://bucket/prefix")
+        check_number("timeout_s", timeout_s, is_whole=False)
+        self._obstore = require("obstore", "s3", "S3Backend")
+        self._where = masked_text(url)
+        self._store = _open(url, self._where, timeout_s, store_options)
+        self._is_checked = False
+
+    @classmethod
+    def from_settings(cls, settings: ResultBackendSettings) -> Self:
+        """Return the back-end that the settings describe: those of `[result_backend.s3]`."""
+        if "url" not in settings.options:
+            raise ConfigurationError(
+                "the result back-end s3 needs a url: set PENSTOCK__RESULT_BACKEND__S3__URL, or url under "
+                "[result_backend.s3]"
+            )
+        return cls(**settings.options)
+
+    def __repr__(self) -> str:
+        return f"S3Backend({self._where!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- saving -----------------------------------------------------------------------------------
+
+    async def save(self, result: Result) -> bool:
+        """Store the result and return True; return False if an earlier, different one is there, which stays."""
+        return (await self.save_many([result]))[0]
+
+    async def save_many(self, results: Sequence[Result]) -> list[bool]:
+        """Store many results, several at a time; return for each what save() would."""
+        batch = Batch(results)
+        if batch.entries and not self._is_checked:
+            await self._check()
+            self._is_checked = True
+        stored = await side_by_side(_AT_ONCE, self._save, batch.entries)
+        return batch.outcomes(dict(stored))
+
+    async def _check(self) -> None:
+        """Refuse a store that writes over what it was asked to create only."""
+        with self._translated("save results"):
+            for _ in range(2):
+                try:
+                    await self._obstore.put_async(self._store, _PROBE, b"", mode="create")
+                except self._obstore.exceptions.AlreadyExistsError:
+                    return
+        raise BackendRefused(
+            f"{self._where} ignores create-only puts (If-None-Match: *), so a late result would write over the first "
+            f"one: use a store that knows them, as Amazon S3 does"
+        )
+
+    async def _save(self, entry: Entry) -> tuple[str, bytes]:
+        result = entry.result
+        mark = f"kinds/{kind_name(result.kind)}/{day_of(result)}/{result.task_id}"
+        with self._translated("save results"):
+            # The mark first: one without a result means nothing, a result without one would be missing in iter(kind).
+            await self._obstore.put_async(self._store, mark, b"")
+            return result.task_id, await self._create(result.task_id, entry.raw)
+
+    async def _create(self, task_id: str, raw: bytes) -> bytes:
+        """Put the object if there is none, or one that holds no result; return what it holds in the end."""
+        mode: Any = "create"
+        for _ in range(_TRIES):
+            try:
+                await self._obstore.put_async(self._store, _path(task_id), raw, mode=mode)
+                return raw
+            except (self._obstore.exceptions.AlreadyExistsError, self._obstore.exceptions.PreconditionError):
+                found, version = await self._read(task_id)
+            if found is not None:
+                return found.raw
+            mode = "create" if version is None else {"e_tag": version}
+        raise BackendUnavailable(f"{_path(task_id)} in {self._where} comes and goes, or changes all the time")
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    async def get(self, task_id: str) -> Result | None:
+        """Return the result of the task, or None if there is none."""
+        check_id("task_id", task_id)
+        with self._translated("read results"):
+            found, _version = await self._read(task_id)
+        return None if found is None else found.result
+
+    async def _read(self, task_id: str) -> tuple[Entry | None, str | None]:
+        """Return the valid result of the id, if any, and the version of the object, if any."""
+        try:
+            answer = await self._obstore.get_async(self._store, _path(task_id))
+            raw = bytes(await answer.bytes_async())
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise
+            return None, None
+        try:
+            result = decode_result(raw)
+            if result.task_id == task_id:
+                return Entry(result, raw), answer.meta["e_tag"]
+            reason = f"it is that of task {result.task_id}"
+        except DecodeError as error:
+            reason = str(error)
+        log.warning("%s in %s holds no valid result, and is skipped: %s", _path(task_id), self._where, reason)
+        return None, answer.meta["e_tag"]
+
+    async def iter(self, kind: str | None = None) -> AsyncIterator[Result]:
+        """Yield the results in the order of their ids, those of one kind the oldest day first."""
+        if kind is not None:
+            check_name("kind", kind)
+        prefix = "ids" if kind is None else f"kinds/{kind_name(kind)}"
+        chunks = self._obstore.list(self._store, prefix, chunk_size=_CHUNK)
+        while True:
+            with self._translated("list results"):
+                chunk = await anext(chunks, None)
+                if chunk is None:
+                    return
+                paths = [item["path"] for item in chunk]
+                found = await side_by_side(_AT_ONCE, self._follow, paths)
+            for result in found:
+                if result is not None:
+                    yield result
+
+    async def _follow(self, path: str) -> Result | None:
+        """Return the result that a listed object is or stands for."""
+        *folders, name = path.split("/")
+        task_id = name.removesuffix(".msgpack") if folders == ["ids"] else name
+        try:
+            check_id("task_id", task_id)
+        except ConfigurationError:
+            log.warning("%s in %s is no result, and is skipped", path, self._where)
+            return None
+        found, _version = await self._read(task_id)
+        if found is None:
+            return None  # a mark whose result was never written
+        # The mark of a result that came too late may stand on another day, or at another kind.
+        is_its_own = folders in (["ids"], ["kinds", kind_name(found.result.kind), day_of(found.result)])
+        return found.result if is_its_own else None
+
+    async def close(self) -> None:
+        """Do nothing: obstore closes its connections by itself."""
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        from penstock.results.s3_errors import translated
+
+        with translated(what, self._where):
+            yield
+
+
+def _path(task_id: str) -> str:
+    return f"ids/{task_id}.msgpack"
+
+
+def _open(url: str, where: str, timeout_s: float, options: Mapping[str, Any]) -> Any:
+    # Not typed: which options there are depends on the URL.
+    from_url = require("obstore.store", "s3", "S3Backend").from_url
+    limit = timedelta(seconds=timeout_s)
+    given = dict(options)
+    client: dict[str, Any] = {"timeout": limit, "connect_timeout": min(limit, timedelta(seconds=5))}
+    if str(given.get("endpoint", "")).startswith("http://"):
+        client["allow_http"] = True
+    client |= given.pop("client_options", {})
+    retry = {"max_retries": 3, "retry_timeout": limit, **given.pop("retry_config", {})}
+    is_remote = not url.startswith(("memory:", "file:"))
+    try:
+        return from_url(url, **({"client_options": client, "retry_config": retry} if is_remote else {}), **given)
+    except Exception as error:
+        reason = str(error).partition("Debug source")[0].strip()
+        raise ConfigurationError(
+            f"{where} cannot be used with the options {sorted(options)}: {masked_text(reason)}"
+        ) from None

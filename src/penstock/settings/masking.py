@@ -1,0 +1,63 @@
+"""Which settings are secret, and how they are shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+MASK: Final = "***"
+# `<key>_file` names a file to read the value from; anything else that ends in `_file` is a plain value.
+READABLE_FROM_FILE: Final = frozenset(
+    {"url", "dsn", "username", "password", "access_key_id", "secret_access_key", "session_token", "token"}
+)
+_SECRET = re.compile(
+    r"passw(or)?d|pwd|secret|token|credential|api_?key|access_?key|account_?key|private_?key", re.IGNORECASE
+)
+# Everything up to the last @ is a login: passwords that nobody has percent-encoded hold @ and / as well.
+_LOGIN = re.compile(r"(?<=://)([^\s@:/?#]*)(:\S*)?@")
+_ASSIGNED = re.compile(
+    r"((?:passw(?:or)?d|secret[\w-]*|token|sslpassword)\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE
+)
+
+
+def is_secret(key: str) -> bool:
+    """Tell whether the value of such a key is never shown."""
+    return _SECRET.search(key) is not None and not key.endswith("_file")
+
+
+def masked(key: str, value: Any) -> Any:
+    """Return the value as it may be shown: a secret as `***`, a URL or connection string without its password."""
+    if is_secret(key):
+        return MASK if value not in (None, "") else value
+    if isinstance(value, Mapping):
+        return masked_options(value)
+    if isinstance(value, list | tuple):
+        return [masked(key, item) for item in value]
+    return masked_text(value) if isinstance(value, str) else value
+
+
+def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as they may be shown."""
+    return {key: masked(key, value) for key, value in options.items()}
+
+
+def masked_text(text: str) -> str:
+    """Return a text with the passwords in its URLs and connection strings masked."""
+    return _ASSIGNED.sub(rf"\1{MASK}", _LOGIN.sub(_hide_login, text))
+
+
+def secrets_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return every text that must not appear in a message about these options."""
+    found: list[str] = []
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            found += secrets_of(value)
+        elif isinstance(value, str) and value and masked(key, value) != value:
+            found += [value, *(part[1:] for _, part in _LOGIN.findall(value) if len(part) > 1)]
+    return tuple(found)
+
+
+def _hide_login(found: re.Match[str]) -> str:
+    # A name without a password is most often a password in the wrong place.
+    return f"{found[1]}:{MASK}@" if found[2] else f"{MASK}@"

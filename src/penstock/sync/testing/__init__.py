@@ -1,0 +1,1 @@
+"""Contract suites for plug-ins of the sync half."""

