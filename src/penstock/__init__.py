@@ -3,6 +3,11 @@
 The names here are async; `penstock.sync` has the same names for plain functions and threads.
 """
 
+from penstock.balancer.balancer import StreamBalancer
+from penstock.balancer.config import RetryConfig
+from penstock.balancer.holdings import Ownership
+from penstock.balancer.messages import LBSInfo, LBSInputMessage
+from penstock.balancer.notices import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
 from penstock.config import ConsumerConfig
 from penstock.errors import PenstockError
 from penstock.model import (
@@ -31,18 +36,27 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "JsonSerializer",
+    "LBSInfo",
+    "LBSInputMessage",
     "Lag",
     "MsgpackSerializer",
+    "Ownership",
     "PassReport",
     "PendingEntry",
     "PenstockError",
     "PickleSerializer",
     "ProducerMetrics",
+    "RetryConfig",
     "Serializer",
+    "StreamAdded",
+    "StreamBalancer",
     "StreamClient",
     "StreamConsumer",
+    "StreamDisowned",
+    "StreamExpired",
     "StreamMessage",
     "StreamProducer",
     "StreamStats",
+    "StreamTerminated",
 ]
 __version__ = "0.1.0"

@@ -160,6 +160,25 @@ class ConsumerNameTaken(PenstockError):
     """A newer process runs under the same `worker_name`; this one is fenced off and stops."""
 
 
+# --- the balancer ---------------------------------------------------------------------------------
+
+
+class AlreadyClaimed(PenstockError):
+    """The data stream has an owner, or is finished: somebody else was first."""
+
+
+class StreamNotOwned(PenstockError):
+    """This consumer does not own the data stream, or does not own it any more; nothing was changed."""
+
+
+class OwnershipLost(StreamNotOwned, LeaseLost):
+    """Another consumer owns the data stream now; what this one still says about it is refused."""
+
+
+class MalformedEntry(DecodeError):
+    """An entry of a load balancer stream names no data stream."""
+
+
 # --- verdicts that a handler may raise ------------------------------------------------------------
 
 

@@ -136,7 +136,7 @@ def test_every_field_of_a_value_is_named(page: str, value: type) -> None:
 )
 def test_every_method_is_named(page: str, kind: type) -> None:
     internal = (
-        {"connection", "to_masters", "dedicated", "refresh", "leave", "call", "run", "load"}
+        {"connection", "masters", "to_masters", "dedicated", "refresh", "leave", "call", "run", "load"}
         if kind is penstock.StreamClient
         else set()
     )

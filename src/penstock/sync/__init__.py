@@ -4,6 +4,10 @@
 The names here are async; `penstock.sync` has the same names for plain functions and threads.
 """
 
+from penstock.balancer.config import RetryConfig
+from penstock.balancer.holdings import Ownership
+from penstock.balancer.messages import LBSInfo, LBSInputMessage
+from penstock.balancer.notices import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
 from penstock.config import ConsumerConfig
 from penstock.errors import PenstockError
 from penstock.model import (
@@ -18,6 +22,7 @@ from penstock.model import (
     StreamStats,
 )
 from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
+from penstock.sync.balancer.balancer import StreamBalancer
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.consumer import StreamConsumer
 from penstock.sync.streams.dead_letters import DeadLetters
@@ -32,18 +37,27 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "JsonSerializer",
+    "LBSInfo",
+    "LBSInputMessage",
     "Lag",
     "MsgpackSerializer",
+    "Ownership",
     "PassReport",
     "PendingEntry",
     "PenstockError",
     "PickleSerializer",
     "ProducerMetrics",
+    "RetryConfig",
     "Serializer",
+    "StreamAdded",
+    "StreamBalancer",
     "StreamClient",
     "StreamConsumer",
+    "StreamDisowned",
+    "StreamExpired",
     "StreamMessage",
     "StreamProducer",
     "StreamStats",
+    "StreamTerminated",
 ]
 __version__ = "0.1.0"
