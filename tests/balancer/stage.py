@@ -88,7 +88,7 @@ async def following(*balancers: StreamBalancer, claims: bool = True) -> AsyncIte
     tasks: list[Task[Any]] = []
     try:
         for follower in followers:
-            tasks.append(start(follower.follow, await follower.balancer.start()))
+            tasks += [start(follower.follow, await follower.balancer.start())]
         yield followers
     finally:
         for follower in followers:

@@ -17,12 +17,20 @@ from dataclasses import dataclass
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
-from penstock.errors import AlreadyClaimed, ConnectionLost, GroupLost, OwnershipLost, ServerError
+from penstock.errors import (
+    AlreadyClaimed,
+    ConnectionFailed,
+    ConnectionLost,
+    GroupLost,
+    OwnershipLost,
+    PenstockError,
+    ServerError,
+)
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
 from penstock.redis.aio import Command, Connection, Reply
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import read_many
+from penstock.redis.reading import Question, read_many
 from penstock.redis.retry import Repeat
 from penstock.streams.undertaker import dead_letter_record
 
@@ -228,7 +236,7 @@ class Ledger:
             for info in infos:
                 await self._client.run("balancer_unlock", [info.lock], [self.me, 1], Repeat.IDEMPOTENT)
         # Redis deletes a key whose time is over when somebody asks for it, or when it comes by: so somebody asks.
-        await read_many(self._client, [(info.lock, ("PTTL", info.lock)) for info in infos])
+        await self._ask_all([(info.lock, ("PTTL", info.lock)) for info in infos])
         return released
 
     async def bury(self, entry_id: str, fields: list[bytes], error: Exception, reason: Reason, name: str = "",
@@ -252,7 +260,7 @@ class Ledger:
     async def pending_of(self, ids: Sequence[str]) -> list[Pending | None]:
         """Return how each of these entries is pending; None = it is not."""
         stream, group = self.keys.stream, self.keys.group
-        replies = await read_many(self._client, [(stream, ("XPENDING", stream, group, i, i, 1)) for i in ids])
+        replies = await self._ask_all([(stream, ("XPENDING", stream, group, i, i, 1)) for i in ids])
         found: list[Pending | None] = []
         for reply in replies:
             if isinstance(reply, GroupLost):
@@ -264,13 +272,25 @@ class Ledger:
     async def bodies(self, ids: Sequence[str]) -> list[list[bytes] | None]:
         """Return the fields of entries; None = it is deleted."""
         stream = self.keys.stream
-        replies = await read_many(self._client, [(stream, ("XRANGE", stream, i, i)) for i in ids])
+        replies = await self._ask_all([(stream, ("XRANGE", stream, i, i)) for i in ids])
         return [reply[0][1] if isinstance(reply, list) and reply else None for reply in replies]
 
     async def are_locked(self, infos: Sequence[LBSInfo]) -> list[bool]:
         """Tell for each stream whether somebody holds its lock."""
-        replies = await read_many(self._client, [(info.lock, ("EXISTS", info.lock)) for info in infos])
+        replies = await self._ask_all([(info.lock, ("EXISTS", info.lock)) for info in infos])
         return [reply != 0 for reply in replies]
+
+    async def _ask_all(self, questions: list[Question]) -> list[Reply]:
+        # One server has all the answers, or each of a cluster some; what fails in common is asked singly.
+        if not self._client.is_cluster and questions:
+            connection = await self._client.connection(self.keys.stream)
+            try:
+                replies = await connection.pipeline([command for _, command in questions])
+            except (ConnectionLost, ConnectionFailed):
+                return await read_many(self._client, questions)
+            if not any(isinstance(reply, PenstockError) for reply in replies):
+                return replies
+        return await read_many(self._client, questions)
 
     async def forget(self, entry_id: str) -> None:
         """Acknowledge an entry that was deleted while it was pending."""

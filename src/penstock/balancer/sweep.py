@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from penstock import ids
 from penstock.balancer.config import BalancerConfig
@@ -38,7 +38,7 @@ class Sweep:
         is_kept_away = self._handed_over.get(entry_id, 0.0) > time.monotonic()
         return not is_kept_away and not self._holdings.has_entry(entry_id)
 
-    async def run_once(self, on_found: Callable[[list[StreamExpired]], object]) -> int:
+    async def run_once(self, on_found: Callable[[list[StreamExpired]], Awaitable[None]]) -> int:
         """Look through all pending entries; tell of those without an owner page by page; return how many there are."""
         start, found = "-", 0
         seen: set[str] = set()
@@ -48,7 +48,7 @@ class Sweep:
             orphans = await self.orphans([entry for entry in page if self._may_be_orphan(entry)])
             found += len(orphans)
             if orphans:
-                on_found(orphans)
+                await on_found(orphans)
             if len(page) < self._config.lbs_recovery_count:
                 break
             start = ids.after(page[-1].id)

@@ -89,7 +89,7 @@ def following(*balancers: StreamBalancer, claims: bool = True) -> Iterator[list[
     tasks: list[Task[Any]] = []
     try:
         for follower in followers:
-            tasks.append(start(follower.follow, follower.balancer.start()))
+            tasks += [start(follower.follow, follower.balancer.start())]
         yield followers
     finally:
         for follower in followers:

@@ -28,6 +28,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.subscription import Subscription
 
 _LAST_RITES_S = 10.0
+_ROOM_S = 0.5  # how soon a full queue of notices is looked at again, should the application read nothing
 
 
 class Notices:
@@ -298,6 +299,12 @@ class StreamBalancer:
             self.config.metrics_recorder.record_ksp_dropped(refused)
             self._sweep_soon.set()
 
+    def _announce(self, hints: list[StreamExpired]) -> None:
+        # A sweep waits for the application, so that one look at the pending entries is enough for all of them.
+        for hint in hints:
+            while not self._stopping.is_set() and not self._notices.offer(hint):
+                self._notices.wait_for_room(_ROOM_S)
+
     def _keep_sweeping(self) -> None:
         interval_s, is_first = self.config.sweep_interval_ms / 1000, True
         while not self._stopping.is_set():
@@ -306,7 +313,7 @@ class StreamBalancer:
             self._sweep_soon.clear()
             try:
                 if self._notices.wait_for_room(interval_s):
-                    found = self._sweep.run_once(self._found)
+                    found = self._sweep.run_once(self._announce)
                     if is_first:
                         self.config.metrics_recorder.record_startup_recovery(found, time.monotonic() - began_s)
                         is_first = False

@@ -39,7 +39,7 @@ class Sweep:
         is_kept_away = self._handed_over.get(entry_id, 0.0) > time.monotonic()
         return not is_kept_away and not self._holdings.has_entry(entry_id)
 
-    def run_once(self, on_found: Callable[[list[StreamExpired]], object]) -> int:
+    def run_once(self, on_found: Callable[[list[StreamExpired]], None]) -> int:
         """Look through all pending entries; tell of those without an owner page by page; return how many there are."""
         start, found = "-", 0
         seen: set[str] = set()
