@@ -8,6 +8,7 @@ from penstock.balancer.config import RetryConfig
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import LBSInfo, LBSInputMessage
 from penstock.balancer.notices import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
+from penstock.balancer.owned_stream import OwnedStream
 from penstock.config import ConsumerConfig
 from penstock.errors import PenstockError
 from penstock.model import (
@@ -40,6 +41,7 @@ __all__ = [
     "LBSInputMessage",
     "Lag",
     "MsgpackSerializer",
+    "OwnedStream",
     "Ownership",
     "PassReport",
     "PendingEntry",

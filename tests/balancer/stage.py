@@ -10,9 +10,10 @@ from typing import Any
 import redis
 
 from penstock import StreamClient
-from penstock.balancer.balancer import Notices, StreamBalancer
+from penstock.balancer.balancer import StreamBalancer
 from penstock.balancer.messages import LBSInfo
 from penstock.balancer.notices import Notice, StreamAdded, StreamDisowned, StreamExpired, StreamTerminated, terminated
+from penstock.balancer.service import Notices
 from penstock.errors import AlreadyClaimed
 from tests.helpers.aio import Task, join, start
 

@@ -321,8 +321,7 @@ async def test_16_a_slow_application_keeps_its_streams_and_hears_of_every_loss(
         raw.set(key, GO, px=60_000)
     await eventually(lambda: not balancer.owned)
     await balancer.done()
-    told = [notice async for notice in notices]
-    disowned = {notice.payload.data_stream_name for notice in told if notice.type == 2}
+    disowned = {notice.payload.data_stream_name async for notice in notices if notice.type == 2}
     assert disowned >= owned
 
 

@@ -141,7 +141,7 @@ class Reader:
     async def _own_one(self, info: LBSInfo, message: LBSInputMessage) -> None:
         recorder = self._config.metrics_recorder
         try:
-            ownership: Ownership = await self._ledger.own_new(info, message.info)
+            ownership: Ownership = await self._ledger.own_new(info, message.info, len(self._holdings))
         except AlreadyClaimed as error:
             # A second entry of a name that has an owner waits for its turn; a sweep sees to it.
             self._config.logger.info("%s", error)

@@ -23,6 +23,7 @@ from penstock.model import (
 )
 from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
 from penstock.sync.balancer.balancer import StreamBalancer
+from penstock.sync.balancer.owned_stream import OwnedStream
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.consumer import StreamConsumer
 from penstock.sync.streams.dead_letters import DeadLetters
@@ -41,6 +42,7 @@ __all__ = [
     "LBSInputMessage",
     "Lag",
     "MsgpackSerializer",
+    "OwnedStream",
     "Ownership",
     "PassReport",
     "PendingEntry",

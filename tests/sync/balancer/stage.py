@@ -14,7 +14,8 @@ from penstock.balancer.messages import LBSInfo
 from penstock.balancer.notices import Notice, StreamAdded, StreamDisowned, StreamExpired, StreamTerminated, terminated
 from penstock.errors import AlreadyClaimed
 from penstock.sync import StreamClient
-from penstock.sync.balancer.balancer import Notices, StreamBalancer
+from penstock.sync.balancer.balancer import StreamBalancer
+from penstock.sync.balancer.service import Notices
 from tests.helpers.threads import Task, join, start
 
 SERVICE = "svc"

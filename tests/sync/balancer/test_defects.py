@@ -310,8 +310,7 @@ def test_16_a_slow_application_keeps_its_streams_and_hears_of_every_loss(
         raw.set(key, GO, px=60_000)
     eventually(lambda: not balancer.owned)
     balancer.done()
-    told = [notice for notice in notices]
-    disowned = {notice.payload.data_stream_name for notice in told if notice.type == 2}
+    disowned = {notice.payload.data_stream_name for notice in notices if notice.type == 2}
     assert disowned >= owned
 
 

@@ -4,50 +4,20 @@
 from __future__ import annotations
 
 import logging
-import random
-import time
-from collections.abc import Callable, Iterator
 
 from penstock.balancer.config import BalancerConfig, RetryConfig
-from penstock.balancer.heartbeat import Heartbeat
-from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.identity import consumer_id
-from penstock.balancer.messages import Info, LBSInfo, LBSInputMessage
-from penstock.balancer.notices import Notice, StreamDisowned, StreamExpired, terminated
 from penstock.balancer.recorder import MetricsRecorder, NoRecorder
-from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, PermanentError, StreamNotOwned
-from penstock.keys import BalancerKeys
-from penstock.policy import Reason
-from penstock.runtime.threads import Crew, Event, call_home, home, shielded
-from penstock.sync.balancer.ledger import Exhausted, Ledger
-from penstock.sync.balancer.listener import Listener
-from penstock.sync.balancer.notice_queue import NoticeQueue
-from penstock.sync.balancer.reader import Reader
-from penstock.sync.balancer.sweep import Sweep
+from penstock.config import check_number
+from penstock.errors import ConfigurationError
+from penstock.serializers import Serializer
+from penstock.shutdown import SignalWatch
+from penstock.sync.balancer.runner import Runner, StreamHandler
+from penstock.sync.balancer.service import Service
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.subscription import Subscription
-
-_LAST_RITES_S = 10.0
-_ROOM_S = 0.5  # how soon a full queue of notices is looked at again, should the application read nothing
 
 
-class Notices:
-    """The notices of a running balancer, in their order."""
-
-    def __init__(self, queue: NoticeQueue) -> None:
-        self._queue = queue
-
-    def __iter__(self) -> Iterator[Notice]:
-        return self
-
-    def __next__(self) -> Notice:
-        notice = self._queue.get()
-        if notice is None:
-            raise StopIteration
-        return notice
-
-
-class StreamBalancer:
+class StreamBalancer(Service):
     """One consumer of a balanced service.
 
     Guarantees: a data stream has one owner at a time, known by a lock that this process extends from a thread of its
@@ -75,8 +45,7 @@ class StreamBalancer:
         capacity: int | None = None,
         max_deliveries: int | None = None,
     ) -> None:
-        self.client, self.service, self._id = client, service, consumer_id(id)
-        self.config = BalancerConfig(
+        config = BalancerConfig(
             lbs_idle_time=lbs_idle_time,
             lbs_recovery_count=lbs_recovery_count,
             ksp_chan_size=ksp_chan_size,
@@ -92,239 +61,43 @@ class StreamBalancer:
             capacity=capacity,
             max_deliveries=max_deliveries,
         )
-        self._keys, self._holdings = BalancerKeys.of(service), Holdings()
-        self._ledger = Ledger(client, self._keys, self._id, self.config)
-        self._sweep = Sweep(self._ledger, self._holdings, self.config)
-        self._notices = NoticeQueue(output_chan_size)
-        self._reader = Reader(client, self._ledger, self._holdings, self._notices, self.config)
-        self._listener = Listener(client, self._ledger, self._sweep, self.config, self._found)
-        self._heart = Heartbeat(client.settings, self._keys, self._id, self.config, self._holdings, self._told_lost)
-        self._crew = Crew(lambda: None)
-        self._stopping, self._sweep_soon = Event(), Event()
-        self._home: object = None
-        self._is_started = self._is_over = False
-        self._lost_hooks: list[Callable[[Ownership], None]] = []
+        super().__init__(client, service, consumer_id(id), config)
+        self._runner: Runner | None = None
+        self._is_asked_to_stop = False
 
-    @property
-    def id(self) -> str:
-        """The name of this consumer in the group, which is also the value of its locks."""
-        return self._id
+    def run(
+        self,
+        handler: StreamHandler,
+        *,
+        serializer: Serializer | None = None,
+        rebalance: bool = True,
+        shutdown_grace_ms: int = 10_000,
+        handle_signals: bool = True,
+    ) -> None:
+        """Run a handler on every stream that this consumer gets, side by side, until stop(), SIGTERM or SIGINT.
 
-    @property
-    def owned(self) -> list[Ownership]:
-        """What this consumer owns now, oldest first."""
-        return self._holdings.all()
+        `handler(stream)` reads the stream by `for message in stream` and commits how far it is. Returning means
+        that the stream is done. When its iteration ends by itself, the stream is to be handed over. An exception hands
+        it over, too. A handler is cancelled when its stream was taken over. With a `serializer`, messages are decoded
+        as those of a consumer; without, they have `fields` only.
 
-    # --- life ---------------------------------------------------------------------------------------
-
-    def __enter__(self) -> Notices:
-        """Start, and return the notices."""
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        """Hand over what is not finished."""
-        self.done()
-
-    def start(self) -> Notices:
-        """Join the service and return the notices, to be read by `async for`.
-
-        Creates stream and group if they are missing. Called once.
+        With `rebalance`, streams move to consumers that have fewer, one handler after the other being let go first.
         """
-        if self._is_started:
-            raise ConfigurationError("a balancer is started once: make a new one")
-        self._is_started, self._home = True, home()
-        self._ledger.create_group()
-        self._listener.switch_on()
-        for host, subscription in self._subscribe():
-            self._crew.start(self._listener.run, host, subscription)
-        self._heart.start()
-        self._crew.start(self._guarded, self._reader.run)
-        self._crew.start(self._guarded, self._keep_sweeping)
-        return Notices(self._notices)
-
-    def _subscribe(self) -> list[tuple[tuple[str, int], Subscription | None]]:
-        hosts = self.client.masters()
-        return [(host, self._listener.open(host)) for host in hosts]
-
-    def _guarded(self, activity: Callable[[], None]) -> None:
-        # An activity that cannot go on ends the notices, with its reason; locks are held until done() is called.
+        check_number("shutdown_grace_ms", shutdown_grace_ms, may_be_zero=True)
+        if self._runner is not None:
+            raise ConfigurationError("a balancer runs once: make a new one")
+        self._runner = Runner(self, handler, serializer, rebalance, shutdown_grace_ms / 1000)
+        if self._is_asked_to_stop:
+            self._runner.stop()
+        watch = SignalWatch.subscribe(self.stop) if handle_signals else None
         try:
-            activity()
-        except Exception as error:
-            self.config.logger.exception("the balancer of %s stops", self.service)
-            self._notices.close(terminated(str(error)))
+            self._runner.run()
+        finally:
+            if watch is not None:
+                watch()
 
-    def done(self) -> None:
-        """Leave the service: hand over what is not finished, tell the last notice, end. Nothing is marked finished."""
-        if self._is_over or not self._is_started:
-            self._is_over = True
-            return
-        self._is_over = True
-        shielded(_LAST_RITES_S, self._leave)
-
-    def _leave(self) -> None:
-        self._stopping.set()
-        self._sweep_soon.set()
-        self._listener.stop()
-        try:
-            self._reader.stop()
-        except PenstockError as error:
-            self.config.logger.warning("the reader is not unblocked: %s", error)
-        self._crew.join(_LAST_RITES_S / 2)
-        self._crew.cancel()
-        self._heart.stop()
-        try:
-            self._hand_over_all()
-            self._ledger.leave()
-        except PenstockError as error:
-            self.config.logger.warning("streams are left to run out: %s", error)
-        self._notices.close(terminated("done"))
-
-    def _hand_over_all(self) -> None:
-        owned = self._holdings.all()
-        if owned:
-            self._ledger.release([ownership.payload for ownership in owned])
-        for ownership in owned:
-            self._forget(ownership, is_released=True)
-
-    # --- work ---------------------------------------------------------------------------------------
-
-    def add_stream(self, name: str, info: Info | None = None) -> str:
-        """Add a data stream to the service; return the id of its entry in the load balancer stream.
-
-        A name that is there already waits until the entry before it is finished.
-        """
-        return self._ledger.add(LBSInputMessage(name, info))
-
-    def claim(self, payload: LBSInfo) -> Ownership:
-        """Become the owner of a stream whose owner is gone; returning is the signal to begin, no notice follows.
-
-        Raises AlreadyClaimed when it has an owner (this consumer, maybe) or is finished: somebody was first.
-        """
-        began_s, recorder = time.monotonic(), self.config.metrics_recorder
-        name = payload.data_stream_name
-        try:
-            ownership = self._claim(payload)
-        except PenstockError:
-            recorder.record_claim(name, is_success=False, duration_s=time.monotonic() - began_s)
-            raise
-        recorder.record_claim(name, is_success=True, duration_s=time.monotonic() - began_s)
-        recorder.record_processing_started(name)
-        return ownership
-
-    def _claim(self, payload: LBSInfo) -> Ownership:
-        if self._is_over:
-            raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: this balancer is done")
-        if self._holdings.get(payload.data_stream_name) is not None:
-            raise AlreadyClaimed(f"already claimed: {payload.data_stream_name!r} is owned by this very consumer")
-        capacity = self.config.capacity
-        if capacity is not None and len(self._holdings) >= capacity:
-            raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: capacity={capacity} is used up")
-        try:
-            ownership = self._ledger.claim(payload)
-        except Exhausted as error:
-            self._give_up(payload, error)
-            raise
-        self._holdings.add(ownership)
-        if self._is_over:  # while the claim was under way; whoever hands over what is left may have passed by
-            self._ledger.release([payload])
-            self._forget(ownership, is_released=True)
-            raise AlreadyClaimed(f"{payload.data_stream_name!r} is handed on: this balancer is done")
-        return ownership
-
-    def _give_up(self, payload: LBSInfo, error: Exhausted) -> None:
-        fields = (self._ledger.bodies([payload.id_in_lbs]))[0] or []
-        name, entry_id = payload.data_stream_name, payload.id_in_lbs
-        self._ledger.bury(entry_id, fields, error, Reason.MAX_DELIVERIES, name, error.deliveries)
-
-    def done_stream(self, name: str) -> None:
-        """Finish a data stream: it is nobody's any more, and its entry is deleted.
-
-        Raises StreamNotOwned when this consumer does not own it; OwnershipLost when another one has taken it over.
-        """
-        ownership = self._owned(name)
-        try:
-            self._ledger.done(ownership.payload)
-        except StreamNotOwned:
-            if self._holdings.remove(ownership):
-                self._lost([ownership])
-            raise
-        self._forget(ownership, is_released=False)
-
-    def release(self, name: str) -> None:
-        """Hand a data stream over, unfinished: its lock runs out at once, which tells every peer, in Go as well.
-
-        This consumer leaves it to others for some seconds. Raises as done_stream().
-        """
-        ownership = self._owned(name)
-        self._sweep.keep_away(ownership.payload.id_in_lbs)
-        is_released = (self._ledger.release([ownership.payload]))[0]
-        self._forget(ownership, is_released=is_released)
-        if not is_released:
-            raise StreamNotOwned(f"{name!r} was not owned by {self._id} any more; nothing was changed")
-
-    def _owned(self, name: str) -> Ownership:
-        ownership = self._holdings.get(name)
-        if ownership is None:
-            raise StreamNotOwned(f"data stream {name!r} not found: {self._id} does not own it (any more)")
-        return ownership
-
-    def _forget(self, ownership: Ownership, *, is_released: bool) -> None:
-        if self._holdings.remove(ownership):
-            name, recorder = ownership.payload.data_stream_name, self.config.metrics_recorder
-            recorder.record_lock_released(name, is_success=True)
-            recorder.record_processing_ended(name, time.monotonic() - ownership.since_s)
-            self._reader.slot_is_free()
-            if not is_released:
-                self._sweep_soon.set()  # another entry of the same name may have waited for this
-
-    # --- what happens -------------------------------------------------------------------------------
-
-    def _told_lost(self, lost: list[Ownership]) -> None:
-        call_home(self._home, self._lost, lost)  # from the heartbeat's thread
-
-    def _lost(self, lost: list[Ownership]) -> None:
-        for ownership in lost:
-            name = ownership.payload.data_stream_name
-            self.config.logger.warning("%s has lost %r: another consumer owns it", self._id, name)
-            self.config.metrics_recorder.record_processing_ended(name, time.monotonic() - ownership.since_s)
-            for hook in self._lost_hooks:
-                hook(ownership)
-            self._notices.put(StreamDisowned(ownership.payload, ownership.additional_info))
-        self._reader.slot_is_free()
-
-    def _found(self, hints: list[StreamExpired]) -> None:
-        refused = sum(not self._notices.offer(hint) for hint in hints)
-        if refused:
-            self.config.metrics_recorder.record_ksp_dropped(refused)
-            self._sweep_soon.set()
-
-    def _announce(self, hints: list[StreamExpired]) -> None:
-        # A sweep waits for the application, so that one look at the pending entries is enough for all of them.
-        for hint in hints:
-            while not self._stopping.is_set() and not self._notices.offer(hint):
-                self._notices.wait_for_room(_ROOM_S)
-
-    def _keep_sweeping(self) -> None:
-        interval_s, is_first = self.config.sweep_interval_ms / 1000, True
-        while not self._stopping.is_set():
-            began_s = time.monotonic()
-            # Lowered before the look, so that whatever is told meanwhile leads to another one.
-            self._sweep_soon.clear()
-            try:
-                if self._notices.wait_for_room(interval_s):
-                    found = self._sweep.run_once(self._announce)
-                    if is_first:
-                        self.config.metrics_recorder.record_startup_recovery(found, time.monotonic() - began_s)
-                        is_first = False
-                self._listener.switch_on()  # a Go peer that has started since may have overwritten it
-            except PermanentError:
-                raise
-            except PenstockError as error:
-                self.config.logger.warning("sweep of %s failed: %s", self._keys.stream, error)
-            if not self._stopping.is_set():
-                # Peers that were started together do not sweep together.
-                self._sweep_soon.wait(interval_s * random.uniform(0.8, 1.0))
-
-    def _add_lost_hook(self, hook: Callable[[Ownership], None]) -> None:
-        self._lost_hooks.append(hook)
+    def stop(self) -> None:
+        """Make run() return; may be called from any thread and from signal handlers."""
+        self._is_asked_to_stop = True
+        if self._runner is not None:
+            self._runner.stop()

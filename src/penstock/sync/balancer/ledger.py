@@ -143,12 +143,12 @@ class Ledger:
 
     # --- owning -------------------------------------------------------------------------------------
 
-    def own_new(self, info: LBSInfo, additional_info: Info | None) -> Ownership:
-        """Become the owner of a stream whose entry this consumer has just read."""
-        token, _, _ = self._own(info, "", 0)
+    def own_new(self, info: LBSInfo, additional_info: Info | None, owned: int) -> Ownership:
+        """Become the owner of a stream whose entry this consumer has just read; `owned` is how many it has by now."""
+        token, _, _ = self._own(info, "", 0, owned)
         return Ownership(info, token, additional_info)
 
-    def claim(self, info: LBSInfo) -> Ownership:
+    def claim(self, info: LBSInfo, owned: int) -> Ownership:
         """Become the owner of a stream whose owner is gone.
 
         Raises AlreadyClaimed when it has an owner, is finished, or comes after another entry of its name.
@@ -158,31 +158,35 @@ class Ledger:
             if holder is not None and holder.decode() != self.me:
                 raise self._held(info, holder.decode())
         limit = self._config.max_deliveries or 0
-        token, deliveries, fields = self._own(info, self._config.lock_ttl_ms, limit)
+        token, deliveries, fields = self._own(info, self._config.lock_ttl_ms, limit, owned)
         message = LBSInputMessage.of_entry(fields)
         return Ownership(info, token, message.info, deliveries)
 
-    def _own(self, info: LBSInfo, min_idle_ms: int | str, limit: int) -> tuple[int, int, list[bytes]]:
-        is_cluster, name = self._client.is_cluster, info.data_stream_name
-        keys = [self.keys.stream, self.keys.owners, self.keys.token, *([] if is_cluster else [info.lock])]
-        ttl_ms = self._config.lock_ttl_ms
-        args: list[str | int] = [self.keys.group, self.me, info.id_in_lbs, name, ttl_ms, min_idle_ms, limit]
+    def _own(self, info: LBSInfo, min_idle_ms: int | str, limit: int, owned: int) -> tuple[int, int, list[bytes]]:
+        config, is_cluster, name = self._config, self._client.is_cluster, info.data_stream_name
+        keys = [self.keys.stream, self.keys.owners, self.keys.token, self.keys.peers]
+        keys += [] if is_cluster else [info.lock]
+        args: list[str | int] = [self.keys.group, self.me, info.id_in_lbs, name, config.lock_ttl_ms, min_idle_ms, limit]
+        args += [owned, config.capacity or 0, config.peer_ttl_ms]
         reply = self._client.run("balancer_own", keys, args, Repeat.IDEMPOTENT)
-        answer = reply[0]
+        if reply[0] != b"own":
+            raise self._refusal(info, reply)
+        if is_cluster and self._extend(info, may_take=True) < 0:
+            raise self._held(info, "another consumer")
+        return int(reply[1]), int(reply[2]), reply[3] if len(reply) > 3 else []
+
+    def _refusal(self, info: LBSInfo, reply: Reply) -> AlreadyClaimed:
+        name, answer = info.data_stream_name, reply[0]
         if answer == b"held":
-            raise self._held(info, reply[1].decode())
+            return self._held(info, reply[1].decode())
         if answer == b"queued":
-            raise AlreadyClaimed(
+            return AlreadyClaimed(
                 f"{name!r} is handed out by entry {reply[1].decode()} of {self.keys.stream} already; "
                 f"entry {info.id_in_lbs} comes when that is done"
             )
         if answer == b"exhausted":
-            raise Exhausted(info, int(reply[1]))
-        if answer == b"gone":
-            raise AlreadyClaimed(f"entry {info.id_in_lbs} of {self.keys.stream} for {name!r} is finished")
-        if is_cluster and self._extend(info, may_take=True) < 0:
-            raise self._held(info, "another consumer")
-        return int(reply[1]), int(reply[2]), reply[3] if len(reply) > 3 else []
+            return Exhausted(info, int(reply[1]))
+        return AlreadyClaimed(f"entry {info.id_in_lbs} of {self.keys.stream} for {name!r} is finished")
 
     def _held(self, info: LBSInfo, holder: str) -> AlreadyClaimed:
         return AlreadyClaimed(f"already claimed: {info.data_stream_name!r} of {self.keys.stream} is with {holder}")
