@@ -9,6 +9,8 @@ from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import LBSInfo, LBSInputMessage
 from penstock.balancer.notices import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
 from penstock.balancer.owned_stream import OwnedStream
+from penstock.balancer.topic import Topic
+from penstock.balancer.topic_producer import TopicProducer
 from penstock.config import ConsumerConfig
 from penstock.errors import PenstockError
 from penstock.model import (
@@ -60,5 +62,7 @@ __all__ = [
     "StreamProducer",
     "StreamStats",
     "StreamTerminated",
+    "Topic",
+    "TopicProducer",
 ]
 __version__ = "0.1.0"

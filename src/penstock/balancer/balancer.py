@@ -6,14 +6,19 @@ import logging
 
 from penstock.balancer.config import BalancerConfig, RetryConfig
 from penstock.balancer.identity import consumer_id
+from penstock.balancer.owned_stream import OwnedStream
 from penstock.balancer.recorder import MetricsRecorder, NoRecorder
 from penstock.balancer.runner import Runner, StreamHandler
 from penstock.balancer.service import Service
+from penstock.balancer.topic import Topic
+from penstock.balancer.topic_producer import check_prefix, wrong_number
 from penstock.config import check_number
 from penstock.errors import ConfigurationError
 from penstock.redis.client import StreamClient
-from penstock.serializers import Serializer
+from penstock.runtime.aio import IS_ASYNC
+from penstock.serializers import JsonSerializer, Serializer
 from penstock.shutdown import SignalWatch
+from penstock.streams.callables import is_async
 
 
 class StreamBalancer(Service):
@@ -94,6 +99,43 @@ class StreamBalancer(Service):
         finally:
             if watch is not None:
                 watch()
+
+    async def run_topic(
+        self,
+        topic: Topic,
+        handler: StreamHandler,
+        *,
+        serializer: Serializer | None = None,
+        shutdown_grace_ms: int = 10_000,
+        handle_signals: bool = True,
+    ) -> None:
+        """Run a handler on every shard of a topic that this consumer gets, as run() does.
+
+        A shard is never done: one whose handler returns is handed out again. The service must be the topic's name.
+        """
+        if topic.name != self.service:
+            raise ConfigurationError(f"the balancer of topic {topic.name!r} must have its name, not {self.service!r}")
+        await self.announce(topic)
+
+        async def handle(stream: OwnedStream) -> None:
+            await handler(stream)
+            stream.drain()
+
+        is_fitting = is_async(handler) is IS_ASYNC  # else run() says what is wrong with it
+        await self.run(
+            handle if is_fitting else handler,
+            serializer=serializer or JsonSerializer(),
+            shutdown_grace_ms=shutdown_grace_ms,
+            handle_signals=handle_signals,
+        )
+
+    async def announce(self, topic: Topic) -> int:
+        """Have the shards of a topic shared out; return how many were not known yet."""
+        check_prefix(self.client)
+        added = await self._ledger.announce(topic.streams)
+        if added < 0:
+            raise wrong_number(topic, -added)
+        return added
 
     def stop(self) -> None:
         """Make run() return; may be called from any thread and from signal handlers."""

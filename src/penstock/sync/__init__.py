@@ -8,6 +8,7 @@ from penstock.balancer.config import RetryConfig
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import LBSInfo, LBSInputMessage
 from penstock.balancer.notices import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
+from penstock.balancer.topic import Topic
 from penstock.config import ConsumerConfig
 from penstock.errors import PenstockError
 from penstock.model import (
@@ -24,6 +25,7 @@ from penstock.model import (
 from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
 from penstock.sync.balancer.balancer import StreamBalancer
 from penstock.sync.balancer.owned_stream import OwnedStream
+from penstock.sync.balancer.topic_producer import TopicProducer
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.consumer import StreamConsumer
 from penstock.sync.streams.dead_letters import DeadLetters
@@ -61,5 +63,7 @@ __all__ = [
     "StreamProducer",
     "StreamStats",
     "StreamTerminated",
+    "Topic",
+    "TopicProducer",
 ]
 __version__ = "0.1.0"

@@ -96,6 +96,13 @@ class Ledger:
         reply: bytes = self._client.run("balancer_add", keys, args, Repeat.IDEMPOTENT)
         return reply.decode()
 
+    def announce(self, shards: Sequence[str]) -> int:
+        """Add the shards of a topic, each once; return how many were new, or minus the number that the topic has."""
+        values = [word for shard in shards for word in (shard, LBSInputMessage(shard).encode())]
+        args: list[bytes | str | int] = [FIELD, len(shards), *values]
+        keys = [self.keys.stream, self.keys.shards]
+        return int(self._client.run("balancer_announce", keys, args, Repeat.IDEMPOTENT))
+
     def leave(self) -> None:
         """Stop to count as a peer."""
         self._client.call(self.keys.stream, "HDEL", self.keys.peers, self.me, repeat=Repeat.IDEMPOTENT)
