@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ class Topic:
         """Raise ConfigurationError for anything that cannot work."""
         check_name("topic", self.name, MAX_NAME - _ROOM)
         if any(sign in self.name for sign in "{},"):
-            raise ConfigurationError(f"topic {self.name!r} must not contain braces or commas: its shards have both")
+            raise ConfigurationError(f"topic {self.name!r} must not contain braces or commas: its shards do")
         check_number("shards", self.shards)
         if self.shards > _MOST_SHARDS:
             raise ConfigurationError(f"shards={self.shards} must be at most {_MOST_SHARDS}, the slots of a cluster")
@@ -39,9 +40,9 @@ class Topic:
         return tuple(self.stream(number) for number in range(self.shards))
 
     @property
-    def spark_streams(self) -> str:
-        """The shards as the option `streams` of the Spark source takes them: each is read as partitions of its own."""
-        return ",".join(self.streams)
+    def spark_pattern(self) -> str:
+        """The shards as the option `subscribePattern` of the Spark source takes them, also those that are empty yet."""
+        return rf"\{{{re.escape(self.name)}:\d+\}}"
 
     def stream(self, shard: int) -> str:
         """Return the stream of a shard; the whole name is the hash tag, so that shards spread over a cluster."""
