@@ -122,9 +122,10 @@ def add_raw(raw: redis.Redis, name: str, info: dict[str, Any] | None = None) -> 
 
 def pending(raw: redis.Redis) -> dict[str, tuple[str, int, int]]:
     """Returns consumer, idle ms and deliveries of what is pending, by entry id."""
-    if not raw.exists(LBS):
-        return {}
-    rows = raw.xpending_range(LBS, GROUP, "-", "+", 100_000)
+    try:
+        rows = raw.xpending_range(LBS, GROUP, "-", "+", 100_000)
+    except redis.ResponseError:
+        return {}  # there is no group
     return {
         row["message_id"].decode(): (row["consumer"].decode(), row["time_since_delivered"], row["times_delivered"])
         for row in rows

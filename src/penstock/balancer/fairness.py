@@ -42,7 +42,10 @@ def surplus(peers: Mapping[str, Peer], me: str) -> int:
     least = min((peer.owned for name, peer in peers.items() if name != me and peer.has_room), default=None)
     if least is None or peers[me].owned - least < 2:
         return 0  # moving one would only change places
-    return max(0, min(beyond, short))
+    if min(beyond, short) > 0:
+        return min(beyond, short)
+    # Shares are rounded up, so that somebody may be left short: one of those who have most helps out.
+    return int(me == max(peers, key=lambda name: (peers[name].owned, name)))
 
 
 def is_ahead(peers: Mapping[str, Peer], me: str, owned: int) -> bool:

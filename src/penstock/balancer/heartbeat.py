@@ -43,7 +43,9 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread unless it runs."""
+        if self._thread is not None:
+            return
         self._thread = threading.Thread(target=self._run, name="penstock-balancer", daemon=True)
         self._thread.start()
 

@@ -94,6 +94,8 @@ class Listener:
                     await self._listen(subscription)
                 except PenstockError as error:
                     self._config.logger.warning("no events for now: %s", error)
+                except Exception:
+                    self._config.logger.exception("no events for now")  # sweeps go on
                 await subscription.close()
                 subscription = None
             if not self._stopping.is_set():

@@ -45,11 +45,8 @@ class Reader:
         failures = 0
         while not self._stopping.is_set():
             try:
-                await self.read_once()
+                await self._read_on()
                 failures = 0
-            except GroupLost:
-                self._config.logger.warning("group %s was lost and is created again", self._ledger.keys.group)
-                await self._ledger.create_group()
             except PermanentError:
                 raise
             except PenstockError as error:
@@ -62,6 +59,14 @@ class Reader:
                 await self._stopping.wait(delay_s)
         if self._connection is not None:
             self._connection.abort()
+
+    async def _read_on(self) -> None:
+        try:
+            await self.read_once()
+        except GroupLost:
+            # From the beginning: what is in the stream is not finished, and what has an owner is held by its lock.
+            self._config.logger.warning("group %s was lost and is created again", self._ledger.keys.group)
+            await self._ledger.create_group()
 
     async def stop(self) -> None:
         """Let run() end; what it has read by then is locked and told first."""
@@ -140,6 +145,8 @@ class Reader:
 
     async def _own_one(self, info: LBSInfo, message: LBSInputMessage) -> None:
         recorder = self._config.metrics_recorder
+        if self._holdings.has_entry(info.id_in_lbs):
+            return  # handed out again after the group was lost: it is ours already
         try:
             ownership: Ownership = await self._ledger.own_new(info, message.info, len(self._holdings))
         except AlreadyClaimed as error:

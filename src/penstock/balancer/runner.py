@@ -23,6 +23,7 @@ StreamHandler: TypeAlias = Callable[[OwnedStream], Awaitable[Any]]
 _LAST_RITES_S = 10.0
 _SETTLE_RETRY_S = 0.2
 _POLITE_S, _POLITE_STEP_S = 0.3, 0.02  # how long a consumer that has more leaves a stream to those that have fewer
+_BURST_S = 1.0  # hints that follow each other sooner are of one burst, for which it is polite once
 _PATIENCE_S = 10.0  # how long a handler may take to let a stream go that is to move
 
 
@@ -45,6 +46,7 @@ class Runner:
         self._handlers, self._crew = Crew(self._stopping.set_from_outside), Crew(self._stopping.set_from_outside)
         self._peers: dict[str, Peer] = {}
         self._moving: dict[str, float] = {}
+        self._last_hint_s = self._polite_until_s = 0.0
 
     def stop(self) -> None:
         """Make run() return; may be called from any thread and from signal handlers."""
@@ -94,8 +96,11 @@ class Runner:
         self._stopping.set()
 
     async def _claim(self, payload: LBSInfo) -> None:
-        deadline_s = time.monotonic() + _POLITE_S
-        while self._rebalances and await self._is_ahead() and time.monotonic() < deadline_s:
+        now_s = time.monotonic()
+        if now_s - self._last_hint_s > _BURST_S:
+            self._polite_until_s = now_s + _POLITE_S
+        self._last_hint_s = now_s
+        while self._rebalances and time.monotonic() < self._polite_until_s and await self._is_ahead():
             await pause(_POLITE_STEP_S)
         try:
             self._begin(await self._service.claim(payload))

@@ -91,15 +91,19 @@ class Service:
         """
         if self._is_started:
             raise ConfigurationError("a balancer is started once: make a new one")
-        self._is_started, self._home = True, home()
+        self._is_started = True
+        self._beat()
         await self._ledger.create_group()
         await self._listener.switch_on()
         for host, subscription in await self._subscribe():
             self._crew.start(self._listener.run, host, subscription)
-        self._heart.start()
         self._crew.start(self._guarded, self._reader.run)
         self._crew.start(self._guarded, self._keep_sweeping)
         return Notices(self._notices)
+
+    def _beat(self) -> None:
+        self._home = home()
+        self._heart.start()
 
     async def _subscribe(self) -> list[tuple[tuple[str, int], Subscription | None]]:
         hosts = await self.client.masters()
@@ -116,11 +120,11 @@ class Service:
 
     async def done(self) -> None:
         """Leave the service: hand over what is not finished, tell the last notice, end. Nothing is marked finished."""
-        if self._is_over or not self._is_started:
-            self._is_over = True
+        if self._is_over:
             return
         self._is_over = True
-        await shielded(_LAST_RITES_S, self._leave)
+        if self._home is not None:  # it was started, or has claimed something
+            await shielded(_LAST_RITES_S, self._leave)
 
     async def _leave(self) -> None:
         self._stopping.set()
@@ -180,6 +184,7 @@ class Service:
         capacity = self.config.capacity
         if capacity is not None and len(self._holdings) >= capacity:
             raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: capacity={capacity} is used up")
+        self._beat()  # also for a claim before the start: nothing is owned without a heartbeat
         try:
             ownership = await self._ledger.claim(payload, len(self._holdings))
         except Exhausted as error:

@@ -46,11 +46,8 @@ class Reader:
         failures = 0
         while not self._stopping.is_set():
             try:
-                self.read_once()
+                self._read_on()
                 failures = 0
-            except GroupLost:
-                self._config.logger.warning("group %s was lost and is created again", self._ledger.keys.group)
-                self._ledger.create_group()
             except PermanentError:
                 raise
             except PenstockError as error:
@@ -63,6 +60,14 @@ class Reader:
                 self._stopping.wait(delay_s)
         if self._connection is not None:
             self._connection.abort()
+
+    def _read_on(self) -> None:
+        try:
+            self.read_once()
+        except GroupLost:
+            # From the beginning: what is in the stream is not finished, and what has an owner is held by its lock.
+            self._config.logger.warning("group %s was lost and is created again", self._ledger.keys.group)
+            self._ledger.create_group()
 
     def stop(self) -> None:
         """Let run() end; what it has read by then is locked and told first."""
@@ -141,6 +146,8 @@ class Reader:
 
     def _own_one(self, info: LBSInfo, message: LBSInputMessage) -> None:
         recorder = self._config.metrics_recorder
+        if self._holdings.has_entry(info.id_in_lbs):
+            return  # handed out again after the group was lost: it is ours already
         try:
             ownership: Ownership = self._ledger.own_new(info, message.info, len(self._holdings))
         except AlreadyClaimed as error:
