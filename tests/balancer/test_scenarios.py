@@ -69,6 +69,8 @@ async def test_claim_works_only_once(client: StreamClient, raw: redis.Redis) -> 
         results = await outcomes([start(peer.claim, info) for peer in peers])
         assert sum(isinstance(result, AlreadyClaimed) for result in results) == 4
         assert sum(len(peer.owned) for peer in peers) == 1
+        for peer in peers:
+            await peer.done()
 
 
 async def test_blocking_read_a_waiting_consumer_is_told_at_once(client: StreamClient, raw: redis.Redis) -> None:

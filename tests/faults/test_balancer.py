@@ -191,6 +191,29 @@ def test_the_commit_of_an_owner_that_was_frozen_is_refused(raw: redis.Redis, pee
 
 
 @pytest.mark.servers("7.0")
+def test_handlers_of_a_killed_process_go_on_in_others_from_where_they_were(
+    raw: redis.Redis, peer: Start, measured: Callable[[str, object], None]
+) -> None:
+    victim = peer("victim", mode="run")
+    add(raw, 300)
+    for number in range(300):
+        raw.xadd(f"session-{number}", {"n": "1"})
+    eventually(lambda: len(victim.said("committed")) == 300, "all are read", 60, victim.story)
+    done = {line["stream"]: line["id"] for line in victim.said("committed")}
+    # Two others that wait for it to die: while it lives, they would be given a part of its streams.
+    victim.freeze()
+    killed_s = time.monotonic()
+    others = [peer(name, mode="run") for name in "ab"]
+    victim.kill()
+    eventually(lambda: sum(len(other.said("begin")) for other in others) >= 300, "all go on", 60, others[0].story)
+    begun = [line for other in others for line in other.said("begin")]
+    measured("handlers of a dead process went on after s", round(max(line["at"] for line in begun) - killed_s, 2))
+    assert {line["stream"]: line["position"] for line in begun} == done
+    owned = [len(other.said("begin")) - len(other.said("end")) for other in others]
+    assert sum(owned) == 300, owned
+
+
+@pytest.mark.servers("7.0")
 @pytest.mark.timeout(300)
 def test_ten_thousand_owned_streams_cost_little(
     raw: redis.Redis, peer: Start, measured: Callable[[str, object], None]

@@ -39,15 +39,17 @@ class Heartbeat:
         self._beat_script, self._extend_script = script("balancer_beat"), script("balancer_extend")
         self._locator = Locator(settings)
         self._connections: dict[Host, Connection] = {}
+        self._begun = self._ended = 0
+        self._starting = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread unless it runs."""
-        if self._thread is not None:
-            return
-        self._thread = threading.Thread(target=self._run, name="penstock-balancer", daemon=True)
-        self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="penstock-balancer", daemon=True)
+                self._thread.start()
 
     def stop(self) -> None:
         """End the thread; it is not waited for longer than one command takes."""
@@ -77,10 +79,25 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Extend all locks once and tell which streams are lost."""
-        owned = self._holdings.all()
+        self._begun += 1
+        try:
+            self._beat(self._holdings.beating())
+        finally:
+            self._ended = self._begun
+
+    def is_under_way(self, number: int) -> bool:
+        """Tell whether the beat of a number has not ended yet."""
+        return self._ended < number
+
+    @property
+    def begun(self) -> int:
+        """The number of the latest beat."""
+        return self._begun
+
+    def _beat(self, owned: list[Ownership]) -> None:
         refused = self._beat_in_cluster(owned) if self._settings.kind == "cluster" else self._beat_at_once(owned)
         # Finished or handed over while the command was under way: not lost.
-        lost = [ownership for ownership in refused if self._holdings.remove(ownership)]
+        lost = [ownership for ownership in refused if self._holdings.lose(ownership)]
         self._config.metrics_recorder.record_locks_extended(len(owned) - len(refused), len(lost))
         if lost:
             self._on_lost(lost)

@@ -153,3 +153,19 @@ def test_the_recorder_is_told_what_happens(client: StreamClient, raw: redis.Redi
 def test_what_is_not_owned_cannot_be_given_up(client: StreamClient, make: Callable[..., Any]) -> None:
     with pytest.raises(StreamNotOwned, match="not found"):
         make(quick(client, "a"))("unknown")
+
+
+def test_finishing_and_handing_over_in_the_middle_of_heartbeats_is_no_loss(
+    client: StreamClient, raw: redis.Redis, default_server: object
+) -> None:
+    with following(quick(client, "a", heartbeat_ms=2, sweep_interval_ms=60_000), claims=False) as (a,):
+        for number in range(300):
+            add_raw(raw, f"session-{number}")
+        eventually(lambda: len(a.owned) == 300)
+        for number in range(0, 300, 2):
+            a.balancer.done_stream(f"session-{number}")
+            a.balancer.release(f"session-{number + 1}")
+        assert a.owned == []
+        eventually(lambda: locks(raw) == {})
+        throughout(0.3, lambda: a.disowned == [] and locks(raw) == {})
+        assert raw.xlen(LBS) == 150

@@ -68,6 +68,8 @@ def test_claim_works_only_once(client: StreamClient, raw: redis.Redis) -> None:
         results = outcomes([start(peer.claim, info) for peer in peers])
         assert sum(isinstance(result, AlreadyClaimed) for result in results) == 4
         assert sum(len(peer.owned) for peer in peers) == 1
+        for peer in peers:
+            peer.done()
 
 
 def test_blocking_read_a_waiting_consumer_is_told_at_once(client: StreamClient, raw: redis.Redis) -> None:

@@ -77,6 +77,7 @@ class Ledger:
 
     def __init__(self, client: StreamClient, keys: BalancerKeys, me: str, config: BalancerConfig) -> None:
         self._client, self.keys, self.me, self._config = client, keys, me, config
+        self.queued: set[str] = set()  # data streams of which this consumer has met another entry that waits
 
     # --- the service --------------------------------------------------------------------------------
 
@@ -187,6 +188,7 @@ class Ledger:
         if answer == b"held":
             return self._held(info, reply[1].decode())
         if answer == b"queued":
+            self.queued.add(name)
             return AlreadyClaimed(
                 f"{name!r} is handed out by entry {reply[1].decode()} of {self.keys.stream} already; "
                 f"entry {info.id_in_lbs} comes when that is done"

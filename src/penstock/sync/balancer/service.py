@@ -17,7 +17,7 @@ from penstock.balancer.notices import Notice, StreamDisowned, StreamExpired, ter
 from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, PermanentError, StreamNotOwned
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
-from penstock.runtime.threads import Crew, Event, call_home, home, shielded
+from penstock.runtime.threads import Crew, Event, call_home, home, pause, shielded
 from penstock.sync.balancer.ledger import Exhausted, Ledger
 from penstock.sync.balancer.listener import Listener
 from penstock.sync.balancer.notice_queue import NoticeQueue
@@ -27,6 +27,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.subscription import Subscription
 
 _LAST_RITES_S = 10.0
+_BEAT_POLL_S = 0.002
 _ROOM_S = 0.5  # how soon a full queue of notices is looked at again, should the application read nothing
 
 
@@ -93,10 +94,11 @@ class Service:
         if self._is_started:
             raise ConfigurationError("a balancer is started once: make a new one")
         self._is_started = True
-        self._beat()
         self._ledger.create_group()
         self._listener.switch_on()
-        for host, subscription in self._subscribe():
+        subscriptions = self._subscribe()
+        self._beat()
+        for host, subscription in subscriptions:
             self._crew.start(self._listener.run, host, subscription)
         self._crew.start(self._guarded, self._reader.run)
         self._crew.start(self._guarded, self._keep_sweeping)
@@ -150,7 +152,7 @@ class Service:
         if owned:
             self._ledger.release([ownership.payload for ownership in owned])
         for ownership in owned:
-            self._forget(ownership, is_released=True)
+            self._forget(ownership)
 
     # --- work ---------------------------------------------------------------------------------------
 
@@ -185,16 +187,16 @@ class Service:
         capacity = self.config.capacity
         if capacity is not None and len(self._holdings) >= capacity:
             raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: capacity={capacity} is used up")
-        self._beat()  # also for a claim before the start: nothing is owned without a heartbeat
         try:
             ownership = self._ledger.claim(payload, len(self._holdings))
         except Exhausted as error:
             self._give_up(payload, error)
             raise
         self._holdings.add(ownership)
+        self._beat()  # also for a claim before the start: nothing is owned without a heartbeat
         if self._is_over:  # while the claim was under way; whoever hands over what is left may have passed by
             self._ledger.release([payload])
-            self._forget(ownership, is_released=True)
+            self._forget(ownership)
             raise AlreadyClaimed(f"{payload.data_stream_name!r} is handed on: this balancer is done")
         return ownership
 
@@ -208,41 +210,56 @@ class Service:
 
         Raises StreamNotOwned when this consumer does not own it; OwnershipLost when another one has taken it over.
         """
-        ownership = self._owned(name)
+        ownership = self._settling(name, is_kept=True)
         try:
             self._ledger.done(ownership.payload)
         except StreamNotOwned:
             if self._holdings.remove(ownership):
                 self._lost([ownership])
             raise
-        self._forget(ownership, is_released=False)
+        except BaseException:
+            self._holdings.resume(ownership)
+            raise
+        self._forget(ownership)
 
     def release(self, name: str) -> None:
         """Hand a data stream over, unfinished: its lock runs out at once, which tells every peer, in Go as well.
 
         This consumer leaves it to others for some seconds. Raises as done_stream().
         """
-        ownership = self._owned(name)
+        ownership = self._settling(name, is_kept=False)
         self._sweep.keep_away(ownership.payload.id_in_lbs)
-        is_released = (self._ledger.release([ownership.payload]))[0]
-        self._forget(ownership, is_released=is_released)
+        try:
+            self._wait_for_beat()
+            is_released = (self._ledger.release([ownership.payload]))[0]
+        except BaseException:
+            self._holdings.resume(ownership)
+            raise
+        self._forget(ownership)
         if not is_released:
             raise StreamNotOwned(f"{name!r} was not owned by {self._id} any more; nothing was changed")
 
-    def _owned(self, name: str) -> Ownership:
+    def _wait_for_beat(self) -> None:
+        # One that began before may extend the lock after it was given up.
+        number, deadline_s = self._heart.begun, time.monotonic() + self.config.lock_ttl_ms / 1000
+        while self._heart.is_under_way(number) and time.monotonic() < deadline_s:
+            pause(_BEAT_POLL_S)
+
+    def _settling(self, name: str, *, is_kept: bool) -> Ownership:
         ownership = self._holdings.get(name)
-        if ownership is None:
+        if ownership is None or not self._holdings.settle(ownership, is_kept=is_kept):
             raise StreamNotOwned(f"data stream {name!r} not found: {self._id} does not own it (any more)")
         return ownership
 
-    def _forget(self, ownership: Ownership, *, is_released: bool) -> None:
+    def _forget(self, ownership: Ownership) -> None:
         if self._holdings.remove(ownership):
             name, recorder = ownership.payload.data_stream_name, self.config.metrics_recorder
             recorder.record_lock_released(name, is_success=True)
             recorder.record_processing_ended(name, time.monotonic() - ownership.since_s)
             self._reader.slot_is_free()
-            if not is_released:
-                self._sweep_soon.set()  # another entry of the same name may have waited for this
+            if name in self._ledger.queued:
+                self._ledger.queued.discard(name)
+                self._sweep_soon.set()  # another entry of the same name has waited for this
 
     # --- what happens -------------------------------------------------------------------------------
 
