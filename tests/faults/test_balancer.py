@@ -214,6 +214,19 @@ def test_handlers_of_a_killed_process_go_on_in_others_from_where_they_were(
 
 
 @pytest.mark.servers("7.0")
+def test_sigterm_hands_the_streams_of_a_process_over_before_their_locks_run_out(raw: redis.Redis, peer: Start) -> None:
+    first = peer("first", mode="run")
+    add(raw, 20)
+    eventually(lambda: len(first.said("begin")) == 20, "all are begun", story=first.story)
+    second = peer("second", mode="run", settings={"capacity": 20, "sweep_interval_ms": 60_000})
+    assert first.stop() == 0
+    assert not counts(raw, ["first"])[0]
+    eventually(lambda: counts(raw, ["second"]) == [20], "the other one has them", story=second.story)
+    assert all(line["is_lost"] is False for line in first.said("end")), "its handlers ended by themselves"
+    assert raw.xlen(LBS) == 20
+
+
+@pytest.mark.servers("7.0")
 @pytest.mark.timeout(300)
 def test_ten_thousand_owned_streams_cost_little(
     raw: redis.Redis, peer: Start, measured: Callable[[str, object], None]

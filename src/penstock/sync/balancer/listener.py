@@ -22,7 +22,7 @@ _NEEDED = "KEx"
 _SETTING = "notify-keyspace-events"
 _POLL_S = 0.5
 _GATHER_S = 0.01  # events of one dead consumer come in a swarm and are looked into together
-_RETRY_S = 1.0
+_RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
 
 
 def merged(flags: str) -> str:
@@ -52,7 +52,7 @@ class Listener:
         self._events = f"__keyevent@{db}__:expired"
         self._spaces = f"__keyspace@{db}__:"
         self._patterns = [self._events, f"{self._spaces}*{MUTEX_KEY_SEP}*"]
-        self._is_told = False
+        self._is_told, self._failures = False, 0
 
     def stop(self) -> None:
         """Let run() end."""
@@ -81,9 +81,12 @@ class Listener:
         try:
             subscription.open()
         except PenstockError as error:
-            self._config.logger.warning("cannot listen for events: %s", error)
+            if not self._failures:  # told once, not with each try
+                self._config.logger.warning("cannot listen for events: %s; sweeps do without", error)
+            self._failures += 1
             subscription.close()
             return None
+        self._failures = 0
         return subscription
 
     def run(self, host: Host, subscription: Subscription | None) -> None:
@@ -100,7 +103,7 @@ class Listener:
                 subscription.close()
                 subscription = None
             if not self._stopping.is_set():
-                self._stopping.wait(_RETRY_S)
+                self._stopping.wait(min(_RETRY_S * 2 ** min(self._failures, 16), _LONGEST_RETRY_S))
 
     def _listen(self, subscription: Subscription) -> None:
         heard_s = time.monotonic()
