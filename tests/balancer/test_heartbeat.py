@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,18 @@ async def test_all_streams_of_a_consumer_cost_one_round_trip(
         connection.pipeline = counted  # type: ignore[method-assign]
         await eventually(lambda: len(trips) >= 2)
         assert set(trips) == {3}, "three scripts of at most 500 streams in one write"
+
+
+async def test_locks_are_extended_while_the_application_does_not_give_way(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    async with following(quick(client, "a"), claims=False) as (a,):
+        entry_id = add_raw(raw, "session-1")
+        await eventually(lambda: a.added)
+        until_s, lock = time.monotonic() + 1.2, f"session-1{SEP}{entry_id}"
+        while time.monotonic() < until_s:  # three times the lock's time, without a turn for the event loop
+            assert raw.get(lock) == b"redis-consumer-a"
+        await throughout(0.3, lambda: a.disowned == [])
 
 
 async def test_locks_are_extended_while_the_server_is_at_its_memory_limit(

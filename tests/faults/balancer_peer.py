@@ -18,6 +18,7 @@ from typing import Any
 
 import penstock
 from penstock import OwnedStream, StreamAdded, StreamExpired
+from penstock.balancer.listener import Listener
 from penstock.errors import AlreadyClaimed, OwnershipLost
 
 SERVICE = "svc"
@@ -109,12 +110,18 @@ async def run(job: dict[str, Any]) -> None:
 def main() -> None:
     job = json.loads(sys.argv[1])
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if job.get("deaf"):
+        Listener.open = never  # type: ignore[method-assign]
     if job.get("mode") == "run":
         asyncio.run(run(job))
     elif job.get("half") == "sync":
         follow_sync(job)
     else:
         asyncio.run(follow(job))
+
+
+async def never(listener: Listener, host: object) -> None:
+    """Stands for a subscription to a server that sends no events."""
 
 
 def _end_with_parent() -> None:
