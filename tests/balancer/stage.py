@@ -107,6 +107,7 @@ async def crash(balancer: StreamBalancer) -> None:
     with suppress(Exception):
         await balancer._reader.stop()
     await balancer._crew.join(5)
+    await balancer._ears.join(5)
     balancer._is_over = True
     balancer._notices.close(terminated("killed"))
 

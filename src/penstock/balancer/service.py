@@ -58,7 +58,7 @@ class Service:
         self._reader = Reader(client, self._ledger, self._holdings, self._notices, self.config)
         self._listener = Listener(client, self._ledger, self._sweep, self.config, self._found)
         self._heart = Heartbeat(client.settings, self.keys, self._id, self.config, self._holdings, self._told_lost)
-        self._crew = Crew(lambda: None)
+        self._crew, self._ears = Crew(lambda: None), Crew(lambda: None)
         self._stopping, self._sweep_soon = Event(), Event()
         self._home: object = None
         self._is_started = self._is_over = False
@@ -98,7 +98,7 @@ class Service:
         subscriptions = await self._subscribe()
         self._beat()
         for host, subscription in subscriptions:
-            self._crew.start(self._listener.run, host, subscription)
+            self._ears.start(self._listener.run, host, subscription)
         self._crew.start(self._guarded, self._reader.run)
         self._crew.start(self._guarded, self._keep_sweeping)
         return Notices(self._notices)
@@ -145,6 +145,8 @@ class Service:
         except PenstockError as error:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
+        await self._ears.join(_LAST_RITES_S / 2)  # last: they are slow to end, and nobody waits for them
+        await self._ears.cancel()
 
     async def _hand_over_all(self) -> None:
         owned = self._holdings.all()

@@ -108,6 +108,7 @@ def crash(balancer: StreamBalancer) -> None:
     with suppress(Exception):
         balancer._reader.stop()
     balancer._crew.join(5)
+    balancer._ears.join(5)
     balancer._is_over = True
     balancer._notices.close(terminated("killed"))
 
