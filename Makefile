@@ -16,7 +16,7 @@ INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test check bench bench-spark format sync lock clean
+.PHONY: help demo test test-interop check bench bench-spark format sync lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ demo: $(VENV)/.demo ## Watch a queue survive a killed worker, on an embedded ser
 
 test: $(VENV)/.dev ## Run the tests on all cores (ARGS="..." goes to pytest)
 	@$(BIN)/python -m pytest -n $(CORES) --dist loadgroup $(ARGS)
+
+test-interop: $(VENV)/.dev ## Run Python and Go peers of one balanced service together (needs Go and its module proxy)
+	@PENSTOCK_INTEROP=1 $(BIN)/python -m pytest tests/interop $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types, direction of imports, freshness of the sync half
 	@$(BIN)/ruff format --check .

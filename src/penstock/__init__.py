@@ -9,6 +9,14 @@ from penstock.errors import PenstockError
 from penstock.first_use import importer
 
 if TYPE_CHECKING:
+    from penstock.balancer.balancer import StreamBalancer
+    from penstock.balancer.config import RetryConfig
+    from penstock.balancer.holdings import Ownership
+    from penstock.balancer.messages import LBSInfo, LBSInputMessage
+    from penstock.balancer.notices import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
+    from penstock.balancer.owned_stream import OwnedStream
+    from penstock.balancer.topic import Topic
+    from penstock.balancer.topic_producer import TopicProducer
     from penstock.config import ConsumerConfig
     from penstock.model import (
         ConsumerInfo,
@@ -42,6 +50,14 @@ else:
     __getattr__ = importer(
         __name__,
         {
+            "penstock.balancer.balancer": ["StreamBalancer"],
+            "penstock.balancer.config": ["RetryConfig"],
+            "penstock.balancer.holdings": ["Ownership"],
+            "penstock.balancer.messages": ["LBSInfo", "LBSInputMessage"],
+            "penstock.balancer.notices": ["StreamAdded", "StreamDisowned", "StreamExpired", "StreamTerminated"],
+            "penstock.balancer.owned_stream": ["OwnedStream"],
+            "penstock.balancer.topic": ["Topic"],
+            "penstock.balancer.topic_producer": ["TopicProducer"],
             "penstock.config": ["ConsumerConfig"],
             "penstock.model": [
                 "ConsumerInfo",
@@ -85,8 +101,12 @@ __all__ = [
     "EventDrivenInterruptHandler",
     "GracefulInterruptHandler",
     "JsonSerializer",
+    "LBSInfo",
+    "LBSInputMessage",
     "Lag",
     "MsgpackSerializer",
+    "OwnedStream",
+    "Ownership",
     "PassReport",
     "PendingEntry",
     "PenstockError",
@@ -95,15 +115,19 @@ __all__ = [
     "QueueStats",
     "RedisGateway",
     "RedisMessageQueue",
+    "RetryConfig",
     "Serializer",
+    "StreamAdded",
+    "StreamBalancer",
     "StreamClient",
     "StreamConsumer",
+    "StreamDisowned",
+    "StreamExpired",
     "StreamMessage",
     "StreamProducer",
     "StreamStats",
+    "StreamTerminated",
+    "Topic",
+    "TopicProducer",
 ]
 __version__ = "0.1.0"
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

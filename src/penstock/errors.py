@@ -195,6 +195,25 @@ class BackendRefused(BackendError):
     """A failure that stays until somebody changes the store, the rights or the configuration."""
 
 
+# --- the balancer ---------------------------------------------------------------------------------
+
+
+class AlreadyClaimed(PenstockError):
+    """The data stream has an owner, or is finished: somebody else was first."""
+
+
+class StreamNotOwned(PenstockError):
+    """This consumer does not own the data stream, or does not own it any more; nothing was changed."""
+
+
+class OwnershipLost(StreamNotOwned, LeaseLost):
+    """Another consumer owns the data stream now; what this one still says about it is refused."""
+
+
+class MalformedEntry(DecodeError):
+    """An entry of a load balancer stream names no data stream."""
+
+
 # --- verdicts that a handler may raise ------------------------------------------------------------
 
 

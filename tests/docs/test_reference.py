@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock import errors, model
 from penstock.events import EventName
-from penstock.keys import StreamKeys
+from penstock.keys import BalancerKeys, StreamKeys
 from penstock.policy import Reason
 from tests.docs.pages import ROOT, prose, table_column
 
@@ -36,6 +36,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
         ("producer.md", "## push", penstock.StreamProducer.push),
         ("consumer.md", "## Constructor", penstock.StreamConsumer.__init__),
         ("consumer-config.md", "## Settings", penstock.ConsumerConfig),
+        ("balancer.md", "## Constructor", penstock.StreamBalancer.__init__),
     ],
 )
 def test_parameters_and_defaults_are_those_of_the_code(page: str, heading: str, function: Callable[..., Any]) -> None:
@@ -104,6 +105,22 @@ def test_every_key_is_described() -> None:
     assert len(makers) == len(spelled) - 1, "a key that this test does not know was added"
 
 
+def test_every_key_of_a_balanced_service_is_described() -> None:
+    keys = BalancerKeys.of("billing")
+    spelled = {
+        keys.stream,
+        keys.lock("<data stream>", "<entry id>"),
+        keys.owners,
+        keys.peers,
+        keys.token,
+        keys.request("<id>"),
+        keys.shards,
+        keys.dead_letters,
+        keys.position("<data stream>"),
+    }
+    assert set(table_column(REFERENCE / "balancer.md", "## Redis keys of a service")) == spelled
+
+
 @pytest.mark.parametrize(
     ("page", "value"),
     [
@@ -132,11 +149,13 @@ def test_every_field_of_a_value_is_named(page: str, value: type) -> None:
         ("consumer.md", penstock.StreamConsumer),
         ("group.md", penstock.ConsumerGroup),
         ("dead-letters.md", penstock.DeadLetters),
+        ("balancer.md", penstock.StreamBalancer),
+        ("balancer.md", penstock.TopicProducer),
     ],
 )
 def test_every_method_is_named(page: str, kind: type) -> None:
     internal = (
-        {"connection", "to_masters", "dedicated", "refresh", "leave", "call", "run", "load"}
+        {"connection", "masters", "to_masters", "dedicated", "refresh", "leave", "call", "run", "load"}
         if kind is penstock.StreamClient
         else set()
     )

@@ -5,7 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from penstock import ConsumerConfig, DeadLetters, StreamClient, StreamConsumer, StreamMessage, StreamProducer
+from penstock import (
+    ConsumerConfig,
+    DeadLetters,
+    OwnedStream,
+    StreamBalancer,
+    StreamClient,
+    StreamConsumer,
+    StreamExpired,
+    StreamMessage,
+    StreamProducer,
+    Topic,
+)
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from tests.docs.pages import ROOT
@@ -38,6 +49,42 @@ def listed_rights() -> dict[str, list[str]]:
         for part in (of_producer, of_consumer)
     ]
     return {"producer": rights[0], "consumer": rights[0] + rights[1]}
+
+
+async def test_a_user_with_the_listed_rights_can_balance(start_server: Callable[..., EmbeddedServer]) -> None:
+    server = start_server(port=0)
+    section = (ROOT / "docs" / "reference" / "balancer.md").read_text().partition("## Rights")[2]
+    rights = [f"+{word.lower().replace(' ', '|')}" for word in re.findall(r"`([A-Z ]+)`", section)]
+    reply = ask(
+        server.unix_socket, "ACL", "SETUSER", "balancer", "on", ">secret", "~*", "resetchannels", "&__keyevent@0__:expired",
+        "&__keyspace@0__:*<MUTEX_KEY_SEP>*", "-@all", *rights,
+    )  # fmt: skip
+    assert reply == b"OK"
+    ask(server.unix_socket, "XADD", "svc-input", "*", "lbs-input", "no json")
+    ask(server.unix_socket, "XADD", "session-1", "*", "n", "1")
+    async with as_user(server, "balancer") as client:
+        first = StreamBalancer(client, "svc", id="first")
+        async with first as notices:
+            await first.add_stream("session-1")
+            await anext(notices)
+            async with StreamBalancer(client, "svc", id="second") as others:
+                await first.release("session-1")
+                notice = await anext(others)
+        second = StreamBalancer(client, "svc", id="third")
+
+        async def handle(stream: OwnedStream) -> None:
+            async for message in stream:
+                await stream.commit(message)
+                second.stop()
+                return
+
+        assert isinstance(notice, StreamExpired)
+        await second.run(handle)
+        assert await second.announce(Topic("svc", shards=2)) == 2
+    assert ask(server.unix_socket, "XLEN", "{svc-input}_dlq") == 1
+    assert ask(server.unix_socket, "XLEN", "svc-input") == 2, "the stream is done, and there are two shards"
+    log = ask(server.unix_socket, "ACL", "LOG")
+    assert log == [], log
 
 
 def as_user(server: EmbeddedServer, user: str) -> StreamClient:

@@ -22,20 +22,24 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class WorkerProcess:
-    """One `tests.faults.worker`; its lines are collected as they come."""
+    """One `tests.faults.worker`, or another program of that kind; its lines are collected as they come."""
 
-    def __init__(self, job: dict[str, Any], log: Path) -> None:
+    def __init__(self, job: dict[str, Any], log: Path, program: str = "tests.faults.worker") -> None:
+        self._launch([sys.executable, "-m", program, json.dumps(job)], log)
+
+    def _launch(self, command: list[str], log: Path, **environment: str) -> None:
         self.log = log
         self._lines: list[Line] = []
         self._changed = threading.Condition()
         self._is_over = False
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.worker", json.dumps(job)],
+                command,
                 stdin=subprocess.PIPE,  # its end tells the worker that we are gone
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 cwd=_ROOT,
+                env={**os.environ, **environment},
             )
         assert self._process.stdout is not None
         self._pipe = self._process.stdout.fileno()

@@ -379,12 +379,9 @@ class Locator:
             self._sentinel = Sentinel(list(self._settings.hosts), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
         return self._sentinel
 
-    async def make_driver(self) -> driver.Redis | driver.RedisCluster:
-        """Return a redis-py client to the same servers, for pub/sub and administration; the caller closes it."""
+    async def make_driver(self, host: Host) -> driver.Redis:
+        """Return a redis-py client to one of the servers, for pub/sub and administration; the caller closes it."""
         settings = self._settings
-        if settings.kind == "cluster":
-            return await self._topology()
-        host = await self.locate("")
         options = settings.driver_options() | {"retry": _no_retry(), "db": settings.db}
         if settings.path:
             return driver.Redis(unix_socket_path=settings.path, **options)

@@ -311,6 +311,10 @@ class StreamClient:
         lane = await self._lane()
         return [await lane.to(host) for host in await lane.locator.masters()]
 
+    async def masters(self) -> list[Host]:
+        """Return host and port of all servers that serve keys."""
+        return await (await self._lane()).locator.masters()
+
     async def dedicated(self, key: str, asked: Host | None = None) -> Connection:
         """Open a connection as above for the caller alone; it is closed with the client at the latest."""
         lane = await self._lane()

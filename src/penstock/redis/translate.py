@@ -114,6 +114,15 @@ def connect_error(error: BaseException, where: str) -> errors.PenstockError:
     return errors.ConnectionFailed(_why_not(error, where))
 
 
+def driver_error(error: Exception, where: str) -> errors.PenstockError:
+    """Turn what redis-py raised on an open connection into an error."""
+    if isinstance(error, driver.ResponseError):
+        return error_reply(str(error))
+    if isinstance(error, OSError | TimeoutError | driver.RedisError):
+        return errors.ConnectionLost(f"the connection to Redis at {where} broke: {error}")
+    raise error
+
+
 def told_cause(error: BaseException) -> BaseException | None:
     """Return the error if it may be shown as a cause: some of redis-py show all settings, the password among them."""
     return None if isinstance(error, _NO_MASTER) else error

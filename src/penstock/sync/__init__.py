@@ -10,6 +10,11 @@ from penstock.errors import PenstockError
 from penstock.first_use import importer
 
 if TYPE_CHECKING:
+    from penstock.balancer.config import RetryConfig
+    from penstock.balancer.holdings import Ownership
+    from penstock.balancer.messages import LBSInfo, LBSInputMessage
+    from penstock.balancer.notices import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
+    from penstock.balancer.topic import Topic
     from penstock.config import ConsumerConfig
     from penstock.model import (
         ConsumerInfo,
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
     )
     from penstock.queue.model import ClaimedMessage, QueueStats
     from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
+    from penstock.sync.balancer.balancer import StreamBalancer
+    from penstock.sync.balancer.owned_stream import OwnedStream
+    from penstock.sync.balancer.topic_producer import TopicProducer
     from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
     from penstock.sync.queue.gateway import RedisGateway
     from penstock.sync.queue.message_queue import RedisMessageQueue
@@ -43,6 +51,14 @@ else:
     __getattr__ = importer(
         __name__,
         {
+            "penstock.sync.balancer.balancer": ["StreamBalancer"],
+            "penstock.balancer.config": ["RetryConfig"],
+            "penstock.balancer.holdings": ["Ownership"],
+            "penstock.balancer.messages": ["LBSInfo", "LBSInputMessage"],
+            "penstock.balancer.notices": ["StreamAdded", "StreamDisowned", "StreamExpired", "StreamTerminated"],
+            "penstock.sync.balancer.owned_stream": ["OwnedStream"],
+            "penstock.balancer.topic": ["Topic"],
+            "penstock.sync.balancer.topic_producer": ["TopicProducer"],
             "penstock.config": ["ConsumerConfig"],
             "penstock.model": [
                 "ConsumerInfo",
@@ -86,8 +102,12 @@ __all__ = [
     "EventDrivenInterruptHandler",
     "GracefulInterruptHandler",
     "JsonSerializer",
+    "LBSInfo",
+    "LBSInputMessage",
     "Lag",
     "MsgpackSerializer",
+    "OwnedStream",
+    "Ownership",
     "PassReport",
     "PendingEntry",
     "PenstockError",
@@ -96,15 +116,19 @@ __all__ = [
     "QueueStats",
     "RedisGateway",
     "RedisMessageQueue",
+    "RetryConfig",
     "Serializer",
+    "StreamAdded",
+    "StreamBalancer",
     "StreamClient",
     "StreamConsumer",
+    "StreamDisowned",
+    "StreamExpired",
     "StreamMessage",
     "StreamProducer",
     "StreamStats",
+    "StreamTerminated",
+    "Topic",
+    "TopicProducer",
 ]
 __version__ = "0.1.0"
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -312,6 +312,10 @@ class StreamClient:
         lane = self._lane()
         return [lane.to(host) for host in lane.locator.masters()]
 
+    def masters(self) -> list[Host]:
+        """Return host and port of all servers that serve keys."""
+        return (self._lane()).locator.masters()
+
     def dedicated(self, key: str, asked: Host | None = None) -> Connection:
         """Open a connection as above for the caller alone; it is closed with the client at the latest."""
         lane = self._lane()

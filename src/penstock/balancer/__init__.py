@@ -1,0 +1,1 @@
+"""Whole streams shared out over consumers, on the wire with redis-stream-client-go."""

@@ -1,0 +1,176 @@
+"""Keeps the locks of all owned streams, from a thread of its own: whatever the application does, they are extended.
+
+Shared by the async and the sync half: it speaks to Redis over the blocking lane.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from penstock.balancer.config import BalancerConfig
+from penstock.balancer.holdings import Holdings, Ownership
+from penstock.errors import PenstockError, ReadOnlyServer
+from penstock.keys import BalancerKeys
+from penstock.redis.blocking import Command, Connection, Locator, Reply
+from penstock.redis.scripts import Script, script
+from penstock.redis.settings import ConnectionSettings, Host
+from penstock.redis.translate import Redirected, ScriptMissing
+
+_CHUNK = 500
+
+
+class Heartbeat:
+    """A thread that, every interval and in one round trip, extends all locks and refreshes their pending entries."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        keys: BalancerKeys,
+        me: str,
+        config: BalancerConfig,
+        holdings: Holdings,
+        on_lost: Callable[[list[Ownership]], None],
+    ) -> None:
+        self._settings, self._keys, self._me, self._config = settings, keys, me, config
+        self._holdings, self._on_lost = holdings, on_lost
+        self._beat_script, self._extend_script = script("balancer_beat"), script("balancer_extend")
+        self._locator = Locator(settings)
+        self._connections: dict[Host, Connection] = {}
+        self._begun = self._ended = 0
+        self._starting = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread unless it runs."""
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="penstock-balancer", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; it is not waited for longer than one command takes."""
+        self._stop.set()
+        self._hang_up()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        interval_s, due_s = self._config.heartbeat_ms / 1000, time.monotonic()
+        while not self._stop.wait(max(0.0, due_s - time.monotonic())):
+            # Measured from beat to beat: the time that a beat takes does not put off the next one.
+            due_s = max(due_s + interval_s, time.monotonic() + interval_s / 2)
+            try:
+                self.beat()
+            except PenstockError as error:
+                if not self._stop.is_set():
+                    self._config.logger.warning("locks of %s were not extended: %s", self._me, error)
+                self._hang_up()
+                due_s = time.monotonic() + interval_s / 4
+            except Exception:
+                # Whatever it is: a heart that stops costs every stream from now on, and nobody would know why.
+                self._config.logger.exception("locks of %s were not extended", self._me)
+        self._hang_up()
+        self._locator.close()
+
+    def beat(self) -> None:
+        """Extend all locks once and tell which streams are lost."""
+        self._begun += 1
+        try:
+            self._beat(self._holdings.beating())
+        finally:
+            self._ended = self._begun
+
+    def is_under_way(self, number: int) -> bool:
+        """Tell whether the beat of a number has not ended yet."""
+        return self._ended < number
+
+    @property
+    def begun(self) -> int:
+        """The number of the latest beat."""
+        return self._begun
+
+    def _beat(self, owned: list[Ownership]) -> None:
+        refused = self._beat_in_cluster(owned) if self._settings.kind == "cluster" else self._beat_at_once(owned)
+        # Finished or handed over while the command was under way: not lost.
+        lost = [ownership for ownership in refused if self._holdings.lose(ownership)]
+        self._config.metrics_recorder.record_locks_extended(len(owned) - len(refused), len(lost))
+        if lost:
+            self._on_lost(lost)
+
+    def _beat_at_once(self, owned: list[Ownership]) -> list[Ownership]:
+        chunks = [owned[start : start + _CHUNK] for start in range(0, max(1, len(owned)), _CHUNK)]
+        commands = [self._beat_args(chunk, [item.payload.lock for item in chunk], len(owned)) for chunk in chunks]
+        replies = self._run_scripts(self._keys.stream, self._beat_script, commands)
+        return [found for chunk, reply in zip(chunks, replies, strict=True) for found in _named(chunk, reply)]
+
+    def _beat_args(self, chunk: Sequence[Ownership], locks: Sequence[str], total: int) -> Command:
+        config, keys = self._config, (self._keys.stream, self._keys.peers, *locks)
+        flags = (
+            self._keys.group, self._me, config.lock_ttl_ms, config.refreshed_idle_ms, total, config.capacity or 0,
+            config.peer_ttl_ms,
+        )  # fmt: skip
+        return (len(keys), *keys, *flags, *(ownership.payload.id_in_lbs for ownership in chunk))
+
+    def _beat_in_cluster(self, owned: list[Ownership]) -> list[Ownership]:
+        # The locks lie on any node: they are extended node by node, then the entries of those that are ours.
+        by_host: dict[Host, list[Ownership]] = {}
+        for ownership in owned:
+            by_host.setdefault(self._locator.locate(ownership.payload.lock), []).append(ownership)
+        mine: list[Ownership] = []
+        lost: list[Ownership] = []
+        for on_host in by_host.values():
+            for ownership, reply in zip(on_host, self._extend(on_host, may_take=False), strict=True):
+                is_ours = reply == 1 or (reply == 0 and self._take_again(ownership))
+                (mine if is_ours else lost).append(ownership)
+        chunks = [mine[start : start + _CHUNK] for start in range(0, max(1, len(mine)), _CHUNK)]
+        commands = [self._beat_args(chunk, (), len(mine)) for chunk in chunks]
+        answers = self._run_scripts(self._keys.stream, self._beat_script, commands)
+        return lost + [found for chunk, reply in zip(chunks, answers, strict=True) for found in _named(chunk, reply)]
+
+    def _extend(self, on_host: Sequence[Ownership], *, may_take: bool) -> list[Reply]:
+        me, ttl_ms = self._me, self._config.lock_ttl_ms
+        commands: list[Command] = [(1, item.payload.lock, me, ttl_ms, int(may_take)) for item in on_host]
+        return self._run_scripts(on_host[0].payload.lock, self._extend_script, commands)
+
+    def _take_again(self, ownership: Ownership) -> bool:
+        # A lock that ran out may be taken again only while the entry is pending with us.
+        key, entry_id = self._keys.stream, ownership.payload.id_in_lbs
+        is_ours = self._open(key).call("XPENDING", key, self._keys.group, entry_id, entry_id, 1, self._me)
+        return bool(is_ours) and self._extend([ownership], may_take=True)[0] == 1
+
+    def _run_scripts(self, key: str, wanted: Script, commands: Sequence[Command]) -> list[Reply]:
+        connection = self._open(key)
+        timeout_s = self._config.lock_ttl_ms / 2000  # a mute link is given up while the locks still hold
+        replies = connection.pipeline([("EVALSHA", wanted.sha, *args) for args in commands], timeout_s)
+        if any(isinstance(reply, ScriptMissing) for reply in replies):
+            connection.call("SCRIPT", "LOAD", wanted.source)
+            replies = connection.pipeline([("EVALSHA", wanted.sha, *args) for args in commands], timeout_s)
+        for reply in replies:
+            if isinstance(reply, Redirected | ReadOnlyServer):
+                self._locator.refresh()
+            if isinstance(reply, PenstockError):
+                raise reply
+        return replies
+
+    def _open(self, key: str) -> Connection:
+        host = self._locator.locate(key)
+        connection = self._connections.get(host)
+        if connection is None or not connection.is_open:
+            connection = self._connections[host] = self._locator.connect(host)
+        return connection
+
+    def _hang_up(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.abort()
+        with suppress(PenstockError):
+            self._locator.refresh()
+
+
+def _named(chunk: Sequence[Ownership], reply: Reply) -> list[Ownership]:
+    ids = {item.decode() for item in reply}
+    return [ownership for ownership in chunk if ownership.payload.id_in_lbs in ids] if ids else []

@@ -1,0 +1,88 @@
+"""What is said about data streams on the wire: JSON as redis-stream-client-go writes and reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from penstock.errors import ConfigurationError, EncodeError, MalformedEntry
+from penstock.keys import MUTEX_KEY_SEP, BalancerKeys, check_name
+
+FIELD = "lbs-input"
+_NAME, _INFO = "DataStreamName", "Info"
+
+Info: TypeAlias = Mapping[str, Any]
+"""What whoever adds a data stream says about it: anything that JSON can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class LBSInfo:
+    """One data stream and the entry of the load balancer stream by which it is handed out."""
+
+    data_stream_name: str
+    id_in_lbs: str
+
+    @property
+    def lock(self) -> str:
+        """The key whose holder owns the data stream."""
+        return BalancerKeys.lock(self.data_stream_name, self.id_in_lbs)
+
+
+@dataclass(frozen=True, slots=True)
+class LBSInputMessage:
+    """What an entry of the load balancer stream says: a data stream wants an owner."""
+
+    data_stream_name: str
+    info: Info | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for a name that cannot be a key."""
+        check_name("data_stream_name", self.data_stream_name)
+
+    def encode(self) -> bytes:
+        """Return the value of the field `lbs-input`."""
+        if MUTEX_KEY_SEP in self.data_stream_name:
+            # A Go peer splits the key of a lock at the first separator and would look for another stream.
+            raise ConfigurationError(
+                f"data stream {self.data_stream_name!r} must not contain {MUTEX_KEY_SEP!r}: choose another name"
+            )
+        if self.info is not None and not isinstance(self.info, Mapping):
+            raise EncodeError(f"info must be a mapping or None, not {type(self.info).__name__}")
+        message = {_NAME: self.data_stream_name, _INFO: None if self.info is None else dict(self.info)}
+        try:
+            return json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise EncodeError(f"info of {self.data_stream_name!r} cannot be written as JSON: {error}") from error
+
+    @classmethod
+    def decode(cls, value: bytes) -> LBSInputMessage:
+        """Read a value as a Go peer does: keys in any case, unknown keys ignored, `Info` may be absent.
+
+        Raises MalformedEntry when it names no data stream.
+        """
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise MalformedEntry(f"{FIELD} is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise MalformedEntry(f"{FIELD} must be a JSON object, not {type(found).__name__}")
+        by_name = {key.casefold(): item for key, item in found.items()}
+        name, info = by_name.get(_NAME.casefold()), by_name.get(_INFO.casefold())
+        if not isinstance(name, str) or not name:
+            raise MalformedEntry(f"{FIELD} names no data stream: {_NAME} must be a text that is not empty")
+        if info is not None and not isinstance(info, dict):
+            raise MalformedEntry(f"{_INFO} of {name!r} must be a JSON object or null, not {type(info).__name__}")
+        try:
+            return cls(name, info)
+        except ConfigurationError as error:
+            raise MalformedEntry(str(error)) from error
+
+    @classmethod
+    def of_entry(cls, fields: Sequence[bytes]) -> LBSInputMessage:
+        """Read the fields of an entry; further ones are left alone."""
+        for index in range(0, len(fields) - 1, 2):
+            if fields[index] == FIELD.encode():
+                return cls.decode(fields[index + 1])
+        raise MalformedEntry(f"the entry has no field {FIELD}")

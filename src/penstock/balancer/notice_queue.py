@@ -1,0 +1,83 @@
+"""Notices on their way to the application: bounded, yet none about a lost stream is ever dropped."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from penstock.balancer.notices import Notice, StreamExpired
+from penstock.runtime.aio import Event
+
+
+class NoticeQueue:
+    """Holds what the application has not read yet.
+
+    Whoever brings new work waits for room first, which is the back-pressure; a hint that a stream has no owner is
+    refused when there is none; the loss of a stream is taken in always, of which there are never more than streams.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._waiting: deque[Notice] = deque()
+        self._hinted: set[str] = set()
+        self._arrived, self._has_room = Event(), Event()
+        self._is_closed = False
+
+    @property
+    def room(self) -> int:
+        """How many more notices of new work there is room for."""
+        return max(0, self._size - len(self._waiting))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more will come."""
+        return self._is_closed
+
+    def put(self, notice: Notice) -> None:
+        """Take a notice in, whether there is room or not."""
+        if not self._is_closed:
+            self._waiting.append(notice)
+            self._arrived.set()
+
+    def offer(self, hint: StreamExpired) -> bool:
+        """Take a hint in unless there is no room; the same one waits once only."""
+        entry_id = hint.payload.id_in_lbs
+        if entry_id in self._hinted:
+            return True
+        if not self.room or self._is_closed:
+            return False
+        self._hinted.add(entry_id)
+        self.put(hint)
+        return True
+
+    async def wait_for_room(self, timeout_s: float) -> bool:
+        """Wait until there is room; return False when the time is over first."""
+        if not self.room:
+            self._has_room.clear()
+            if not self.room:
+                await self._has_room.wait(timeout_s)
+        return bool(self.room)
+
+    async def get(self) -> Notice | None:
+        """Return the next notice; None = there will be no more."""
+        while True:
+            try:
+                notice = self._waiting.popleft()
+            except IndexError:
+                if self._is_closed:
+                    return None
+                self._arrived.clear()
+                if not self._waiting and not self._is_closed:
+                    await self._arrived.wait()
+                continue
+            if isinstance(notice, StreamExpired):
+                self._hinted.discard(notice.payload.id_in_lbs)
+            self._has_room.set()
+            return notice
+
+    def close(self, last: Notice) -> None:
+        """Take the last notice in."""
+        if not self._is_closed:
+            self.put(last)
+            self._is_closed = True
+            self._arrived.set()
+            self._has_room.set()

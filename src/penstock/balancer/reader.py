@@ -1,0 +1,160 @@
+"""Takes new streams, one for each free slot, as long as the application keeps up and others do not have fewer."""
+
+from __future__ import annotations
+
+from penstock.balancer.config import BalancerConfig
+from penstock.balancer.holdings import Holdings, Ownership
+from penstock.balancer.ledger import Ledger, Row
+from penstock.balancer.messages import LBSInfo, LBSInputMessage
+from penstock.balancer.notice_queue import NoticeQueue
+from penstock.balancer.notices import StreamAdded
+from penstock.errors import AlreadyClaimed, GroupLost, MalformedEntry, PenstockError, PermanentError, ReadOnlyServer
+from penstock.policy import Reason
+from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+from penstock.redis.translate import Redirected
+from penstock.runtime.aio import Event, next_tick, pause
+
+_BLOCK_MS = 1_000
+_MOST_AT_ONCE = 16
+_TURN_S = 0.01  # how long to wait for others while streams wait for them
+_REPLY_MARGIN_S = 5.0
+
+
+class Reader:
+    """Reads the load balancer stream.
+
+    Guarantees: an entry is read once. One that was read and not locked, because the process or the connection broke in
+    between, is found by a sweep.
+    """
+
+    def __init__(
+        self, client: StreamClient, ledger: Ledger, holdings: Holdings, notices: NoticeQueue, config: BalancerConfig
+    ) -> None:
+        self._client, self._ledger, self._holdings, self._notices = client, ledger, holdings, notices
+        self._config = config
+        self._stopping = Event()
+        self._has_slot = Event()
+        self._connection: Connection | None = None
+        self._client_id = 0
+        self._is_blocked = False
+
+    async def run(self) -> None:
+        """Read until stop(); raise what cannot be mended."""
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                await self._read_on()
+                failures = 0
+            except PermanentError:
+                raise
+            except PenstockError as error:
+                failures += 1
+                delay_s = self._config.retry_config.delay_s(failures)
+                if delay_s is None:
+                    raise
+                self._config.logger.warning("reading %s failed: %s", self._ledger.keys.stream, error)
+                await self._hang_up(error)
+                await self._stopping.wait(delay_s)
+        if self._connection is not None:
+            self._connection.abort()
+
+    async def _read_on(self) -> None:
+        try:
+            await self.read_once()
+        except GroupLost:
+            # From the beginning: what is in the stream is not finished, and what has an owner is held by its lock.
+            self._config.logger.warning("group %s was lost and is created again", self._ledger.keys.group)
+            await self._ledger.create_group()
+
+    async def stop(self) -> None:
+        """Let run() end; what it has read by then is locked and told first."""
+        self._stopping.set()
+        self._has_slot.set()
+        if self._is_blocked:
+            key = self._ledger.keys.stream
+            await self._client.call(key, "CLIENT", "UNBLOCK", self._client_id, repeat=Repeat.IDEMPOTENT)
+
+    def slot_is_free(self) -> None:
+        """Take note that a stream was finished, handed over or lost."""
+        self._has_slot.set()
+
+    async def read_once(self) -> None:
+        """Wait for room, then for one stream, or for the others' turn to pass."""
+        if not await self._notices.wait_for_room(_BLOCK_MS / 1000) or not await self._wait_for_slot():
+            return
+        if self._stopping.is_set():
+            return
+        taken = await self._ledger.take(len(self._holdings), self._appetite())
+        await self._own(taken.rows)
+        if taken.is_waiting:
+            await pause(_TURN_S)
+        elif taken.is_ahead:
+            await self._block(self._ledger.watch_command(_BLOCK_MS))
+        elif not taken.rows:
+            await self._own(self._ledger.parse_read(await self._block(self._ledger.read_command(_BLOCK_MS))))
+        await next_tick()
+
+    def _appetite(self) -> int:
+        capacity = self._config.capacity
+        free = _MOST_AT_ONCE if capacity is None else capacity - len(self._holdings)
+        return max(1, min(free, self._notices.room, _MOST_AT_ONCE))
+
+    async def _wait_for_slot(self) -> bool:
+        capacity = self._config.capacity
+        if capacity is None or len(self._holdings) < capacity:
+            return True
+        self._has_slot.clear()
+        if len(self._holdings) >= capacity and not self._stopping.is_set():
+            await self._has_slot.wait(_BLOCK_MS / 1000)
+        return len(self._holdings) < capacity
+
+    async def _block(self, command: Command) -> Reply:
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            connection = self._connection = await self._ledger.dedicated()
+            self._client_id = int(await connection.call("CLIENT", "ID"))
+        if self._stopping.is_set():
+            return None
+        self._is_blocked = True
+        try:
+            return await connection.call(*command, timeout_s=_BLOCK_MS / 1000 + _REPLY_MARGIN_S)
+        except BaseException:
+            connection.abort()  # out of step, or cancelled: a stream may have been handed to nobody
+            raise
+        finally:
+            self._is_blocked = False
+
+    async def _hang_up(self, error: PenstockError) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        if isinstance(error, Redirected | ReadOnlyServer):
+            await self._client.refresh()
+
+    async def _own(self, rows: list[Row]) -> None:
+        for entry_id, fields in rows:
+            try:
+                message = LBSInputMessage.of_entry(fields)
+            except MalformedEntry as error:
+                self._config.logger.warning("entry %s of %s: %s", entry_id, self._ledger.keys.stream, error)
+                await self._ledger.bury(entry_id, fields, error, Reason.DECODE_ERROR)
+                continue
+            await self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
+
+    async def _own_one(self, info: LBSInfo, message: LBSInputMessage) -> None:
+        recorder = self._config.metrics_recorder
+        if self._holdings.has_entry(info.id_in_lbs):
+            return  # handed out again after the group was lost: it is ours already
+        try:
+            ownership: Ownership = await self._ledger.own_new(info, message.info, len(self._holdings))
+        except AlreadyClaimed as error:
+            # A second entry of a name that has an owner waits for its turn; a sweep sees to it.
+            self._config.logger.info("%s", error)
+            recorder.record_lock_acquired(info.data_stream_name, is_success=False)
+            return
+        self._holdings.add(ownership)
+        recorder.record_lock_acquired(info.data_stream_name, is_success=True)
+        recorder.record_processing_started(info.data_stream_name)
+        self._notices.put(StreamAdded(info, message.info, ownership.token))

@@ -1,0 +1,198 @@
+"""Runs a handler on every stream that a balancer owns: begins, cancels, finishes, hands over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from penstock.balancer.fairness import Peer, is_ahead, surplus
+from penstock.balancer.holdings import Ownership
+from penstock.balancer.messages import LBSInfo
+from penstock.balancer.notices import StreamAdded, StreamExpired
+from penstock.balancer.owned_stream import OwnedStream
+from penstock.balancer.positions import Positions
+from penstock.balancer.service import Notices, Service
+from penstock.balancer.tap import Tap
+from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
+from penstock.runtime.aio import IS_ASYNC, Cancelled, Crew, Event, Job, pause, shielded
+from penstock.serializers import Serializer
+from penstock.streams.callables import is_async
+
+StreamHandler: TypeAlias = Callable[[OwnedStream], Awaitable[Any]]
+_LAST_RITES_S = 10.0
+_SETTLE_RETRY_S = 0.2
+_POLITE_S, _POLITE_STEP_S = 0.3, 0.02  # how long a consumer that has more leaves a stream to those that have fewer
+_BURST_S = 1.0  # hints that follow each other sooner are of one burst, for which it is polite once
+_PATIENCE_S = 10.0  # how long a handler may take to let a stream go that is to move
+
+
+class Runner:
+    """One run of a handler over the streams of a service."""
+
+    def __init__(
+        self, service: Service, handler: StreamHandler, serializer: Serializer | None, rebalances: bool, grace_s: float
+    ) -> None:
+        given: object = handler
+        if not callable(given) or is_async(given) is not IS_ASYNC:
+            kind = "an async function" if IS_ASYNC else "a plain function"
+            raise ConfigurationError(f"handler must be {kind} that takes one stream, not {handler!r}")
+        self._service, self._handler, self._serializer = service, handler, serializer
+        self._rebalances, self._grace_s = rebalances, grace_s
+        self._positions = Positions(service.client, service.keys)
+        self._tap = Tap(service.client)
+        self._stopping = Event()
+        self._streams: dict[str, OwnedStream] = {}
+        self._handlers, self._crew = Crew(self._stopping.set_from_outside), Crew(self._stopping.set_from_outside)
+        self._peers: dict[str, Peer] = {}
+        self._moving: dict[str, float] = {}
+        self._last_hint_s = self._polite_until_s = 0.0
+
+    def stop(self) -> None:
+        """Make run() return; may be called from any thread and from signal handlers."""
+        self._stopping.set_from_outside()
+
+    async def run(self) -> None:
+        """Run until stop(), or until the service cannot go on, which is raised."""
+        self._service.on_lost(self._lose)
+        is_wound_up = False
+        try:
+            notices = await self._service.start()
+            self._crew.start(self._follow, notices)
+            self._crew.start(self._tap.run)
+            self._crew.start(self._keep_balance)
+            await self._stopping.wait()
+            await self._wind_up(self._grace_s)
+            is_wound_up = True
+        finally:
+            if not is_wound_up:
+                await shielded(_LAST_RITES_S, self._wind_up, 0.0)
+        self._crew.raise_failure()
+        self._service.raise_failure()
+
+    async def _wind_up(self, grace_s: float) -> None:
+        self._stopping.set()
+        for stream in list(self._streams.values()):
+            stream.drain()
+        await self._handlers.join(grace_s)
+        for stream in list(self._streams.values()):
+            stream.lose()  # its handler does not end: it is refused from now on
+        await self._handlers.cancel()
+        await self._service.done()
+        self._tap.stop()
+        if not await self._crew.join(1.0):
+            await self._crew.cancel()
+
+    # --- what the balancer tells --------------------------------------------------------------------
+
+    async def _follow(self, notices: Notices) -> None:
+        async for notice in notices:
+            if isinstance(notice, StreamAdded):
+                ownership = self._service.ownership(notice.payload)
+                if ownership is not None:  # else it was lost before it was told
+                    self._begin(ownership)
+            elif isinstance(notice, StreamExpired) and not self._stopping.is_set():
+                await self._claim(notice.payload)
+        self._stopping.set()
+
+    async def _claim(self, payload: LBSInfo) -> None:
+        now_s = time.monotonic()
+        if now_s - self._last_hint_s > _BURST_S:
+            self._polite_until_s = now_s + _POLITE_S
+        self._last_hint_s = now_s
+        while self._rebalances and time.monotonic() < self._polite_until_s and await self._is_ahead():
+            await pause(_POLITE_STEP_S)
+        try:
+            self._begin(await self._service.claim(payload))
+        except AlreadyClaimed:
+            pass
+        except PenstockError as error:
+            self._service.logger.warning("claim of %r failed: %s", payload.data_stream_name, error)
+
+    async def _is_ahead(self) -> bool:
+        try:
+            self._peers = await self._service.live_peers()
+        except PenstockError:
+            return False
+        return is_ahead(self._peers, self._service.id, len(self._streams))
+
+    def _begin(self, ownership: Ownership) -> None:
+        stream = OwnedStream(self._service.client, ownership, self._positions, self._tap, self._serializer)
+        self._streams[ownership.payload.id_in_lbs] = stream
+        if self._stopping.is_set():
+            stream.drain()
+        stream.job = self._handlers.start(self._serve, stream)
+
+    def _lose(self, ownership: Ownership) -> None:
+        stream = self._streams.get(ownership.payload.id_in_lbs)
+        if stream is not None and stream.ownership is ownership:
+            stream.lose()
+            if stream.job is not None:
+                stream.job.interrupt()
+
+    # --- one stream ---------------------------------------------------------------------------------
+
+    async def _serve(self, stream: OwnedStream) -> None:
+        is_failed = False
+        try:
+            await stream.open()
+            await self._handler(stream)
+        except OwnershipLost as error:
+            stream.lose()
+            self._service.logger.warning("%s", error)
+        except Cancelled:
+            if not stream.is_lost or self._stopping.is_set():
+                raise
+            Job.resume()
+        except Exception:
+            is_failed = True
+            self._service.logger.exception("the handler of %r failed: the stream is handed over", stream.name)
+        finally:
+            self._streams.pop(stream.ownership.payload.id_in_lbs, None)
+        await self._settle(stream, is_failed=is_failed)
+
+    async def _settle(self, stream: OwnedStream, *, is_failed: bool) -> None:
+        # Until it is heard: a stream whose handler is gone must not stay ours.
+        is_done = not is_failed and (stream.is_finished or not stream.is_draining)
+        while True:
+            try:
+                if stream.is_lost:
+                    await self._service.give_back(stream.ownership)
+                elif is_done:
+                    await self._service.finish(stream.ownership)
+                    await self._positions.close(stream.name, stream.token)
+                else:
+                    await self._service.give_back(stream.ownership)
+                return
+            except StreamNotOwned:
+                return
+            except PenstockError as error:
+                self._service.logger.warning("%r is not settled yet: %s", stream.name, error)
+                if self._stopping.is_set():
+                    return  # whoever ends the service hands over what it holds
+                await self._stopping.wait(_SETTLE_RETRY_S)
+
+    # --- moving -------------------------------------------------------------------------------------
+
+    async def _keep_balance(self) -> None:
+        while not self._stopping.is_set():
+            await self._stopping.wait(self._service.config.heartbeat_ms / 1000)
+            if not self._rebalances or self._stopping.is_set():
+                continue
+            try:
+                self._peers = await self._service.live_peers()
+            except PenstockError:
+                continue
+            self._move(surplus(self._peers, self._service.id))
+
+    def _move(self, count: int) -> None:
+        # A handler that does not let go in time keeps its stream, and is asked again when the others had their turn.
+        now_s = time.monotonic()
+        self._moving = {key: until for key, until in self._moving.items() if key in self._streams}
+        for key, until_s in self._moving.items():
+            if now_s > until_s:
+                self._streams[key].is_draining = False
+        candidates = [key for key in reversed(self._streams) if key not in self._moving]
+        for key in candidates[: max(0, count - len(self._moving))]:
+            self._moving[key] = now_s + _PATIENCE_S
+            self._streams[key].drain()

@@ -1,0 +1,84 @@
+"""Finds every stream that was handed out and has no owner: the guarantee behind all hints."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+from penstock import ids
+from penstock.balancer.config import BalancerConfig
+from penstock.balancer.holdings import Holdings
+from penstock.balancer.ledger import Ledger, Pending
+from penstock.balancer.messages import LBSInfo, LBSInputMessage
+from penstock.balancer.notices import StreamExpired
+from penstock.errors import MalformedEntry
+from penstock.policy import Reason
+from penstock.runtime.aio import next_tick
+
+_KEPT_AWAY_S = 5.0  # how long a consumer leaves to others what it has handed over
+
+
+class Sweep:
+    """Looks through the pending entries, page by page, for those whose lock is gone."""
+
+    def __init__(self, ledger: Ledger, holdings: Holdings, config: BalancerConfig) -> None:
+        self._ledger, self._holdings, self._config = ledger, holdings, config
+        self._known: dict[str, StreamExpired] = {}
+        self._handed_over: dict[str, float] = {}
+
+    def keep_away(self, entry_id: str) -> None:
+        """Leave an entry to others for a while: this consumer has handed it over."""
+        now_s = time.monotonic()
+        self._handed_over = {old: until for old, until in self._handed_over.items() if until > now_s}
+        self._handed_over[entry_id] = now_s + _KEPT_AWAY_S
+
+    def concerns_us(self, entry_id: str) -> bool:
+        """Tell whether an entry without a lock may be ours to claim: not if we own it or have just handed it over."""
+        is_kept_away = self._handed_over.get(entry_id, 0.0) > time.monotonic()
+        return not is_kept_away and not self._holdings.has_entry(entry_id)
+
+    async def run_once(self, on_found: Callable[[list[StreamExpired]], Awaitable[None]]) -> int:
+        """Look through all pending entries; tell of those without an owner page by page; return how many there are."""
+        start, found = "-", 0
+        seen: set[str] = set()
+        while True:
+            page = await self._ledger.pending(start, self._config.lbs_recovery_count)
+            seen.update(entry.id for entry in page)
+            orphans = await self.orphans([entry for entry in page if self._may_be_orphan(entry)])
+            found += len(orphans)
+            if orphans:
+                await on_found(orphans)
+            if len(page) < self._config.lbs_recovery_count:
+                break
+            start = ids.after(page[-1].id)
+            await next_tick()
+        self._known = {entry_id: hint for entry_id, hint in self._known.items() if entry_id in seen}
+        return found
+
+    def _may_be_orphan(self, entry: Pending) -> bool:
+        # One that was read a moment ago is about to be locked by whoever read it.
+        return entry.idle_ms >= self._config.lock_ttl_ms and self.concerns_us(entry.id)
+
+    async def orphans(self, entries: list[Pending]) -> list[StreamExpired]:
+        """Return those of the entries whose lock is gone, in random order: peers begin at different ends."""
+        hints = await self._describe(entries)
+        are_locked = await self._ledger.are_locked([hint.payload for hint in hints])
+        found = [hint for hint, is_locked in zip(hints, are_locked, strict=True) if not is_locked]
+        random.shuffle(found)
+        return found
+
+    async def _describe(self, entries: list[Pending]) -> list[StreamExpired]:
+        unknown = [entry for entry in entries if entry.id not in self._known]
+        for entry, fields in zip(unknown, await self._ledger.bodies([entry.id for entry in unknown]), strict=True):
+            if fields is None:
+                await self._ledger.forget(entry.id)
+                continue
+            try:
+                message = LBSInputMessage.of_entry(fields)
+            except MalformedEntry as error:
+                self._config.logger.warning("entry %s of %s: %s", entry.id, self._ledger.keys.stream, error)
+                await self._ledger.bury(entry.id, fields, error, Reason.DECODE_ERROR, deliveries=entry.deliveries)
+                continue
+            self._known[entry.id] = StreamExpired(LBSInfo(message.data_stream_name, entry.id), message.info)
+        return [self._known[entry.id] for entry in entries if entry.id in self._known]

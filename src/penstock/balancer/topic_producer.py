@@ -1,0 +1,64 @@
+"""TopicProducer: messages to the shards of a topic, by their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.balancer.topic import Topic
+from penstock.errors import ConfigurationError
+from penstock.keys import is_utf8
+from penstock.redis.client import StreamClient
+from penstock.serializers import Serializer
+from penstock.streams.producer import StreamProducer
+
+
+class TopicProducer:
+    """Publishes to a topic.
+
+    Guarantees: messages with one key are in one shard, in the order in which push() was called and awaited.
+    """
+
+    def __init__(self, client: StreamClient, topic: Topic, serializer: Serializer | None = None) -> None:
+        self._client, self.topic, self._serializer = client, topic, serializer
+        self._producers: dict[int, StreamProducer] = {}
+        self._is_checked = False
+
+    async def push(self, payload: Any, *, key: str, headers: Mapping[str, str] | None = None) -> tuple[str, str]:
+        """Publish a message to the shard of its key; return the stream of the shard and the id of the entry."""
+        if not is_utf8(key) or not key:
+            raise ConfigurationError(f"key={key!r} must be a text that is not empty: it decides about the shard")
+        await self._check()
+        shard = self.topic.shard_of(key)
+        producer = self._producers.get(shard)
+        if producer is None:
+            producer = self._producers.setdefault(
+                shard, StreamProducer(self._client, self.topic.stream(shard), serializer=self._serializer)
+            )
+        entry_id = await producer.push(payload, key=key, headers=headers)
+        return self.topic.stream(shard), entry_id
+
+    async def _check(self) -> None:
+        if not self._is_checked:
+            check_prefix(self._client)
+            shards = self.topic.keys.shards
+            known = int(await self._client.call(shards, "HLEN", shards))
+            if known and known != self.topic.shards:
+                raise wrong_number(self.topic, known)
+            self._is_checked = True
+
+
+def check_prefix(client: StreamClient) -> None:
+    """Raise ConfigurationError for a client whose prefix would come before the names of shards."""
+    if client.prefix:
+        raise ConfigurationError(
+            f"topics need a client without prefix={client.prefix!r}: their streams are named as every peer names them"
+        )
+
+
+def wrong_number(topic: Topic, known: int) -> ConfigurationError:
+    """Return the error for a topic that has another number of shards."""
+    return ConfigurationError(
+        f"topic {topic.name!r} has {known} shards, not {topic.shards}: with another number its keys would change "
+        f"shards; write Topic({topic.name!r}, shards={known}), or choose another name"
+    )

@@ -1,0 +1,23 @@
+-- Hands data streams over: owned -> waiting for an owner. The locks run out at once, which tells the peers.
+-- KEYS: 1 load balancer stream, 2.. locks (absent in a cluster, where they are given up after this)
+-- ARGV: 1 group, 2 consumer, 3 idle ms to give to the entries, 4.. entry ids in the order of the locks
+-- Returns: {1 = released, 0 = not this consumer's, for each}
+-- Called twice: the locks have run out; entries that nobody took are released again.
+-- Deleting a lock would tell nobody: Redis sends an event only for a key that expires.
+local stream, group, me, released = KEYS[1], ARGV[1], ARGV[2], {}
+for i = 4, #ARGV do
+  local id, lock = ARGV[i], KEYS[i - 2]
+  local holder = lock and redis.call('GET', lock)
+  local is_mine = holder == me
+  if not holder then is_mine = #redis.call('XPENDING', stream, group, id, id, 1, me) == 1 end
+  if is_mine then
+    redis.call('XCLAIM', stream, group, me, 0, id, 'IDLE', ARGV[3], 'JUSTID')
+    if holder then
+      redis.call('PEXPIRE', lock, 1)
+    elseif lock then
+      redis.pcall('SET', lock, me, 'PX', 1)
+    end
+  end
+  released[i - 3] = is_mine and 1 or 0
+end
+return released

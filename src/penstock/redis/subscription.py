@@ -1,0 +1,64 @@
+"""What one server publishes: a hint at most, for pub/sub keeps nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.redis.aio import Locator
+from penstock.redis.settings import ConnectionSettings, Host
+from penstock.redis.translate import driver_error
+
+
+class Subscription:
+    """Messages of the channels that match some patterns, from one server."""
+
+    def __init__(self, settings: ConnectionSettings, host: Host, patterns: Sequence[str]) -> None:
+        self._locator, self._host, self._patterns = Locator(settings), host, patterns
+        self._driver: Any = None
+        self._pubsub: Any = None
+
+    async def open(self) -> None:
+        """Subscribe."""
+        try:
+            self._driver = await self._locator.make_driver(self._host)
+            self._pubsub = self._driver.pubsub(ignore_subscribe_messages=False)
+            await self._pubsub.psubscribe(*self._patterns)
+            for _ in self._patterns:
+                await self._pubsub.get_message(timeout=5.0)  # the server has confirmed: nothing from now on is missed
+        except Exception as error:
+            raise _told(error, self._host) from error
+
+    async def next(self, timeout_s: float) -> tuple[str, str] | None:
+        """Return channel and text of the next message; None when none came in time."""
+        try:
+            message = await self._pubsub.get_message(timeout=timeout_s)
+        except Exception as error:
+            raise _told(error, self._host) from error
+        if message is None or message["type"] != "pmessage":
+            return None
+        return _text(message["channel"]), _text(message["data"])
+
+    async def ping(self) -> None:
+        """Ask the server for a sign of life; its answer comes as a message that next() skips."""
+        try:
+            await self._pubsub.ping()
+        except Exception as error:
+            raise _told(error, self._host) from error
+
+    async def close(self) -> None:
+        """End the subscription."""
+        if self._pubsub is not None:
+            await self._pubsub.aclose()
+        if self._driver is not None:
+            await self._driver.aclose()
+        await self._locator.close()
+
+
+def _told(error: Exception, host: Host) -> PenstockError:
+    return error if isinstance(error, PenstockError) else driver_error(error, f"{host[0]}:{host[1]}")
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,70 @@
+"""In a cluster, where locks and the load balancer stream lie in different slots, the same holds in more steps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import redis
+
+from penstock import StreamClient
+from penstock.balancer.messages import LBSInfo
+from penstock.errors import AlreadyClaimed, StreamNotOwned
+from penstock.testing import Cluster
+from tests.balancer.stage import LBS, SEP, crash, following, quick
+from tests.helpers.aio import eventually, throughout
+
+
+@pytest.fixture
+async def client(cluster: Cluster) -> AsyncIterator[StreamClient]:
+    host, port = cluster.addresses[0]
+    async with StreamClient.from_cluster([{"host": host, "port": port}]) as client:
+        yield client
+
+
+def raw_of(cluster: Cluster) -> redis.RedisCluster:
+    host, port = cluster.addresses[0]
+    return redis.RedisCluster(host=host, port=port)
+
+
+async def test_streams_are_owned_kept_finished_and_taken_over(client: StreamClient, cluster: Cluster) -> None:
+    raw = raw_of(cluster)
+    dead = quick(client, "dead")
+    async with following(dead) as (first,):
+        ids = [await dead.add_stream(f"session-{number}") for number in range(12)]
+        await eventually(lambda: len(first.owned) == 12)
+        await throughout(1.0, lambda: first.disowned == [] and len(first.owned) == 12)
+        locks = [f"session-{number}{SEP}{entry_id}" for number, entry_id in enumerate(ids)]
+        assert {raw.get(lock) for lock in locks} == {b"redis-consumer-dead"}
+        assert len({raw.get_node_from_key(lock).name for lock in locks}) == 3
+        await dead.done_stream("session-0")
+        assert raw.xlen(LBS) == 11
+        assert not raw.exists(locks[0])
+        async with following(quick(client, "a", sweep_interval_ms=60_000)) as (a,):
+            with pytest.raises(AlreadyClaimed, match="redis-consumer-dead"):
+                await a.balancer.claim(LBSInfo("session-1", ids[1]))
+            await dead.release("session-1")
+            await eventually(lambda: a.owned == ["session-1"])
+            await crash(dead)
+            await eventually(lambda: len(a.owned) == 11)
+            await a.balancer.done_stream("session-1")
+            assert raw.xlen(LBS) == 10
+    raw.close()
+
+
+async def test_a_lock_that_another_holds_is_lost_and_one_that_nobody_holds_is_taken_up(
+    client: StreamClient, cluster: Cluster
+) -> None:
+    raw = raw_of(cluster)
+    async with following(quick(client, "a"), claims=False) as (a,):
+        kept, lost = [await a.balancer.add_stream(name) for name in ("kept", "lost")]
+        await eventually(lambda: len(a.owned) == 2)
+        raw.delete(f"kept{SEP}{kept}")
+        raw.set(f"lost{SEP}{lost}", "redis-consumer-b", px=60_000)
+        await eventually(lambda: a.disowned == ["lost"])
+        await eventually(lambda: raw.get(f"kept{SEP}{kept}") == b"redis-consumer-a")
+        with pytest.raises(StreamNotOwned):
+            await a.balancer.done_stream("lost")
+        assert raw.get(f"lost{SEP}{lost}") == b"redis-consumer-b"
+        assert a.owned == ["kept"]
+    raw.close()
