@@ -29,7 +29,10 @@ TABLE = {
     "src/penstock/__init__.py": "src/penstock/sync/__init__.py",
     "src/penstock/redis": "src/penstock/sync/redis",
     "src/penstock/streams": "src/penstock/sync/streams",
+    "src/penstock/tasks": "src/penstock/sync/tasks",
+    "src/penstock/testing/task_queue_contract.py": "src/penstock/sync/testing/task_queue_contract.py",
     "tests/streams": "tests/sync",
+    "tests/tasks": "tests/sync/tasks",
 }
 
 # Modules that are written by hand for both halves: never generated, only exchanged.
@@ -76,7 +79,7 @@ PATTERNS = [
     (r"\bAsyncGenerator\b(?!\[)", "Generator"),
 ]
 
-SYNC_TOP = {"penstock": "penstock.sync", "tests.streams": "tests.sync"}
+SYNC_TOP = {"penstock": "penstock.sync", "tests.streams": "tests.sync", "tests.tasks": "tests.sync.tasks"}
 DOTTED = re.compile(r"\b(?<!\.)(?:penstock|tests)(?:\.\w+)+")
 
 
@@ -172,7 +175,7 @@ def rewrite(text: str, source: str, chosen: set[str], modules: set[str]) -> str:
             return TWINS[module] + dotted[0][len(module) :]
         if module not in chosen:
             return dotted[0]
-        return re.sub(r"^(penstock|tests\.streams)\b", lambda top: SYNC_TOP[top[0]], dotted[0])
+        return re.sub(r"^(penstock|tests\.streams|tests\.tasks)\b", lambda top: SYNC_TOP[top[0]], dotted[0])
 
     for package, names in re.findall(r"^\s*from (penstock[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
         for name in re.findall(r"\w+", names):
