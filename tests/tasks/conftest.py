@@ -18,12 +18,12 @@ async def client(redis_url: str) -> AsyncIterator[StreamClient]:
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[RedisTaskQueue]:
-    async with RedisTaskQueue(redis_url) as queue:
+    async with RedisTaskQueue(redis_url, "jobs") as queue:
         yield queue
 
 
 @pytest.fixture
 async def other(redis_url: str) -> AsyncIterator[RedisTaskQueue]:
     """The same queue as another process has it."""
-    async with RedisTaskQueue(redis_url) as queue:
+    async with RedisTaskQueue(redis_url, "jobs") as queue:
         yield queue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Sequence
 
@@ -19,9 +20,11 @@ from penstock.tasks.lane_books import LaneBooks
 from penstock.tasks.lane_map import LOOK_EVERY_S, LaneMap
 from penstock.tasks.lanes import Lane, fits, portions, reading_order
 
+logger = logging.getLogger("penstock.tasks")
 _REPLY_MARGIN_S = 2.0
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
+_DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
 _TRIES = 3
 
 
@@ -43,7 +46,9 @@ class TaskIntake:
         self._must_sweep = False
         self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
         self._idle: list[Connection] = []  # for reads that block
-        self._alone: HeldTask | None = None
+        self._blocked: dict[Connection, float] = {}  # reads that block, and until when
+        self._alone: HeldTask | None = None  # a task in hand that must have no neighbours
+        self._drains_until_s = 0.0
 
     # --- popping ------------------------------------------------------------------------------------
 
@@ -54,20 +59,24 @@ class TaskIntake:
         """Take up to so many tasks; wait for the first one until the time is over (None = do not wait)."""
         deadline = time.monotonic() + (timeout_s or 0)
         while True:
-            if keeps_apart and self._alone is not None and self._held.get(self._alone.task.id) is self._alone:
-                found: list[HeldTask] = []
-            else:
-                self._alone = None
-                found = await self._persist(count, provides, kinds, keeps_apart)
+            must_wait = keeps_apart and self._keeps_others_waiting()
+            found = [] if must_wait else await self._persist(count, provides, kinds, keeps_apart)
             left_s = deadline - time.monotonic()
             if found or timeout_s is None or left_s <= 0:
                 return [held.task for held in found]
-            if self._alone is not None:
-                await pause(min(left_s, _APART_S))
+            if must_wait:
+                await pause(min(left_s, _APART_S / 10))
                 continue
             found = await self._wait(min(left_s, self._until_due_s(), LOOK_EVERY_S), count, provides, kinds)
             if found:
                 return [held.task for held in found]
+
+    def _keeps_others_waiting(self) -> bool:
+        # A task that must run alone is in hand, or waits until nothing else is.
+        if self._alone is not None and self._held.get(self._alone.task.id) is self._alone:
+            return True
+        self._alone = None
+        return len(self._held) > 0 and time.monotonic() < self._drains_until_s
 
     async def _persist(
         self, count: int, provides: Collection[str] | None, kinds: Collection[str] | None, keeps_apart: bool
@@ -192,6 +201,8 @@ class TaskIntake:
         at = int(time.time() * 1000) + delay_ms
         await self._client.call(key, "ZADD", key, at, held.entry_id, repeat=Repeat.IDEMPOTENT)
         self._note_due(books.lane, delay_ms)
+        if time.monotonic() > self._drains_until_s + _DRAIN_EVERY_S - _DRAIN_S:
+            self._drains_until_s = time.monotonic() + _DRAIN_S
 
     async def _sweep(self, lanes: Sequence[LaneBooks], keeps_apart: bool) -> list[HeldTask]:
         found: list[HeldTask] = []
@@ -235,9 +246,21 @@ class TaskIntake:
         else:
             self._due_s[lane] = time.monotonic() + wait_ms / 1000
 
-    def due_soon(self, lane: Lane | None, delay_s: float) -> None:
-        """Take note that a task will be due: nothing waits longer than that for others."""
-        self._due_s[lane] = min(self._due_s.get(lane, float("inf")), time.monotonic() + delay_s)
+    async def due_soon(self, lane: Lane | None, delay_s: float) -> None:
+        """Take note that a task will be due, and let no read wait longer than that."""
+        due_s = time.monotonic() + delay_s
+        self._due_s[lane] = min(self._due_s.get(lane, float("inf")), due_s)
+        if any(until_s > due_s for until_s in list(self._blocked.values())):
+            await self.wake()
+
+    async def wake(self) -> None:
+        """Let reads that block return now. A hint: a read that is not woken ends by itself a moment later."""
+        for connection in list(self._blocked):
+            if connection.client_id:
+                try:
+                    await self._client.call(self._keys.index, "CLIENT", "UNBLOCK", connection.client_id)
+                except PenstockError:
+                    logger.debug("a read could not be woken", exc_info=True)  # forbidden, or Redis is away
 
     def _is_due(self, lane: Lane | None) -> bool:
         return self._due_s.get(lane, float("inf")) <= time.monotonic()
@@ -278,6 +301,7 @@ class TaskIntake:
         connection = None
         try:
             connection = await self._blocking()
+            self._blocked[connection] = time.monotonic() + timeout_s
             reply = await connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
         except BaseException as error:
             self._must_sweep = True  # cancelled, timed out or broken: the server may have handed tasks to nobody
@@ -289,6 +313,8 @@ class TaskIntake:
             return []
         finally:
             self._reading -= 1
+            if connection is not None:
+                self._blocked.pop(connection, None)
         self._idle.append(connection)
         streams = {books.stream.encode(): books for books in ordered}
         found: list[HeldTask] = []
@@ -309,7 +335,9 @@ class TaskIntake:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
-        return await self._client.dedicated(self._keys.tasks().stream)
+        connection = await self._client.dedicated(self._keys.index)
+        connection.client_id = int(await connection.call("CLIENT", "ID"))
+        return connection
 
     async def close(self) -> None:
         """Close the connections."""

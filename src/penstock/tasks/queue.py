@@ -53,11 +53,13 @@ class TaskQueue(Protocol):
         """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
         ...
 
-    async def nack(self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True) -> bool:
+    async def nack(
+        self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True, max_retry: int | None = None
+    ) -> bool:
         """Give a task back, to be handed out again after the delay; False = it is in nobody's hands.
 
-        `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again goes to
-        the dead letters.
+        `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again
+        (`max_retry`, by default that of the queue) goes to the dead letters.
         """
         ...
 

@@ -123,20 +123,27 @@ class RedisTaskQueue:
             raise ConfigurationError(f"count={count} must be positive")
         return await self._intake.pop(count, timeout if block else None, provides, kinds, keeps_apart=True)
 
+    async def wake(self) -> None:
+        """Let pops that wait in this process return now."""
+        await self._intake.wake()
+
     async def ack(self, task_id: str) -> bool:
         """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
         return await self._release("ack", task_id) == "acked"
 
-    async def nack(self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True) -> bool:
+    async def nack(
+        self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True, max_retry: int | None = None
+    ) -> bool:
         """Give a task back, to be handed out again after the delay; False = it is in nobody's hands.
 
-        `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again goes to
-        the dead letters.
+        `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again
+        (`max_retry`, by default that of the queue) goes to the dead letters.
         """
         when_due(delay, None)
+        most = self.max_retry if max_retry is None else max_retry
         answer = await self._release(
-            "nack", task_id, delay_ms=round(delay * 1000), counts=counts, max_retry=self.max_retry,
-            reason="max_deliveries", text=error,
+            "nack", task_id, delay_ms=round(delay * 1000), counts=counts, max_retry=most, reason="max_deliveries",
+            text=error,
         )  # fmt: skip
         return answer in {"waiting", "dead"}
 
@@ -161,7 +168,7 @@ class RedisTaskQueue:
             self._held.release(held)
         if answer == "waiting":
             delay_ms = options.get("delay_ms", 0)
-            self._intake.due_soon(held.lane, delay_ms / 1000 if isinstance(delay_ms, int) else 0)
+            await self._intake.due_soon(held.lane, delay_ms / 1000 if isinstance(delay_ms, int) else 0)
         return answer
 
     async def _release_elsewhere(self, what: str, task_id: str, **options: object) -> str:
@@ -255,7 +262,7 @@ class RedisTaskQueue:
     async def _free(self, books: LaneBooks, idle_ms: int, limit: int) -> int:
         freed, dead = await books.orphans(idle_ms, limit, self.max_retry)
         if freed:
-            self._intake.due_soon(books.lane, 0)
+            await self._intake.due_soon(books.lane, 0)
         if dead:
             logger.warning("%d task(s) were given up after their workers died, the first is %s", len(dead), dead[0])
         return freed

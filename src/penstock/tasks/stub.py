@@ -160,14 +160,16 @@ class StubQueue:
             del self._unique[entry.task.unique]
         return entry
 
-    async def nack(self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True) -> bool:
+    async def nack(
+        self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True, max_retry: int | None = None
+    ) -> bool:
         """Give a task back, to be handed out again after the delay; False = it is in nobody's hands."""
         when_due(delay, None)
         with self._lock:
             entry = self._in_hand(task_id)
             if entry is None:
                 return False
-            if counts and entry.runs > self.max_retry:
+            if counts and entry.runs > (self.max_retry if max_retry is None else max_retry):
                 self._bury(task_id, "max_deliveries", "", error)
             else:
                 entry.runs -= 0 if counts else 1

@@ -19,12 +19,12 @@ def client(redis_url: str) -> Iterator[StreamClient]:
 
 @pytest.fixture
 def queue(redis_url: str) -> Iterator[RedisTaskQueue]:
-    with RedisTaskQueue(redis_url) as queue:
+    with RedisTaskQueue(redis_url, "jobs") as queue:
         yield queue
 
 
 @pytest.fixture
 def other(redis_url: str) -> Iterator[RedisTaskQueue]:
     """The same queue as another process has it."""
-    with RedisTaskQueue(redis_url) as queue:
+    with RedisTaskQueue(redis_url, "jobs") as queue:
         yield queue

@@ -18,7 +18,8 @@ local freed, gone = 0, {}
 local function consider(entry)
   if entry[3] < idle_ms or call('ZSCORE', retries, entry[1]) then return end
   local begun = tonumber(call('HGET', attempts, entry[1]) or entry[4])
-  if begun > most then
+  -- Looked for before XCLAIM, which drops an entry without a body from the list, and with it the trace of a task.
+  if begun > most or #call('XRANGE', stream, entry[1], entry[1]) == 0 then
     gone[#gone + 1] = bury_task(entry, begun, 'max_deliveries', '', 'its workers died or were silent, ' .. begun .. ' times')
     return
   end

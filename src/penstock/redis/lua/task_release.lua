@@ -33,7 +33,8 @@ if what == 'ack' then
   call('HINCRBY', counts, 'acked:' .. kind, 1)
   return 'acked'
 end
-if what == 'bury' or (ARGV[6] == '1' and begun > tonumber(ARGV[7])) then
+local is_missing = #call('XRANGE', stream, entry_id, entry_id) == 0
+if what == 'bury' or is_missing or (ARGV[6] == '1' and begun > tonumber(ARGV[7])) then
   bury_task(entry, begun, ARGV[8], ARGV[9], ARGV[10], KEYS[12], ARGV[13], kind)
   return 'dead'
 end

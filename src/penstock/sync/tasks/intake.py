@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Sequence
 
@@ -20,9 +21,11 @@ from penstock.tasks.entries import Malformed, read_entry
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
 from penstock.tasks.lanes import Lane, fits, portions, reading_order
 
+logger = logging.getLogger("penstock.sync.tasks")
 _REPLY_MARGIN_S = 2.0
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
+_DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
 _TRIES = 3
 
 
@@ -44,7 +47,9 @@ class TaskIntake:
         self._must_sweep = False
         self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
         self._idle: list[Connection] = []  # for reads that block
-        self._alone: HeldTask | None = None
+        self._blocked: dict[Connection, float] = {}  # reads that block, and until when
+        self._alone: HeldTask | None = None  # a task in hand that must have no neighbours
+        self._drains_until_s = 0.0
 
     # --- popping ------------------------------------------------------------------------------------
 
@@ -55,20 +60,24 @@ class TaskIntake:
         """Take up to so many tasks; wait for the first one until the time is over (None = do not wait)."""
         deadline = time.monotonic() + (timeout_s or 0)
         while True:
-            if keeps_apart and self._alone is not None and self._held.get(self._alone.task.id) is self._alone:
-                found: list[HeldTask] = []
-            else:
-                self._alone = None
-                found = self._persist(count, provides, kinds, keeps_apart)
+            must_wait = keeps_apart and self._keeps_others_waiting()
+            found = [] if must_wait else self._persist(count, provides, kinds, keeps_apart)
             left_s = deadline - time.monotonic()
             if found or timeout_s is None or left_s <= 0:
                 return [held.task for held in found]
-            if self._alone is not None:
-                pause(min(left_s, _APART_S))
+            if must_wait:
+                pause(min(left_s, _APART_S / 10))
                 continue
             found = self._wait(min(left_s, self._until_due_s(), LOOK_EVERY_S), count, provides, kinds)
             if found:
                 return [held.task for held in found]
+
+    def _keeps_others_waiting(self) -> bool:
+        # A task that must run alone is in hand, or waits until nothing else is.
+        if self._alone is not None and self._held.get(self._alone.task.id) is self._alone:
+            return True
+        self._alone = None
+        return len(self._held) > 0 and time.monotonic() < self._drains_until_s
 
     def _persist(
         self, count: int, provides: Collection[str] | None, kinds: Collection[str] | None, keeps_apart: bool
@@ -193,6 +202,8 @@ class TaskIntake:
         at = int(time.time() * 1000) + delay_ms
         self._client.call(key, "ZADD", key, at, held.entry_id, repeat=Repeat.IDEMPOTENT)
         self._note_due(books.lane, delay_ms)
+        if time.monotonic() > self._drains_until_s + _DRAIN_EVERY_S - _DRAIN_S:
+            self._drains_until_s = time.monotonic() + _DRAIN_S
 
     def _sweep(self, lanes: Sequence[LaneBooks], keeps_apart: bool) -> list[HeldTask]:
         found: list[HeldTask] = []
@@ -237,8 +248,20 @@ class TaskIntake:
             self._due_s[lane] = time.monotonic() + wait_ms / 1000
 
     def due_soon(self, lane: Lane | None, delay_s: float) -> None:
-        """Take note that a task will be due: nothing waits longer than that for others."""
-        self._due_s[lane] = min(self._due_s.get(lane, float("inf")), time.monotonic() + delay_s)
+        """Take note that a task will be due, and let no read wait longer than that."""
+        due_s = time.monotonic() + delay_s
+        self._due_s[lane] = min(self._due_s.get(lane, float("inf")), due_s)
+        if any(until_s > due_s for until_s in list(self._blocked.values())):
+            self.wake()
+
+    def wake(self) -> None:
+        """Let reads that block return now. A hint: a read that is not woken ends by itself a moment later."""
+        for connection in list(self._blocked):
+            if connection.client_id:
+                try:
+                    self._client.call(self._keys.index, "CLIENT", "UNBLOCK", connection.client_id)
+                except PenstockError:
+                    logger.debug("a read could not be woken", exc_info=True)  # forbidden, or Redis is away
 
     def _is_due(self, lane: Lane | None) -> bool:
         return self._due_s.get(lane, float("inf")) <= time.monotonic()
@@ -279,6 +302,7 @@ class TaskIntake:
         connection = None
         try:
             connection = self._blocking()
+            self._blocked[connection] = time.monotonic() + timeout_s
             reply = connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
         except BaseException as error:
             self._must_sweep = True  # cancelled, timed out or broken: the server may have handed tasks to nobody
@@ -290,6 +314,8 @@ class TaskIntake:
             return []
         finally:
             self._reading -= 1
+            if connection is not None:
+                self._blocked.pop(connection, None)
         self._idle.append(connection)
         streams = {books.stream.encode(): books for books in ordered}
         found: list[HeldTask] = []
@@ -310,7 +336,9 @@ class TaskIntake:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
-        return self._client.dedicated(self._keys.tasks().stream)
+        connection = self._client.dedicated(self._keys.index)
+        connection.client_id = int(connection.call("CLIENT", "ID"))
+        return connection
 
     def close(self) -> None:
         """Close the connections."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from penstock import ids
 from penstock.errors import ConnectionLost, GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
@@ -17,6 +18,7 @@ from penstock.tasks.lanes import Lane
 
 _TRIES = 3
 _PAGE = 1_000
+_HEARD = {"ack": b"acked", "bury": b"dead"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,13 @@ class LaneBooks:
 
     def finish(self, outcomes: Sequence[Outcome], is_again: bool) -> list[int]:
         """Store results and acknowledge their tasks; 1 = stored, 2 = another was first, 0 = not ours any more."""
-        by_time = sorted((outcome.entry_id for outcome in outcomes), key=lambda entry_id: (len(entry_id), entry_id))
+        first, last = _bounds([outcome.entry_id for outcome in outcomes])
         keys = self._keys
         names = [
             self.stream, self.attempts, self.suspects, keys.results, keys.done, keys.awaited, keys.index, keys.unique,
             keys.counts, *(keys.notice(outcome.task_id) for outcome in outcomes),
         ]  # fmt: skip
-        args: list[bytes | str | int] = [self._group, self._consumer, int(is_again), by_time[0], by_time[-1]]
+        args: list[bytes | str | int] = [self._group, self._consumer, int(is_again), first, last]
         for outcome in outcomes:
             args += (outcome.entry_id, outcome.task_id, outcome.kind, outcome.status, outcome.raw)
         is_repeated, answers = False, list[int]()
@@ -102,10 +104,19 @@ class LaneBooks:
             self._group, owner, entry_id, what, delay_ms, int(counts), max_retry, reason, error, text, _now(), kind,
             task_id,
         ]  # fmt: skip
-        try:
-            answer: bytes = self._client.run("task_release", keys, args, Repeat.IDEMPOTENT)
-        except GroupLost:
-            return "gone"  # nobody has read the lane yet, or its group and what was in hand went together
+        is_repeated, answer = False, b"gone"
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                answer = self._client.run("task_release", keys, args, Repeat.ONCE)
+                break
+            except GroupLost:
+                break  # nobody has read the lane yet, or its group and what was in hand went together
+            except ConnectionLost:
+                is_repeated = True
+                if not tries_left:
+                    raise
+        if is_repeated and answer == b"gone":
+            answer = _HEARD.get(what, answer)  # the first try was heard
         return answer.decode()
 
     def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str]]:
@@ -133,6 +144,15 @@ class LaneBooks:
             return set()
         answers = self._client.call(self.stream, "SMISMEMBER", self.suspects, *entry_ids)
         return {entry_id for entry_id, answer in zip(entry_ids, answers, strict=True) if answer}
+
+
+def _bounds(entry_ids: Sequence[str]) -> tuple[str, str]:
+    # Ids of one length order as texts do; to parse every one would cost more than all the rest.
+    by_length: dict[int, list[str]] = {}
+    for entry_id in entry_ids:
+        by_length.setdefault(len(entry_id), []).append(entry_id)
+    ends = [end for same in by_length.values() for end in (min(same), max(same))]
+    return min(ends, key=ids.parse), max(ends, key=ids.parse)
 
 
 def _now() -> str:

@@ -124,20 +124,27 @@ class RedisTaskQueue:
             raise ConfigurationError(f"count={count} must be positive")
         return self._intake.pop(count, timeout if block else None, provides, kinds, keeps_apart=True)
 
+    def wake(self) -> None:
+        """Let pops that wait in this process return now."""
+        self._intake.wake()
+
     def ack(self, task_id: str) -> bool:
         """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
         return self._release("ack", task_id) == "acked"
 
-    def nack(self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True) -> bool:
+    def nack(
+        self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True, max_retry: int | None = None
+    ) -> bool:
         """Give a task back, to be handed out again after the delay; False = it is in nobody's hands.
 
-        `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again goes to
-        the dead letters.
+        `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again
+        (`max_retry`, by default that of the queue) goes to the dead letters.
         """
         when_due(delay, None)
+        most = self.max_retry if max_retry is None else max_retry
         answer = self._release(
-            "nack", task_id, delay_ms=round(delay * 1000), counts=counts, max_retry=self.max_retry,
-            reason="max_deliveries", text=error,
+            "nack", task_id, delay_ms=round(delay * 1000), counts=counts, max_retry=most, reason="max_deliveries",
+            text=error,
         )  # fmt: skip
         return answer in {"waiting", "dead"}
 
