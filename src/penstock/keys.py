@@ -207,18 +207,21 @@ class TaskKeys:
         """List with a TTL: has an element as soon as the result that somebody waits for is there."""
         return f"{self._base}:notice:{task_id}"
 
-    def limit(self, scope: str) -> str:
-        """Sorted set or hash: who holds a permit of a limit, or what a rate has used up."""
-        return f"{self._base}:limit:{scope}"
+    def permits(self, scope: str) -> str:
+        """Hash: id of every task that runs within a limit -> 'lane entry-id'."""
+        return f"{self._base}:permits:{scope}"
 
-    def queue_of_limit(self, scope: str) -> str:
-        """Sorted set: 'lane entry-id' of the tasks that wait for a permit, in the order in which they came."""
+    def queue_for(self, scope: str) -> str:
+        """Sorted set: 'lane entry-id' of the tasks that wait for a permit, scored by the time at which they came."""
         return f"{self._base}:limited:{scope}"
 
-    @property
-    def schedules(self) -> str:
-        """Hash: name of every cron schedule -> its rule and task."""
-        return f"{self._base}:schedules"
+    def rate(self, scope: str) -> str:
+        """String with a TTL: the time in ms up to which beginnings are taken."""
+        return f"{self._base}:rate:{scope}"
+
+    def reserved(self, scope: str) -> str:
+        """Set with a TTL: ids of tasks whose beginning is reserved."""
+        return f"{self._base}:reserved:{scope}"
 
     def chore(self, chore: str) -> str:
         """String with a TTL: some process did the chore in this interval."""

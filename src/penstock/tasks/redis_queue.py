@@ -18,6 +18,8 @@ from penstock.redis.retry import Repeat
 from penstock.task import Result, Task, check_id
 from penstock.tasks.catalogue import Catalogue
 from penstock.tasks.dead_tasks import DeadTasks
+from penstock.tasks.gauge_reader import read_gauges
+from penstock.tasks.gauges import QueueGauges
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
 from penstock.tasks.in_hand import InHand
 from penstock.tasks.intake import TaskIntake
@@ -294,6 +296,10 @@ class RedisTaskQueue:
     async def pending_count(self) -> int:
         """Return how many tasks are open."""
         return int(await self.client.call(self.keys.index, "HLEN", self.keys.index))
+
+    async def gauges(self) -> QueueGauges:
+        """Return the numbers of the queue."""
+        return await read_gauges(self.client, self.keys, self._lanes, self.name, self.group)
 
     async def close(self) -> None:
         """Close the connections; tasks that this object holds become orphans."""

@@ -60,8 +60,12 @@ def test_a_settled_queue_keeps_nothing_but_results(queue: RedisTaskQueue, raw: r
         found = [queue.pop(timeout=DEADLINE_S) for _ in range(11)]
         assert {task.id for task in found if task} == {later.id, *(task.id for task in tasks)}
         if found[0] and not found[0].attempts:
-            assert all([queue.nack(task.id) for task in found if task])
-    assert all([finish(queue, task) for task in found if task])
+            for task in found:
+                assert task
+                assert queue.nack(task.id)
+    for task in found:
+        assert task
+        assert finish(queue, task)
     queue.trim()
     kept = {key.decode() for key in raw.scan_iter()}
     assert kept == {

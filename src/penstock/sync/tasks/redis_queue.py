@@ -18,6 +18,7 @@ from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.catalogue import Catalogue
 from penstock.sync.tasks.dead_tasks import DeadTasks
+from penstock.sync.tasks.gauge_reader import read_gauges
 from penstock.sync.tasks.intake import TaskIntake
 from penstock.sync.tasks.lane_books import LaneBooks, Outcome
 from penstock.sync.tasks.lane_map import LaneMap
@@ -25,6 +26,7 @@ from penstock.sync.tasks.outbox import TaskOutbox, when_due
 from penstock.sync.tasks.renewal import Renewal
 from penstock.sync.tasks.result_board import ResultBoard
 from penstock.task import Result, Task, check_id
+from penstock.tasks.gauges import QueueGauges
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
 from penstock.tasks.in_hand import InHand
 from penstock.tasks.lanes import Lane
@@ -295,6 +297,10 @@ class RedisTaskQueue:
     def pending_count(self) -> int:
         """Return how many tasks are open."""
         return int(self.client.call(self.keys.index, "HLEN", self.keys.index))
+
+    def gauges(self) -> QueueGauges:
+        """Return the numbers of the queue."""
+        return read_gauges(self.client, self.keys, self._lanes, self.name, self.group)
 
     def close(self) -> None:
         """Close the connections; tasks that this object holds become orphans."""
