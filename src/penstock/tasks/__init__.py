@@ -2,6 +2,7 @@
 
 from penstock.errors import Skip, TaskTimeout
 from penstock.task import Priority, Result, Status, Task
+from penstock.tasks.cron import CronRule
 from penstock.tasks.dead import DeadTask
 from penstock.tasks.handlers import Handler, Handlers
 from penstock.tasks.in_hand import InHand
@@ -10,10 +11,12 @@ from penstock.tasks.limits import Limits, Rate
 from penstock.tasks.queue import TaskQueue
 from penstock.tasks.redis_queue import RedisTaskQueue
 from penstock.tasks.retry import Retry
+from penstock.tasks.schedule import Schedule
 from penstock.tasks.stub import StubQueue
 from penstock.tasks.worker import Worker, WorkerReport
 
 __all__ = [
+    "CronRule",
     "DeadTask",
     "Handler",
     "Handlers",
@@ -25,6 +28,7 @@ __all__ = [
     "RedisTaskQueue",
     "Result",
     "Retry",
+    "Schedule",
     "Skip",
     "Status",
     "StubQueue",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
-from penstock.task import Task
+from penstock.task import Priority, Task
+from penstock.tasks.cron import CronRule
 from penstock.tasks.limits import Limits, Rate
 from penstock.tasks.retry import Retry
+from penstock.tasks.schedule import Schedule
 
 _Function = TypeVar("_Function", bound=Callable[[Task], Any])
 
@@ -42,6 +45,25 @@ class Handlers:
 
     def __init__(self) -> None:
         self._by_kind: dict[str, Handler] = {}
+        self.schedules: dict[str, Schedule] = {}
+
+    def schedule(
+        self,
+        cron: str,
+        kind: str,
+        *,
+        name: str | None = None,
+        payload: Mapping[str, Any] | None = None,
+        zone: str = "UTC",
+        priority: Priority = Priority.NORMAL,
+    ) -> Schedule:
+        """Have a task of a kind added at every time of a cron rule, by whichever worker comes first; return it."""
+        name = name or re.sub(r"[^0-9A-Za-z_-]", "-", kind)
+        if name in self.schedules:
+            raise ConfigurationError(f"two schedules are called {name!r}: give one of them another name")
+        made = Schedule(name, CronRule.parse(cron, zone), kind, payload or {}, priority=priority)
+        self.schedules[name] = made
+        return made
 
     def task(
         self,
@@ -96,6 +118,9 @@ class Handlers:
             if handler.kind in self._by_kind:
                 raise ConfigurationError(f"two handlers are registered for {handler.kind!r}")
             self._by_kind[handler.kind] = handler
+        for name, schedule in other.schedules.items():
+            if self.schedules.setdefault(name, schedule) is not schedule:
+                raise ConfigurationError(f"two schedules are called {name!r}")
 
     def for_worker(self, provides: Collection[str]) -> frozenset[str]:
         """Return the kinds that a worker with these capabilities can do."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from penstock.errors import ConfigurationError
+from penstock.task import Task
 
 _RATE = re.compile(r"\s*(\d+)\s*/\s*(\d+(?:\.\d+)?)?\s*(s|m|h|d|second|minute|hour|day)\s*")
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -52,3 +54,23 @@ class Limits:
     def __bool__(self) -> bool:
         """Tell whether there is any limit."""
         return any((self.max_concurrency, self.max_concurrency_per_key, self.rate, self.rate_per_key))
+
+
+def concurrency_scopes(task: Task, limits: Limits) -> list[tuple[str, int]]:
+    """Return the limits of how many run at once that hold for a task: name and number."""
+    kind, scopes = quote(task.kind, safe=""), []
+    if limits.max_concurrency is not None:
+        scopes.append((kind, limits.max_concurrency))
+    if limits.max_concurrency_per_key is not None and task.key is not None:
+        scopes.append((f"{kind}:{quote(task.key, safe='')}", limits.max_concurrency_per_key))
+    return scopes
+
+
+def rate_scopes(task: Task, limits: Limits) -> list[tuple[str, Rate]]:
+    """Return the rates that hold for a task: name and rate."""
+    kind, scopes = quote(task.kind, safe=""), []
+    if limits.rate is not None:
+        scopes.append((kind, limits.rate))
+    if limits.rate_per_key is not None and task.key is not None:
+        scopes.append((f"{kind}:{quote(task.key, safe='')}", limits.rate_per_key))
+    return scopes

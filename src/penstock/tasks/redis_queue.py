@@ -16,6 +16,7 @@ from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.task import Result, Task, check_id
+from penstock.tasks.admission import Admission
 from penstock.tasks.catalogue import Catalogue
 from penstock.tasks.dead_tasks import DeadTasks
 from penstock.tasks.gauge_reader import read_gauges
@@ -26,6 +27,7 @@ from penstock.tasks.intake import TaskIntake
 from penstock.tasks.lane_books import LaneBooks, Outcome
 from penstock.tasks.lane_map import LaneMap
 from penstock.tasks.lanes import Lane
+from penstock.tasks.limits import Limits
 from penstock.tasks.outbox import TaskOutbox, when_due
 from penstock.tasks.renewal import Renewal
 from penstock.tasks.result_board import ResultBoard
@@ -73,6 +75,7 @@ class RedisTaskQueue:
         self._intake = TaskIntake(
             self.client, self.keys, self._lanes, self._held, self.group, self.consumer, max_retry
         )  # fmt: skip
+        self._admission = Admission(self.client, self.keys, self._lanes, self.group, self.consumer)
         self._board = ResultBoard(self.client, self.keys)
         self._catalogue = Catalogue(self.client, self.keys, self._lanes)
         self.dead = DeadTasks(self.client, self.keys)
@@ -211,6 +214,23 @@ class RedisTaskQueue:
         for _, held, _ in rows:
             self._held.release(held)
         return [answer == 1 for answer in answers]
+
+    async def admit(self, task: Task, limits: Limits) -> bool:
+        """Tell whether a task in our hands may begin within the limits; if not, it was put aside and comes again.
+
+        No attempt is burnt by that. A permit ends with the task, or with the silence of its holder.
+        """
+        held = self._held.get(task.id)
+        if held is None or not await self._admission.admit(held, limits, self.idle_ms):
+            if held is not None:
+                self._held.release(held)
+            return False
+        return True
+
+    async def give_back_permit(self, task: Task, limits: Limits) -> None:
+        """Let the next task begin in the place of one that has ended."""
+        if await self._admission.give_back(task, limits):
+            await self._intake.look_soon()
 
     @contextmanager
     def renewing(self, interval_s: float | None = None) -> Iterator[None]:

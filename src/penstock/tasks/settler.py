@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.errors import PenstockError
@@ -30,18 +31,26 @@ class Settler:
     """
 
     def __init__(
-        self, queue: TaskQueue, backend: Any, tally: WorkerTally, save_timeout_s: float, saves_errors: bool
+        self,
+        queue: TaskQueue,
+        backend: Any,
+        tally: WorkerTally,
+        save_timeout_s: float,
+        saves_errors: bool,
+        on_settled: Callable[[Task], Awaitable[None]] | None = None,
     ) -> None:
+        self._on_settled = on_settled
         self._queue, self._backend, self._tally = queue, backend, tally
         self._save_timeout_s, self._saves_errors = save_timeout_s, saves_errors
         self._lock = threading.Lock()
         self._done: list[tuple[Task, Result]] = []
         self._flushing = Lock()
+        self._under_way = 0
         self._unsaved = 0  # failures of the back-end in a row
         self.dirty = Event()
 
     def __len__(self) -> int:
-        return len(self._done)
+        return len(self._done) + self._under_way
 
     async def settle(self, task: Task, outcome: Outcome) -> None:
         """Take in what became of a task; results are sent on in batches, failures at once."""
@@ -66,6 +75,8 @@ class Settler:
             is_ours = await self._give_up(failed, verdict)
             outcome = "dead"
         self._tally.count(task.kind, outcome if is_ours else "refused")
+        if self._on_settled is not None:
+            await self._on_settled(task)
 
     async def _give_up(self, failed: Failed, verdict: GiveUp) -> bool:
         task = failed.task
@@ -93,6 +104,7 @@ class Settler:
                 self.dirty.clear()
                 with self._lock:
                     rows, self._done = self._done[:BATCH], self._done[BATCH:]
+                    self._under_way = len(rows)
                 try:
                     await self._finish(rows)
                 except BaseException:
@@ -101,6 +113,8 @@ class Settler:
                         self._done[:0] = rows
                     self.dirty.set()
                     raise
+                finally:
+                    self._under_way = 0
 
     async def _finish(self, rows: list[tuple[Task, Result]]) -> None:
         if self._backend is not None:
@@ -117,6 +131,9 @@ class Settler:
             totals[outcome] = totals.get(outcome, 0) + 1
         for (kind, status), number in totals.items():
             self._tally.count(kind, status, number)
+        if self._on_settled is not None:
+            for task, _ in rows:
+                await self._on_settled(task)
 
     async def _save(self, rows: list[tuple[Task, Result]]) -> list[tuple[Task, Result]]:
         """Save results; return those that are stored. The tasks of the others have been given back."""
@@ -167,3 +184,5 @@ class Settler:
             except PenstockError as failure:
                 logger.warning("task %s could not be given back, it will be an orphan: %s", task.id, failure)
             self._tally.count(task.kind, "unsaved")
+            if self._on_settled is not None:
+                await self._on_settled(task)

@@ -8,13 +8,16 @@ from penstock.sync.tasks.redis_queue import RedisTaskQueue
 from penstock.sync.tasks.stub import StubQueue
 from penstock.sync.tasks.worker import Worker, WorkerReport
 from penstock.task import Priority, Result, Status, Task
+from penstock.tasks.cron import CronRule
 from penstock.tasks.dead import DeadTask
 from penstock.tasks.handlers import Handler, Handlers
 from penstock.tasks.in_hand import InHand
 from penstock.tasks.limits import Limits, Rate
 from penstock.tasks.retry import Retry
+from penstock.tasks.schedule import Schedule
 
 __all__ = [
+    "CronRule",
     "DeadTask",
     "Handler",
     "Handlers",
@@ -26,6 +29,7 @@ __all__ = [
     "RedisTaskQueue",
     "Result",
     "Retry",
+    "Schedule",
     "Skip",
     "Status",
     "StubQueue",

@@ -254,6 +254,11 @@ class TaskIntake:
         if any(until_s > due_s for until_s in list(self._blocked.values())):
             self.wake()
 
+    def look_soon(self) -> None:
+        """Take note that a task of any lane may be due now."""
+        for books in self._lanes.all():
+            self.due_soon(books.lane, 0)
+
     def wake(self) -> None:
         """Let reads that block return now. A hint: a read that is not woken ends by itself a moment later."""
         for connection in list(self._blocked):

@@ -16,6 +16,7 @@ from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.tasks.admission import Admission
 from penstock.sync.tasks.catalogue import Catalogue
 from penstock.sync.tasks.dead_tasks import DeadTasks
 from penstock.sync.tasks.gauge_reader import read_gauges
@@ -30,6 +31,7 @@ from penstock.tasks.gauges import QueueGauges
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
 from penstock.tasks.in_hand import InHand
 from penstock.tasks.lanes import Lane
+from penstock.tasks.limits import Limits
 from penstock.worker_name import unique_worker_name
 
 logger = logging.getLogger("penstock.sync.tasks")
@@ -74,6 +76,7 @@ class RedisTaskQueue:
         self._intake = TaskIntake(
             self.client, self.keys, self._lanes, self._held, self.group, self.consumer, max_retry
         )  # fmt: skip
+        self._admission = Admission(self.client, self.keys, self._lanes, self.group, self.consumer)
         self._board = ResultBoard(self.client, self.keys)
         self._catalogue = Catalogue(self.client, self.keys, self._lanes)
         self.dead = DeadTasks(self.client, self.keys)
@@ -212,6 +215,23 @@ class RedisTaskQueue:
         for _, held, _ in rows:
             self._held.release(held)
         return [answer == 1 for answer in answers]
+
+    def admit(self, task: Task, limits: Limits) -> bool:
+        """Tell whether a task in our hands may begin within the limits; if not, it was put aside and comes again.
+
+        No attempt is burnt by that. A permit ends with the task, or with the silence of its holder.
+        """
+        held = self._held.get(task.id)
+        if held is None or not self._admission.admit(held, limits, self.idle_ms):
+            if held is not None:
+                self._held.release(held)
+            return False
+        return True
+
+    def give_back_permit(self, task: Task, limits: Limits) -> None:
+        """Let the next task begin in the place of one that has ended."""
+        if self._admission.give_back(task, limits):
+            self._intake.look_soon()
 
     @contextmanager
     def renewing(self, interval_s: float | None = None) -> Iterator[None]:

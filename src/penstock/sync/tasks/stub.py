@@ -21,7 +21,9 @@ from penstock.task import Priority, Result, Status, Task, check_id
 from penstock.tasks.dead import DeadTask
 from penstock.tasks.in_hand import InHand
 from penstock.tasks.lanes import fits
+from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
 
+_ASKS_AGAIN_S = 0.02
 _EVERY = 8  # of so many reads one begins with the lowest priority
 _ORDER = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 
@@ -53,6 +55,9 @@ class StubQueue:
         self.dead: list[DeadTask] = []
         self._waiters: list[Event] = []
         self._turn = 0
+        self._permits: dict[str, set[str]] = {}  # of each limit, the tasks that run within it
+        self._taken_s: dict[str, float] = {}  # up to when beginnings of a rate are taken
+        self._reserved: set[tuple[str, str]] = set()
         self._is_renewing = False
 
     # --- producers ----------------------------------------------------------------------------------
@@ -222,6 +227,48 @@ class StubQueue:
         values.encode(result)
         self._results[result.task_id] = result
         return True
+
+    def admit(self, task: Task, limits: Limits) -> bool:
+        """Tell whether a task in hand may begin within the limits; if not, it was put aside and comes again."""
+        with self._lock:
+            entry = self._in_hand(task.id)
+            if entry is None:
+                return False
+            due_s = self._may_begin_at(task, limits)
+            if due_s is None:
+                return True
+            entry.runs -= 1
+            entry.since_s, entry.due_s = None, due_s
+        return False
+
+    def _may_begin_at(self, task: Task, limits: Limits) -> float | None:
+        now_s, scopes = self._now(), concurrency_scopes(task, limits)
+        for scope, most in scopes:
+            holders = self._permits.setdefault(scope, set())
+            holders -= {task_id for task_id in holders if self._in_hand(task_id) is None}
+            if len(holders - {task.id}) >= most:
+                return now_s + _ASKS_AGAIN_S
+        begins_s = 0.0
+        for scope, rate in rate_scopes(task, limits):
+            if (scope, task.id) in self._reserved:
+                self._reserved.discard((scope, task.id))
+                continue
+            self._taken_s[scope] = max(now_s, self._taken_s.get(scope, 0.0)) + rate.per_s / rate.count
+            if self._taken_s[scope] - rate.per_s > now_s:
+                self._reserved.add((scope, task.id))
+                begins_s = max(begins_s, self._taken_s[scope] - rate.per_s)
+        if begins_s:
+            return begins_s
+        for scope, _ in scopes:
+            self._permits[scope].add(task.id)
+        return None
+
+    def give_back_permit(self, task: Task, limits: Limits) -> None:
+        """Let the next task begin in the place of one that has ended."""
+        with self._lock:
+            for scope, _ in concurrency_scopes(task, limits):
+                self._permits.get(scope, set()).discard(task.id)
+        self._notify()
 
     @contextmanager
     def renewing(self, interval_s: float | None = None) -> Iterator[None]:  # noqa: ARG002

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import ConfigurationError, PenstockError, TaskTimeout, TransientError, WorkerStopped
@@ -19,6 +20,7 @@ from penstock.sync.tasks.runner import Slot, TaskRunner
 from penstock.sync.tasks.settler import Settler
 from penstock.task import Task
 from penstock.tasks.handlers import Handlers
+from penstock.tasks.limits import Limits
 from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.sync.tasks")
@@ -28,6 +30,7 @@ _ORPHANS = 1_000
 _OUTAGE_PAUSE_S = 0.5
 _LAST_RITES_S = 5.0
 _MOST_AHEAD = 1_000
+_LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,13 @@ class Worker:
         self._appetite = Appetite(min(concurrency, _MOST_AHEAD), read_ahead or _MOST_AHEAD)
         self._threads = Threads(concurrency)
         self._runner = TaskRunner(handlers, self.tally, self._threads, int(getattr(queue, "max_retry", 3)))
-        self._settler = Settler(queue, results, self.tally, save_timeout_s, saves_errors)
+        self._limits = {handler.kind: handler.limits for handler in handlers if handler.limits}
+        if self._limits and not hasattr(queue, "admit"):
+            raise ConfigurationError(
+                f"{type(queue).__name__} knows no limits: {', '.join(sorted(self._limits))} has some"
+            )
+        settled = self._give_back_permit if self._limits else None
+        self._settler = Settler(queue, results, self.tally, save_timeout_s, saves_errors, settled)
         self._inbox = TaskInbox()
         self._slots: list[Slot] = []
         self._stopping = Event()
@@ -107,7 +116,7 @@ class Worker:
             with self.queue.renewing(self._idle_ms / 4000):
                 for _ in range(self.concurrency):
                     hands.start(self._work)
-                for role in (self._fetch, self._settle, self._watch, self._recover):
+                for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
                     crew.start(role)
                 self._stopping.wait()
                 self._wake()
@@ -179,10 +188,28 @@ class Worker:
             elif found:
                 self._busy_s = time.monotonic()
                 self._appetite.filled()
-                self._inbox.put(found)
+                self._inbox.put(self._admitted(found) if self._limits else found)
                 next_tick()
             elif self._burst and found is not None and self._is_idle():
                 self.stop("burst")
+
+    def _admitted(self, tasks: list[Task]) -> list[Task]:
+        admitted = []
+        for task in tasks:
+            limits = self._limits.get(task.kind)
+            if limits is None or self._persist(self._admit, task, limits):
+                admitted.append(task)
+        return admitted
+
+    def _admit(self, task: Task, limits: Limits) -> bool:
+        queue: Any = self.queue
+        return bool(queue.admit(task, limits))
+
+    def _give_back_permit(self, task: Task) -> None:
+        limits = self._limits.get(task.kind)
+        if limits is not None:
+            queue: Any = self.queue
+            queue.give_back_permit(task, limits)
 
     def _pop(self, room: int) -> list[Task]:
         wait_s = 0.02 if self._burst else 1.0
@@ -241,6 +268,20 @@ class Worker:
                 pass
             if self._stopping.wait(max(0.05, self._idle_ms / 4000)):
                 return
+
+    def _schedule(self) -> None:
+        """Add the next task of every schedule ahead of its time: it comes even if no worker is there then."""
+        while True:
+            now, waits = datetime.now(UTC), [_LONGEST_WAIT_S]
+            for schedule in self.handlers.schedules.values():
+                moment = schedule.rule.after(now)
+                self._persist(self._enqueue_at, schedule.task_at(moment), moment)
+                waits.append((moment - now).total_seconds() + 0.001)
+            if self._stopping.wait(max(0.001, min(waits))):
+                return
+
+    def _enqueue_at(self, task: Task, moment: datetime) -> None:
+        self.queue.enqueue(task, at=moment)
 
     def _persist(self, step: Callable[..., Any], *args: object) -> Any:
         """Do a step; when Redis is away, wait a moment and return nothing. Other errors end the worker."""
