@@ -41,7 +41,8 @@ PEERS = (
     Peer("saq", "saq", 0.05, lambda client: int(client.zcard(f"saq:{NAME}:incomplete")), _keys(f"saq:job:{NAME}:*")),
     Peer(
         "dramatiq", "dramatiq", 0.05,
-        lambda client: int(client.hlen("dramatiq:default.msgs")), lambda client: client.dbsize() - _keys("dramatiq:*")(client),
+        lambda client: int(client.hlen("dramatiq:default.msgs")),
+        lambda client: client.dbsize() - _keys("dramatiq:*")(client),
     ),
 )  # fmt: skip
 
