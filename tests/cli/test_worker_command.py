@@ -113,7 +113,7 @@ def test_numbers_are_served_to_prometheus(queue: RedisTaskQueue, start: Start) -
     dead = send(queue, "other")
     queue.pop_many(2)
     queue.bury(dead.id)
-    worker = start("worker", "tests.cli.jobs:handlers", "--metrics-port", "0", "--idle-exit", "60")
+    worker = start("worker", "tests.cli.jobs:handlers", "--metrics-port", "0", "--idle-ms", "600000")
     result(queue, send(queue))
     exporter = start("exporter", "penstock", "--port", "0")
     shown = _scrape(_port(exporter))

@@ -177,7 +177,7 @@ async def test_the_next_task_of_a_schedule_waits_in_the_queue(queues: list[TaskQ
     handlers.task("report")(lambda _: None)
     handlers.schedule("@yearly", "report", payload={"n": 1})
     async with running(quick(queues[0], handlers), quick(queues[1], handlers)):
-        await eventually(lambda: queues[0].pending_count())
+        await eventually(queues[0].pending_count)
     [task] = await queues[0].list_tasks()
     assert task.id == f"cron.report.{datetime.now(UTC).year + 1}0101T000000Z"
     with pytest.raises(ConfigurationError, match="two schedules"):

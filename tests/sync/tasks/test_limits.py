@@ -178,7 +178,7 @@ def test_the_next_task_of_a_schedule_waits_in_the_queue(queues: list[TaskQueue])
     handlers.task("report")(lambda _: None)
     handlers.schedule("@yearly", "report", payload={"n": 1})
     with running(quick(queues[0], handlers), quick(queues[1], handlers)):
-        eventually(lambda: queues[0].pending_count())
+        eventually(queues[0].pending_count)
     [task] = queues[0].list_tasks()
     assert task.id == f"cron.report.{datetime.now(UTC).year + 1}0101T000000Z"
     with pytest.raises(ConfigurationError, match="two schedules"):
