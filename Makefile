@@ -16,7 +16,7 @@ INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test test-interop check bench bench-spark format sync lock clean
+.PHONY: help demo test test-interop check bench bench-spark bench-tasks format sync lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ bench: $(VENV)/.dev ## Measure Penstock beside its peers (ARGS="..." goes to the
 
 bench-spark: $(VENV)/.dev ## Measure the Spark source and sink beside the limits of the same work
 	@$(BIN)/python -m bench.spark $(ARGS)
+
+bench-tasks: $(VENV)/.dev ## Measure tasks with results beside other task queues
+	@$(BIN)/python -m bench.tasks $(ARGS)
 
 format: $(VENV)/.dev ## Format the code and mend what ruff can mend
 	@$(BIN)/ruff check --fix --quiet . || true

@@ -33,11 +33,14 @@ TABLE = {
     "src/penstock/redis": "src/penstock/sync/redis",
     "src/penstock/results": "src/penstock/sync/results",
     "src/penstock/streams": "src/penstock/sync/streams",
+    "src/penstock/tasks": "src/penstock/sync/tasks",
     "src/penstock/testing/result_backend_contract.py": "src/penstock/sync/testing/result_backend_contract.py",
+    "src/penstock/testing/task_queue_contract.py": "src/penstock/sync/testing/task_queue_contract.py",
     "tests/balancer": "tests/sync/balancer",
     "tests/queue": "tests/sync/queue",
     "tests/results": "tests/sync/results",
     "tests/streams": "tests/sync",
+    "tests/tasks": "tests/sync/tasks",
 }
 
 # Modules that are written by hand for both halves: never generated, only exchanged.

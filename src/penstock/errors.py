@@ -261,3 +261,18 @@ class DataLost(PenstockError):
 
 class StreamMissing(PenstockError):
     """A stream that a Spark query is to read does not exist."""
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+class Skip(PenstockError):
+    """Raised by the handler of a task: there is nothing to do; the task ends with a result of status `skip`."""
+
+
+class TaskTimeout(PenstockError):
+    """The handler of a task ran longer than its `timeout_s`; that is a failed run like any other."""
+
+
+class WorkerStopped(PenstockError):
+    """The worker was told to stop, and the grace period was over before the handler ended; the task is handed back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from importlib.resources import files
 
 import pytest
@@ -11,7 +12,12 @@ from penstock.redis.scripts import script
 
 FOLDER = files("penstock.redis") / "lua"
 NAMES = sorted(path.name.removesuffix(".lua") for path in FOLDER.iterdir() if path.name.endswith(".lua"))
-INCLUDED = {"claim", "discard", "fence", "needed", "room"}
+INCLUDED = {
+    name
+    for path in FOLDER.iterdir()
+    if path.name.endswith(".lua")
+    for name in re.findall(r"^-- include: (\w+)\.lua$", path.read_text(), re.MULTILINE)
+}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in INCLUDED])

@@ -10,6 +10,10 @@ import typer
 from penstock import __version__
 from penstock.cli.config import config
 from penstock.cli.demo import demo
+from penstock.cli.exporter import exporter
+from penstock.cli.queue import queue_app
+from penstock.cli.task import task_app
+from penstock.cli.worker import worker
 from penstock.errors import PenstockError, SettingsError
 
 app = typer.Typer(
@@ -19,6 +23,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # it prints local variables, and those may hold passwords
 )
 app.command()(demo)
+app.command()(worker)
+app.command()(exporter)
+app.add_typer(task_app, name="task")
+app.add_typer(queue_app, name="queue")
 app.add_typer(config, name="config")
 
 

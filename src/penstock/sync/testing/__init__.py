@@ -1,1 +1,1 @@
-"""Contract suites for plug-ins of the sync half."""
+"""What authors of plug-ins need for tests of their sync half: the same suites, generated."""

@@ -1,0 +1,174 @@
+"""`penstock queue dlq`: the tasks that were given up: look at them, try them again, keep them, throw them away."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.dlq_export import Format, as_row, export
+from penstock.cli.dlq_filter import Filter, Ids, Kind, Limit, Reason, Since, Text, Until
+from penstock.cli.queue_options import DEFAULT_URL, AsJson, QueueName, Url, open_queue
+from penstock.errors import ConfigurationError
+from penstock.tasks.dead import DeadTask
+
+dlq_app = typer.Typer(help="The dead letters of a queue: tasks that were given up.", no_args_is_help=True)
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@dlq_app.command("list")
+def list_(
+    kind: Kind = None,
+    reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
+    text: Text = None,
+    limit: Limit = 100,
+    queue: QueueName = "penstock",
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, oldest first."""
+    with open_queue(url, queue) as opened:
+        letters = list(Filter.of(None, kind, reason, since, until, text, limit).choose(opened))
+        total = opened.dead.count()
+    if as_json:
+        print(json.dumps([as_row(letter) for letter in letters], ensure_ascii=False))
+        return
+    if not letters:
+        print("No dead letters." if not total else f"None of the {total} dead letters matches.")
+        return
+    table = Table("id", "task", "kind", "reason", "attempts", "died", "error", box=None)
+    for letter in letters:
+        died = letter.dead_at.isoformat(sep=" ", timespec="seconds")
+        error = f"{letter.error}: {letter.error_text}" if letter.error else letter.error_text
+        table.add_row(letter.id, letter.task_id, letter.kind, letter.reason, str(letter.attempts), died, error[:60])
+    Console().print(table)
+    if len(letters) < total:
+        typer.echo(f"{len(letters)} of {total}", err=True)
+
+
+@dlq_app.command()
+def inspect(
+    record: Annotated[str, typer.Argument(help="Id of a record, or of a task.")],
+    queue: QueueName = "penstock",
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show everything about one dead letter."""
+    with open_queue(url, queue) as opened:
+        letter = opened.dead.get(record)
+    if letter is None:
+        raise ConfigurationError(f"queue {queue!r} has no dead letter {record!r}: `penstock queue dlq list` shows them")
+    row = as_row(letter)
+    if as_json:
+        print(json.dumps(row, ensure_ascii=False))
+        return
+    for name, value in row.items():
+        print(f"{name:<11} {json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value}")
+
+
+@dlq_app.command()
+def retry(
+    ids: Ids = None,
+    kind: Kind = None,
+    reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
+    text: Text = None,
+    limit: Limit = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="So many a second at most.")] = None,
+    max_redrives: Annotated[int, typer.Option(min=1, help="Leave those alone that came back so often.")] = 3,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    queue: QueueName = "penstock",
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Put dead letters back into the queue; each moves in one step."""
+    chosen = Filter.of(ids, kind, reason, since, until, text, limit)
+    counts = {"queued": 0, "gone": 0, "open": 0, "done": 0, "refused": 0}
+    with open_queue(url, queue) as opened:
+        letters = list(chosen.choose(opened))
+        if not dry_run and not _confirmed(f"Put {len(letters)} task(s) back?", chosen, letters, yes):
+            raise typer.Abort
+        for number, letter in enumerate(letters):
+            if letter.redrives >= max_redrives:
+                counts["refused"] += 1
+                continue
+            if rate is not None and number and not dry_run:
+                time.sleep(1 / rate)
+            counts["queued" if dry_run else opened.dead.redrive(letter)] += 1
+    _tell({**counts, "dry_run": dry_run}, _retried(counts, dry_run, max_redrives), as_json)
+
+
+def _retried(counts: dict[str, int], dry_run: bool, max_redrives: int) -> str:
+    told = f"{'would put' if dry_run else 'put'} {counts['queued']} task(s) back"
+    reasons = {
+        "gone": "were put back or purged meanwhile",
+        "open": "are queued already",
+        "done": "have a result by now",
+        "refused": f"came back {max_redrives} times already (--max-redrives)",
+    }
+    return told + "".join(f"; {counts[name]} {why}" for name, why in reasons.items() if counts[name])
+
+
+@dlq_app.command()
+def purge(
+    ids: Ids = None,
+    kind: Kind = None,
+    reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
+    text: Text = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    queue: QueueName = "penstock",
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Delete dead letters for good."""
+    chosen = Filter.of(ids, kind, reason, since, until, text, limit)
+    with open_queue(url, queue) as opened:
+        letters = list(chosen.choose(opened))
+        if not dry_run and not _confirmed(f"Delete {len(letters)} dead letter(s) for good?", chosen, letters, yes):
+            raise typer.Abort
+        gone = len(letters) if dry_run else opened.dead.purge([letter.id for letter in letters])
+    _tell({"purged": gone, "dry_run": dry_run}, f"{'would delete' if dry_run else 'deleted'} {gone}", as_json)
+
+
+@dlq_app.command("export")
+def export_(
+    kind: Kind = None,
+    reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
+    text: Text = None,
+    limit: Limit = None,
+    form: Annotated[Format, typer.Option("--format", help="How the table is written.")] = Format.CSV,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; standard output if none.")] = None,
+    queue: QueueName = "penstock",
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Write dead letters as a table; cells that a spreadsheet would take for formulas are made harmless."""
+    with open_queue(url, queue) as opened:
+        count = export(Filter.of(None, kind, reason, since, until, text, limit).choose(opened), form, output)
+    if output is not None:
+        typer.echo(f"wrote {count} dead letter(s) to {output}", err=True)
+
+
+def _confirmed(question: str, chosen: Filter, letters: list[DeadTask], yes: bool) -> bool:
+    if yes or not letters or not (chosen.is_everything or len(letters) > 1):
+        return True
+    return typer.confirm(question)
+
+
+def _tell(counts: dict[str, object], told: str, as_json: bool) -> None:
+    print(json.dumps(counts) if as_json else told)

@@ -1,0 +1,103 @@
+"""Dead letters as a table in a file: CSV, JSON Lines or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from penstock.cli.queue_options import to_json
+from penstock.errors import ConfigurationError
+from penstock.tasks.dead import DeadTask
+
+COLUMNS = (
+    "id", "task_id", "kind", "reason", "error", "error_text", "attempts", "dead_at", "source", "consumer", "redrives",
+    "payload",
+)  # fmt: skip
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would carry out
+
+
+class Format(StrEnum):
+    """How the table is written."""
+
+    CSV = "csv"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+def as_row(letter: DeadTask) -> dict[str, Any]:
+    """Return the columns of a record."""
+    row = {name: getattr(letter, name) for name in COLUMNS[:-1]}
+    task = letter.task
+    payload: object = task.payload if task is not None else letter.data
+    return {**row, "dead_at": letter.dead_at.isoformat(), "payload": json.loads(to_json(payload))}
+
+
+def harmless(value: object) -> object:
+    """Return a cell that no spreadsheet takes for a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def export(letters: Iterable[DeadTask], form: Format, path: Path | None) -> int:
+    """Write records to a file, or to standard output; return how many."""
+    return _WRITERS[form](letters, path)
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[TextIO]:
+    if path is None:
+        yield sys.stdout
+        return
+    with path.open("w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+def _csv(letters: Iterable[DeadTask], path: Path | None) -> int:
+    count = 0
+    with _opened(path) as file:
+        table = csv.writer(file)
+        table.writerow(COLUMNS)
+        for letter in letters:
+            row = as_row(letter)
+            row["payload"] = json.dumps(row["payload"], ensure_ascii=False)
+            table.writerow([harmless(row[name]) for name in COLUMNS])
+            count += 1
+    return count
+
+
+def _jsonl(letters: Iterable[DeadTask], path: Path | None) -> int:
+    count = 0
+    with _opened(path) as file:
+        for letter in letters:
+            file.write(json.dumps(as_row(letter), ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def _parquet(letters: Iterable[DeadTask], path: Path | None) -> int:
+    if path is None:
+        raise ConfigurationError("Parquet is no text: name a file with --output dead.parquet")
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigurationError("--format parquet needs pyarrow: pip install 'penstock[spark]'") from error
+    types = {"attempts": pa.int64(), "redrives": pa.int64()}
+    schema = pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
+    rows = [{**row, "payload": msgspec.json.encode(row["payload"]).decode()} for row in map(as_row, letters)]
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    return len(rows)
+
+
+_WRITERS: dict[Format, Callable[[Iterable[DeadTask], Path | None], int]] = {
+    Format.CSV: _csv,
+    Format.JSONL: _jsonl,
+    Format.PARQUET: _parquet,
+}

@@ -1,0 +1,63 @@
+"""What commands about task queues have in common: where the queue is, and how values are written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from penstock.errors import ConfigurationError
+from penstock.sync.tasks import RedisTaskQueue
+
+DEFAULT_URL = "redis://localhost:6379/0"
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+Url = Annotated[
+    str, typer.Option("--url", envvar="PENSTOCK__TASK_QUEUE__URL", help="Where Redis is.", show_default=DEFAULT_URL)
+]
+QueueName = Annotated[str, typer.Option("--queue", "-q", help="The name of the queue.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@contextmanager
+def open_queue(url: str, name: str) -> Iterator[RedisTaskQueue]:
+    """Open a queue for the length of a command."""
+    with RedisTaskQueue(url, name) as queue:
+        yield queue
+
+
+def seconds(text: str) -> float:
+    """Read a duration as people write it: '90', '30s', '2h', '1h30m'."""
+    if text.replace(".", "", 1).isdigit():
+        return float(text)
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ConfigurationError(f"{text!r} is no duration: write '90', '30s', '2h' or '1h30m'")
+    return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+
+
+def moment(text: str) -> datetime:
+    """Read a moment: ISO 8601, or a duration that counts back from now ('2h' = two hours ago)."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.now(UTC) - timedelta(seconds=seconds(text))
+    return found if found.tzinfo is not None else found.astimezone()
+
+
+def to_json(value: object) -> str:
+    """Write a value as JSON; what JSON cannot say, such as bytes, is written as text."""
+    return json.dumps(
+        msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_as_text), default=_as_text, ensure_ascii=False
+    )
+
+
+def _as_text(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,181 @@
+"""Keeps worker processes alive: starts them, starts them again when they end, and ends them together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.shutdown import SignalWatch
+
+SUPERVISED = "PENSTOCK_SUPERVISED"  # tells a worker that it is to end with whoever started it
+ENOUGH = 75  # the exit code of a supervised worker whose time is up: start another one
+_POLL_S = 0.1
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_STEADY_S = 30.0  # a process that lived so long begins with a short pause again
+_PATIENCE_S = 45.0
+
+
+class Child:
+    """One worker process, with its successors."""
+
+    def __init__(self, number: int, command: Callable[[int], list[str]], environment: dict[str, str]) -> None:
+        self._number, self._command, self._environment = number, command, environment
+        self.process: subprocess.Popen[bytes] | None = None
+        self._started_s = 0.0
+        self._failures = 0
+        self.start_at_s = 0.0
+        self.is_done = False
+
+    def start(self) -> None:
+        """Start the process."""
+        environment = {**os.environ, **self._environment, SUPERVISED: "1"}
+        # A group of its own: Ctrl-C goes to the supervisor alone, which tells each child once.
+        self.process = subprocess.Popen(
+            self._command(self._number), env=environment, stdin=subprocess.PIPE, process_group=0
+        )
+        self._started_s = time.monotonic()
+
+    def look(self, tell: Callable[[str], None]) -> None:
+        """Take note of its end, and start the next one when it is time."""
+        now = time.monotonic()
+        if self.is_done:
+            return
+        if self.process is None:
+            if now >= self.start_at_s:
+                self.start()
+            return
+        code = self.process.poll()
+        if code is None:
+            return
+        self._close()
+        if code == 0:
+            self.is_done = True  # it had nothing left to do, or was asked to end
+        elif code == ENOUGH:
+            self.start_at_s = now
+        else:
+            self._failures = 1 if now - self._started_s > _STEADY_S else self._failures + 1
+            pause_s = min(_FIRST_PAUSE_S * 2 ** (self._failures - 1), _LONGEST_PAUSE_S)
+            self.start_at_s = now + pause_s
+            tell(f"worker {self._number} ended with {describe(code)}; the next one starts in {pause_s:g} s")
+
+    def _close(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process = None
+
+    def ask_to_end(self) -> None:
+        """Tell the process to end in order."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, deadline_s: float) -> None:
+        """Wait for its end, and kill it when the time is over."""
+        if self.process is None:
+            return
+        try:
+            self.process.wait(max(0.1, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._close()
+
+
+class Supervisor:
+    """Runs so many worker processes until it is told to end, or all of them have nothing left to do."""
+
+    def __init__(
+        self,
+        count: int,
+        command: Callable[[int], list[str]],
+        environment: dict[str, str],
+        tell: Callable[[str], None],
+        watched: Path | None = None,
+    ) -> None:
+        self._children = [Child(number, command, environment) for number in range(count)]
+        self._tell = tell
+        self._watched = Watched(watched) if watched is not None else None
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Supervise."""
+        unsubscribe = SignalWatch.subscribe(self._stop.set)
+        try:
+            while not self._stop.wait(_POLL_S):
+                if self._watched is not None and (changed := self._watched.changed()):
+                    self._tell(f"{changed} changed: the workers start anew")
+                    self._end_all()
+                    for child in self._children:
+                        child.start_at_s, child.is_done = 0.0, False
+                for child in self._children:
+                    child.look(self._tell)
+                if self._watched is None and all(child.is_done for child in self._children):
+                    return
+        finally:
+            self._end_all()
+            unsubscribe()
+
+    def _end_all(self) -> None:
+        for child in self._children:
+            child.ask_to_end()
+        deadline_s = time.monotonic() + _PATIENCE_S
+        for child in self._children:
+            child.wait(deadline_s)
+
+
+class Watched:
+    """The Python files of a folder, and when they were changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known = self._look()
+
+    def _look(self) -> dict[Path, int]:
+        found = {}
+        for folder, folders, files in os.walk(self._folder):
+            folders[:] = [name for name in folders if not name.startswith((".", "__pycache__", "node_modules", "venv"))]
+            for name in files:
+                if name.endswith((".py", ".toml")):
+                    path = Path(folder, name)
+                    try:
+                        found[path] = path.stat().st_mtime_ns
+                    except FileNotFoundError:
+                        continue
+        return found
+
+    def changed(self) -> str:
+        """Return the name of a file that changed, came or went since the last look; '' = none did."""
+        now = self._look()
+        before, self._known = self._known, now
+        return next((path.name for path in {*before, *now} if before.get(path) != now.get(path)), "")
+
+
+def describe(code: int) -> str:
+    """Say how a process ended."""
+    if code >= 0:
+        return f"code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def is_supervised() -> bool:
+    """Tell whether this process was started by a supervisor."""
+    return os.environ.get(SUPERVISED) == "1"
+
+
+def at_end_of_parent(function: Callable[[], None]) -> None:
+    """Call the function when the supervisor is gone: the pipe that it holds ends with it."""
+
+    def wait() -> None:
+        while sys.stdin.buffer.read(1):
+            pass
+        function()
+
+    threading.Thread(target=wait, name="penstock-parent", daemon=True).start()

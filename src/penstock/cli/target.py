@@ -1,0 +1,44 @@
+"""What `module:name` on the command line means."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigurationError
+from penstock.tasks.handlers import Handlers
+
+
+def load(target: str, what: str) -> Any:
+    """Import the module and return its object; the current folder is looked in first."""
+    module_name, colon, name = target.partition(":")
+    if not colon or not module_name or not name:
+        raise ConfigurationError(f"{what} {target!r} must be written as module:name, for example myapp.tasks:handlers")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # a module that theirs imports
+        raise ConfigurationError(
+            f"there is no module {module_name!r} in {here} or among the installed packages"
+        ) from error
+    found = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ConfigurationError(f"module {module_name!r} has no {name!r}") from None
+    return found
+
+
+def load_handlers(target: str) -> Handlers:
+    """Import a collection of handlers."""
+    found = load(target, "the handlers")
+    if not isinstance(found, Handlers):
+        raise ConfigurationError(f"{target!r} must be a penstock.tasks.Handlers, not a {type(found).__name__}")
+    return found

@@ -1,0 +1,74 @@
+-- Lets a task in the hands of this consumer begin, if the limits of its kind allow that; else puts it aside: pending -> waiting.
+-- KEYS: per lane of the queue: stream, retries; then attempts of the task's lane; then per limit: permits, waiting ('c') or
+--       rate, reserved ('r')
+-- ARGV: 1 group, 2 consumer, 3 id of the entry, 4 name of its lane, 5 id of the task, 6 number of lanes, 7 lease in ms,
+--       8 how long it waits at most before it asks again, in ms, 9.. names of the lanes, then per limit: 'c', how many, 0 or
+--       'r', how many, in how many ms
+-- Returns: 1 = begin, 0 = put aside, -1 = it does not belong to this consumer any more
+-- Called twice: a permit and a reservation are taken once.
+-- A permit is worth what its task is: one whose task is not in hand any more, or whose holder was silent for a lease, is free.
+local call = redis.call
+local group, me, entry, lane, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local lanes, lease_ms = tonumber(ARGV[6]), tonumber(ARGV[7])
+local clock = call('TIME')
+local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local streams, retries = {}, {}
+for n = 1, lanes do streams[ARGV[8 + n]], retries[ARGV[8 + n]] = KEYS[2 * n - 1], KEYS[2 * n] end
+local attempts, first_key, first_limit = KEYS[2 * lanes + 1], 2 * lanes + 2, 9 + lanes
+local pending = call('XPENDING', streams[lane], group, entry, entry, 1, me)[1]
+if not pending then return -1 end
+
+local function is_held(place)
+  local where, holder = string.match(place, '^(%S+) (%S+)$')
+  if not where or not streams[where] then return true end -- a lane that the caller does not know yet
+  if call('ZSCORE', retries[where], holder) then return false end
+  local row = call('XPENDING', streams[where], group, holder, holder, 1)[1]
+  return row and row[3] < lease_ms
+end
+
+local function put_aside(until_ms)
+  local begun = math.max(0, tonumber(call('HGET', attempts, entry) or pending[4]) - 1)
+  call('XCLAIM', streams[lane], group, me, 0, entry, 'RETRYCOUNT', begun, 'JUSTID')
+  call('HSET', attempts, entry, begun)
+  call('ZADD', retries[lane], string.format('%.0f', until_ms), entry)
+  return 0
+end
+
+local place, wait_until = lane .. ' ' .. entry, 0
+for i = first_limit, #ARGV, 3 do
+  local key = first_key + 2 * (i - first_limit) / 3
+  if ARGV[i] == 'c' and call('HEXISTS', KEYS[key], id) == 0 and call('HLEN', KEYS[key]) >= tonumber(ARGV[i + 1]) then
+    local all = call('HGETALL', KEYS[key])
+    for n = 1, #all, 2 do
+      if not is_held(all[n + 1]) then call('HDEL', KEYS[key], all[n]) end
+    end
+    if call('HLEN', KEYS[key]) >= tonumber(ARGV[i + 1]) then
+      call('ZADD', KEYS[key + 1], 'NX', string.format('%.0f', now_ms), place)
+      return put_aside(now_ms + tonumber(ARGV[8]))
+    end
+  end
+end
+for i = first_limit, #ARGV, 3 do
+  local key = first_key + 2 * (i - first_limit) / 3
+  if ARGV[i] == 'r' and call('SREM', KEYS[key + 1], id) == 0 then
+    -- Each beginning takes its share of the time. Up to `how many` shares may be taken ahead.
+    local count, per_ms = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+    local taken = math.max(now_ms, tonumber(call('GET', KEYS[key]) or 0)) + per_ms / count
+    call('SET', KEYS[key], string.format('%.3f', taken), 'PX', math.ceil(taken - now_ms + per_ms))
+    local begins = taken - per_ms
+    if begins > now_ms then
+      call('SADD', KEYS[key + 1], id)
+      call('PEXPIRE', KEYS[key + 1], math.ceil(begins - now_ms + per_ms + 3600000))
+      wait_until = math.max(wait_until, begins)
+    end
+  end
+end
+if wait_until > 0 then return put_aside(math.ceil(wait_until)) end
+for i = first_limit, #ARGV, 3 do
+  local key = first_key + 2 * (i - first_limit) / 3
+  if ARGV[i] == 'c' then
+    call('HSET', KEYS[key], id, place)
+    call('ZREM', KEYS[key + 1], place)
+  end
+end
+return 1

@@ -1,0 +1,39 @@
+-- Moves tasks of this consumer to the lanes of workers that can do them: pending -> queued elsewhere. Counts stay.
+-- KEYS: 1 stream, 2 attempts, 3 retries, 4 suspects, 5 index, 6 lanes, 7.. streams of the lanes that occur
+-- ARGV: 1 group, 2 consumer, 3 number of lanes that occur, 4.. their names, then per task: id of the entry, id of the task,
+--       number of its lane, runs before this one
+-- Returns: how many were moved
+-- Called twice: the second call finds nothing pending.
+-- XADD before XACK: when the other stream refuses, the task stays pending here.
+local call = redis.call
+local stream, group, me, lanes = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+call('SADD', KEYS[6], unpack(ARGV, 4, 3 + lanes))
+local moved = 0
+for i = 4 + lanes, #ARGV, 4 do
+  local entry, id, lane = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
+  local row = call('XRANGE', stream, entry, entry)[1]
+  if row and #call('XPENDING', stream, group, entry, entry, 1, me) == 1 then
+    local fields = {}
+    for n = 1, #row[2], 2 do
+      if row[2][n] ~= 'attempts' then
+        fields[#fields + 1] = row[2][n]
+        fields[#fields + 1] = row[2][n + 1]
+      end
+    end
+    if ARGV[i + 3] ~= '0' then
+      fields[#fields + 1] = 'attempts'
+      fields[#fields + 1] = ARGV[i + 3]
+    end
+    local new = call('XADD', KEYS[6 + lane], '*', unpack(fields))
+    call('XACK', stream, group, entry)
+    call('HDEL', KEYS[2], entry)
+    call('ZREM', KEYS[3], entry)
+    call('SREM', KEYS[4], entry)
+    local known = call('HGET', KEYS[5], id)
+    if known and string.match(known, '^%S+') == entry then
+      call('HSET', KEYS[5], id, new .. ' ' .. ARGV[3 + lane] .. (string.match(known, '^%S+ %S+( .*)$') or ''))
+    end
+    moved = moved + 1
+  end
+end
+return moved

@@ -1,0 +1,35 @@
+-- Hands out new tasks of several lanes to this consumer, the lanes in the given order: queued -> pending.
+-- KEYS: 1 due, then per lane: stream, retries
+-- ARGV: 1 group, 2 consumer, 3 how many at most, then per lane: how many of it before the others had their turn
+-- Returns: {ms until a scheduled task is due or -1, {per lane: ms until a waiting task is due or -1}, {{lane, {entries}}, ...}}
+-- Called twice: the second call hands out the next ones; what the first took is pending with this consumer.
+local call = redis.call
+local group, me, left = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local clock = call('TIME')
+local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+local function wait_ms(key)
+  local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if not first[2] then return -1 end
+  return math.max(0, first[2] - now_ms)
+end
+
+local waits, rows, is_empty = {}, {}, {}
+local lanes = (#KEYS - 1) / 2
+local function read(lane, count)
+  if count <= 0 or is_empty[lane] then return end
+  local reply = call('XREADGROUP', 'GROUP', group, me, 'COUNT', count, 'STREAMS', KEYS[2 * lane], '>')
+  local entries = reply and reply[1] and reply[1][2] or {}
+  is_empty[lane] = #entries < count
+  if #entries > 0 then
+    rows[#rows + 1] = {lane, entries}
+    left = left - #entries
+  end
+end
+
+for lane = 1, lanes do
+  waits[lane] = wait_ms(KEYS[2 * lane + 1])
+  read(lane, math.min(left, tonumber(ARGV[3 + lane])))
+end
+for lane = 1, lanes do read(lane, left) end
+return {wait_ms(KEYS[1]), waits, rows}

@@ -1,0 +1,40 @@
+"""Tasks: named pieces of work on a queue, workers that do them, and one result for each."""
+
+from penstock.errors import Skip, TaskTimeout
+from penstock.task import Priority, Result, Status, Task
+from penstock.tasks.cron import CronRule
+from penstock.tasks.dead import DeadTask
+from penstock.tasks.handlers import Handler, Handlers
+from penstock.tasks.in_hand import InHand
+from penstock.tasks.inline import InlineWorker
+from penstock.tasks.limits import Limits, Rate
+from penstock.tasks.queue import TaskQueue
+from penstock.tasks.redis_queue import RedisTaskQueue
+from penstock.tasks.retry import Retry
+from penstock.tasks.schedule import Schedule
+from penstock.tasks.stub import StubQueue
+from penstock.tasks.worker import Worker, WorkerReport
+
+__all__ = [
+    "CronRule",
+    "DeadTask",
+    "Handler",
+    "Handlers",
+    "InHand",
+    "InlineWorker",
+    "Limits",
+    "Priority",
+    "Rate",
+    "RedisTaskQueue",
+    "Result",
+    "Retry",
+    "Schedule",
+    "Skip",
+    "Status",
+    "StubQueue",
+    "Task",
+    "TaskQueue",
+    "TaskTimeout",
+    "Worker",
+    "WorkerReport",
+]

@@ -1,0 +1,100 @@
+"""Lists what is in a queue, for operators: pages of the streams, compared with the index of open tasks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from penstock.keys import TaskKeys
+from penstock.redis.client import StreamClient
+from penstock.task import Task
+from penstock.tasks.entries import Malformed, read_entry
+from penstock.tasks.in_hand import InHand
+from penstock.tasks.lane_books import LaneBooks
+from penstock.tasks.lane_map import LaneMap
+from penstock.tasks.lanes import reading_order
+
+_PAGE = 500
+
+
+class Catalogue:
+    """The open tasks of one queue."""
+
+    def __init__(self, client: StreamClient, keys: TaskKeys, lanes: LaneMap) -> None:
+        self._client, self._keys, self._lanes = client, keys, lanes
+
+    async def open_tasks(self, limit: int, offset: int) -> list[Task]:
+        """Return open tasks, without the first so many."""
+        found: list[Task] = []
+        async for task in self._iterate():
+            if len(found) >= offset + limit:
+                break
+            found.append(task)
+        return found[offset : offset + limit]
+
+    async def _iterate(self) -> AsyncIterator[Task]:
+        by_lane = {books.lane: books for books in await self._lanes.all()}
+        for lane in reading_order(by_lane, 0):
+            async for task in self._of_lane(by_lane[lane]):
+                yield task
+        async for task in self._scheduled():
+            yield task
+
+    async def _of_lane(self, books: LaneBooks) -> AsyncIterator[Task]:
+        start = "-"
+        while True:
+            rows = await self._client.call(books.stream, "XRANGE", books.stream, start, "+", "COUNT", _PAGE)
+            tasks = {entry_id.decode(): task for entry_id, task in ((row[0], _read(row[1])) for row in rows) if task}
+            names = [task.id for task in tasks.values()]
+            known = await self._client.call(self._keys.index, "HMGET", self._keys.index, *names) if names else []
+            for (entry_id, task), value in zip(tasks.items(), known, strict=True):
+                if value is not None and value.decode(errors="replace").split(" ", 1)[0] == entry_id:
+                    yield task
+            if len(rows) < _PAGE:
+                return
+            start = "(" + rows[-1][0].decode()
+
+    async def _scheduled(self) -> AsyncIterator[Task]:
+        start = 0
+        while True:
+            names = await self._client.call(self._keys.due, "ZRANGE", self._keys.due, start, start + _PAGE - 1)
+            if not names:
+                return
+            for packed in await self._client.call(self._keys.bodies, "HMGET", self._keys.bodies, *names):
+                task = _read([b"data", packed.partition(b"\0")[2]]) if packed else None
+                if task is not None:
+                    yield task
+            start += _PAGE
+
+    async def in_hand(self, limit: int) -> list[InHand]:
+        """Return tasks that were handed out and are not settled."""
+        found: list[InHand] = []
+        for books in await self._lanes.all():
+            left = limit - len(found)
+            if left > 0:
+                rows = await self._client.call(
+                    books.stream, "XPENDING", books.stream, books.ledger.group, "-", "+", left
+                )
+                found += [hand for hand in [await self._look(books, row) for row in rows] if hand is not None]
+        return found
+
+    async def _look(self, books: LaneBooks, row: list[bytes]) -> InHand | None:
+        entry_id, consumer, idle_ms, deliveries = row[0].decode(), row[1].decode(), int(row[2]), int(row[3])
+        fields = await books.ledger.fetch(entry_id)
+        begun = await self._client.call(books.attempts, "HGET", books.attempts, entry_id)
+        due = await self._client.call(books.retries, "ZSCORE", books.retries, entry_id)
+        runs = int(begun) if begun is not None else deliveries
+        task = _read(fields, runs if due is not None else max(0, runs - 1)) if fields is not None else None
+        if task is None:
+            return None
+        if due is None:
+            return InHand(task, consumer, idle_ms)
+        seconds, micros = await self._client.call(books.stream, "TIME")
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        return InHand(task, consumer, idle_ms, max(0, int(float(due)) - now_ms))
+
+
+def _read(fields: list[bytes], runs: int = 0) -> Task | None:
+    try:
+        return read_entry(fields, runs)
+    except Malformed:
+        return None

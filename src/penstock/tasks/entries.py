@@ -1,0 +1,59 @@
+"""The entries of a task queue: the task in `data`, its id and kind beside it for whoever reads along."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock import envelope
+from penstock.errors import DecodeError
+from penstock.task import Task, check_id, decode_task
+
+TASK_ID = "task_id"
+KIND = "kind"
+ATTEMPTS = "attempts"  # runs that a task had in the lane from which it was moved
+
+
+class Malformed(DecodeError):
+    """An entry is no task; `task_id` and `kind` are what could be made out of it."""
+
+    def __init__(self, text: str, task_id: str, kind: str) -> None:
+        super().__init__(text)
+        self.task_id, self.kind = task_id, kind
+
+
+class _Outline(msgspec.Struct):
+    id: str = ""
+    kind: str = ""
+
+
+def read_entry(fields: list[bytes], runs: int = 0) -> Task:
+    """Read the task of an entry that had so many runs before; raise Malformed for what is none."""
+    if len(fields) == 6 and fields[0] == b"data":
+        raw = fields[1]
+    else:
+        by_name = envelope.as_mapping(fields)
+        raw = by_name.get(envelope.DATA, b"")
+        before = by_name.get(ATTEMPTS, b"0")
+        runs += int(before) if before.isdigit() else 0
+    try:
+        task = decode_task(raw)
+    except DecodeError as error:
+        raise Malformed(str(error), *_outline(fields, raw)) from error
+    if task.attempts != runs:
+        msgspec.structs.force_setattr(task, "attempts", runs)
+    return task
+
+
+def _outline(fields: list[bytes], raw: bytes) -> tuple[str, str]:
+    by_name = envelope.as_mapping(fields)
+    try:
+        decode = msgspec.json.decode if raw[:1] == b"{" else msgspec.msgpack.decode
+        said = decode(raw, type=_Outline)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        said = _Outline()
+    task_id = by_name.get(TASK_ID, b"").decode(errors="replace") or said.id
+    try:
+        check_id("id", task_id)
+    except ValueError:
+        task_id = ""
+    return task_id, by_name.get(KIND, b"").decode(errors="replace") or said.kind

@@ -1,0 +1,79 @@
+"""What a queue object holds: every task that it was handed and has not settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.model import StreamMessage
+from penstock.streams.held import Held
+from penstock.task import Task
+from penstock.tasks.lanes import Lane
+
+
+class HeldTask(msgspec.Struct, gc=False, eq=False):
+    """A task in our hands, and the entry that it is."""
+
+    task: Task
+    lane: Lane
+    entry_id: str
+    is_again: bool  # it was handed out before, so there are records of that
+
+
+class LaneHeld(Held):
+    """The entries of one lane, as the heartbeat asks for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: dict[str, HeldTask] = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def ids(self) -> list[str]:
+        """Return the ids of all entries."""
+        return list(self.entries)
+
+    def find(self, wanted: Iterable[str]) -> dict[str, StreamMessage | None]:
+        """Return those of the entries that are held."""
+        return {entry_id: None for entry_id in wanted if entry_id in self.entries}
+
+
+class HeldTasks:
+    """The tasks in our hands, by their id and by their entry; for any number of threads."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, HeldTask] = {}
+        self.lanes: dict[Lane, LaneHeld] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def of(self, lane: Lane) -> LaneHeld:
+        """Return the entries of a lane."""
+        return self.lanes.get(lane) or self.lanes.setdefault(lane, LaneHeld())
+
+    def add(self, tasks: Iterable[HeldTask]) -> None:
+        """Hold tasks."""
+        for held in tasks:
+            self._by_id[held.task.id] = held
+            self.of(held.lane).entries[held.entry_id] = held
+
+    def get(self, task_id: str) -> HeldTask | None:
+        """Return a task if it is held."""
+        return self._by_id.get(task_id)
+
+    def release(self, held: HeldTask) -> None:
+        """Let go of a task."""
+        if self._by_id.get(held.task.id) is held:
+            del self._by_id[held.task.id]
+        self.of(held.lane).entries.pop(held.entry_id, None)
+
+    def lose(self, lane: Lane, entry_ids: Iterable[str]) -> list[HeldTask]:
+        """Let go of entries that belong to another consumer now; return their tasks."""
+        entries = self.of(lane).entries
+        lost = [entries[entry_id] for entry_id in entry_ids if entry_id in entries]
+        for held in lost:
+            self.release(held)
+        return lost

@@ -1,0 +1,350 @@
+"""Takes tasks out of the lanes: new ones, those whose retry is due, those whose time has come."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+
+from penstock.errors import ConnectionLost, DecodeError, GroupLost, PenstockError
+from penstock.keys import TaskKeys
+from penstock.redis.aio import Command, Connection
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+from penstock.runtime.aio import pause
+from penstock.streams.ledger import MAX_IDS, Claim
+from penstock.task import Task
+from penstock.tasks.entries import Malformed, read_entry
+from penstock.tasks.held_tasks import HeldTask, HeldTasks
+from penstock.tasks.lane_books import LaneBooks
+from penstock.tasks.lane_map import LOOK_EVERY_S, LaneMap
+from penstock.tasks.lanes import Lane, fits, portions, reading_order
+
+logger = logging.getLogger("penstock.tasks")
+_REPLY_MARGIN_S = 2.0
+_PROMOTED = 100  # scheduled tasks per script call
+_APART_S = 0.1  # how soon a task that must run alone is looked at again
+_DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
+_TRIES = 3
+
+
+class TaskIntake:
+    """Hands out tasks to one consumer.
+
+    Guarantees: a read is sent once. Whatever a broken connection or a cancelled read may have left pending with this
+    consumer is swept up before a later read, and no attempt is counted for it.
+    """
+
+    def __init__(
+        self, client: StreamClient, keys: TaskKeys, lanes: LaneMap, held: HeldTasks, group: str, consumer: str,
+        max_retry: int,
+    ) -> None:  # fmt: skip
+        self._client, self._keys, self._lanes, self._held = client, keys, lanes, held
+        self._group, self._consumer, self._max_retry = group, consumer, max_retry
+        self._turn = 0
+        self._reading = 0  # reads under way
+        self._must_sweep = False
+        self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
+        self._idle: list[Connection] = []  # for reads that block
+        self._blocked: dict[Connection, float] = {}  # reads that block, and until when
+        self._alone: HeldTask | None = None  # a task in hand that must have no neighbours
+        self._drains_until_s = 0.0
+
+    # --- popping ------------------------------------------------------------------------------------
+
+    async def pop(
+        self, count: int, timeout_s: float | None, provides: Collection[str] | None, kinds: Collection[str] | None,
+        keeps_apart: bool,
+    ) -> list[Task]:  # fmt: skip
+        """Take up to so many tasks; wait for the first one until the time is over (None = do not wait)."""
+        deadline = time.monotonic() + (timeout_s or 0)
+        while True:
+            must_wait = keeps_apart and self._keeps_others_waiting()
+            found = [] if must_wait else await self._persist(count, provides, kinds, keeps_apart)
+            left_s = deadline - time.monotonic()
+            if found or timeout_s is None or left_s <= 0:
+                return [held.task for held in found]
+            if must_wait:
+                await pause(min(left_s, _APART_S / 10))
+                continue
+            found = await self._wait(min(left_s, self._until_due_s(), LOOK_EVERY_S), count, provides, kinds)
+            if found:
+                return [held.task for held in found]
+
+    def _keeps_others_waiting(self) -> bool:
+        # A task that must run alone is in hand, or waits until nothing else is.
+        if self._alone is not None and self._held.get(self._alone.task.id) is self._alone:
+            return True
+        self._alone = None
+        return len(self._held) > 0 and time.monotonic() < self._drains_until_s
+
+    async def _persist(
+        self, count: int, provides: Collection[str] | None, kinds: Collection[str] | None, keeps_apart: bool
+    ) -> list[HeldTask]:
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return await self._take(min(count, MAX_IDS), provides, kinds, keeps_apart)
+            except GroupLost:
+                self._lanes.forget_groups()
+                if not tries_left:
+                    raise
+            except ConnectionLost:
+                self._must_sweep = True
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _take(
+        self, count: int, provides: Collection[str] | None, kinds: Collection[str] | None, keeps_apart: bool
+    ) -> list[HeldTask]:
+        lanes = await self._lanes.suiting(provides, kinds)
+        found: list[HeldTask] = []
+        if self._must_sweep and not self._reading:
+            found += await self._sweep(lanes, keeps_apart)
+        for is_second_look in (False, True):
+            if self._is_due(None):
+                await self._promote()
+            for books in lanes:
+                if self._is_due(books.lane) and len(found) < count:
+                    found += await self._take_due(books, count - len(found), keeps_apart)
+            if self._alone is None and len(found) < count:
+                found += await self._read(lanes, count - len(found))
+            found = await self._sorted_out(found, provides, kinds)
+            if found or is_second_look or not self._is_anything_due(lanes):
+                break
+        return found
+
+    async def _read(self, lanes: Sequence[LaneBooks], count: int) -> list[HeldTask]:
+        self._turn += 1
+        by_lane = {books.lane: books for books in lanes}
+        ordered = [by_lane[lane] for lane in reading_order(by_lane, self._turn)]
+        keys = [self._keys.due, *(key for books in ordered for key in (books.stream, books.retries))]
+        args: list[str | int] = [self._group, self._consumer, count]
+        args += portions([books.lane for books in ordered], count)
+        self._reading += 1
+        try:
+            wait_ms, waits, rows = await self._client.run("task_take", keys, args, Repeat.ONCE)
+        except BaseException:
+            self._must_sweep = True
+            raise
+        finally:
+            self._reading -= 1
+        self._note_due(None, wait_ms)
+        for books, lane_wait_ms in zip(ordered, waits, strict=True):
+            self._note_due(books.lane, lane_wait_ms)
+        found: list[HeldTask] = []
+        for number, entries in rows:
+            found += await self._accept_fresh(ordered[number - 1], entries)
+        return found
+
+    async def _accept_fresh(self, books: LaneBooks, entries: Sequence[tuple[bytes, list[bytes]]]) -> list[HeldTask]:
+        found, lane = [], books.lane
+        for raw_id, fields in entries:
+            try:
+                found.append(HeldTask(read_entry(fields), lane, raw_id.decode(), False))
+            except Malformed as error:
+                await self._refuse(books, raw_id.decode(), error)
+        self._held.add(found)
+        return found
+
+    async def _refuse(self, books: LaneBooks, entry_id: str, error: Malformed) -> None:
+        await books.release(
+            "bury", entry_id, error.task_id, error.kind, owner=self._consumer, reason="decode_error",
+            error=DecodeError.__name__, text=str(error),
+        )  # fmt: skip
+
+    # --- tasks that were handed out before ----------------------------------------------------------
+
+    async def _take_due(self, books: LaneBooks, limit: int, keeps_apart: bool) -> list[HeldTask]:
+        self._reading += 1
+        try:
+            wait_ms, claims, _ = await books.ledger.take_due(limit)
+        except BaseException:
+            self._must_sweep = True
+            raise
+        finally:
+            self._reading -= 1
+        self._note_due(books.lane, -1 if wait_ms is None else wait_ms)
+        return await self._accept_again(books, claims, keeps_apart)
+
+    async def _accept_again(self, books: LaneBooks, claims: Sequence[Claim], keeps_apart: bool) -> list[HeldTask]:
+        found: list[HeldTask] = []
+        last = [claim.id for claim in claims if claim.attempts >= self._max_retry]
+        suspected = await books.suspected(last) if keeps_apart else set()
+        for claim in claims:
+            try:
+                task = read_entry(claim.fields, claim.attempts)
+            except Malformed as error:
+                await self._refuse(books, claim.id, error)
+                continue
+            held = HeldTask(task, books.lane, claim.id, True)
+            if claim.id in suspected and (found or len(self._held) or self._alone is not None):
+                await self._postpone(books, held)  # its last run, and its workers died: it gets no neighbours
+                continue
+            if claim.id in suspected:
+                self._alone = held
+            found.append(held)
+        return await self._begin(books, claims, found)
+
+    async def _begin(self, books: LaneBooks, claims: Sequence[Claim], found: list[HeldTask]) -> list[HeldTask]:
+        if not found:
+            return []
+        counts = {claim.id: (claim.id, claim.deliveries, claim.attempts) for claim in claims}
+        answers = await books.ledger.begin([counts[held.entry_id] for held in found])
+        ours = [held for held, is_ours in zip(found, answers, strict=True) if is_ours]
+        self._held.add(ours)
+        return ours
+
+    async def _postpone(self, books: LaneBooks, held: HeldTask) -> None:
+        # Not begun yet, so its counts are those of its earlier runs and stay.
+        key, delay_ms = books.retries, int(_APART_S * 1000)
+        at = int(time.time() * 1000) + delay_ms
+        await self._client.call(key, "ZADD", key, at, held.entry_id, repeat=Repeat.IDEMPOTENT)
+        self._note_due(books.lane, delay_ms)
+        if time.monotonic() > self._drains_until_s + _DRAIN_EVERY_S - _DRAIN_S:
+            self._drains_until_s = time.monotonic() + _DRAIN_S
+
+    async def _sweep(self, lanes: Sequence[LaneBooks], keeps_apart: bool) -> list[HeldTask]:
+        found: list[HeldTask] = []
+        for books in lanes:
+            start = "-"
+            while True:
+                page = await books.ledger.own_pending(start, MAX_IDS)
+                entries = self._held.of(books.lane).entries
+                stranded = [entry_id for entry_id, _, _ in page if entry_id not in entries]
+                if stranded:
+                    claims, _ = await books.ledger.take(stranded, is_own_read=True)
+                    found += await self._accept_again(books, claims, keeps_apart)
+                if len(page) < MAX_IDS:
+                    break
+                start = f"({page[-1][0]}"
+        self._must_sweep = False
+        return found
+
+    async def _sorted_out(
+        self, found: list[HeldTask], provides: Collection[str] | None, kinds: Collection[str] | None
+    ) -> list[HeldTask]:
+        # What this worker cannot do goes to a lane that only those read who can.
+        if provides is None and kinds is None:
+            return found
+        misfits = [held for held in found if not fits(held.task, provides, kinds)]
+        for lane in dict.fromkeys(held.lane for held in misfits):
+            moved = [held for held in misfits if held.lane == lane]
+            for held in moved:
+                self._held.release(held)
+            places = [Lane.of(held.task, only_kind=kinds is not None and held.task.kind not in kinds) for held in moved]
+            await self._lanes.books(lane).move(
+                [(h.entry_id, h.task.id, place, h.task.attempts) for h, place in zip(moved, places, strict=True)]
+            )
+        return [held for held in found if fits(held.task, provides, kinds)] if misfits else found
+
+    # --- time ---------------------------------------------------------------------------------------
+
+    def _note_due(self, lane: Lane | None, wait_ms: int) -> None:
+        if wait_ms < 0:
+            self._due_s.pop(lane, None)
+        else:
+            self._due_s[lane] = time.monotonic() + wait_ms / 1000
+
+    async def due_soon(self, lane: Lane | None, delay_s: float) -> None:
+        """Take note that a task will be due, and let no read wait longer than that."""
+        due_s = time.monotonic() + delay_s
+        self._due_s[lane] = min(self._due_s.get(lane, float("inf")), due_s)
+        if any(until_s > due_s for until_s in list(self._blocked.values())):
+            await self.wake()
+
+    async def look_soon(self) -> None:
+        """Take note that a task of any lane may be due now."""
+        for books in await self._lanes.all():
+            await self.due_soon(books.lane, 0)
+
+    async def wake(self) -> None:
+        """Let reads that block return now. A hint: a read that is not woken ends by itself a moment later."""
+        for connection in list(self._blocked):
+            if connection.client_id:
+                try:
+                    await self._client.call(self._keys.index, "CLIENT", "UNBLOCK", connection.client_id)
+                except PenstockError:
+                    logger.debug("a read could not be woken", exc_info=True)  # forbidden, or Redis is away
+
+    def _is_due(self, lane: Lane | None) -> bool:
+        return self._due_s.get(lane, float("inf")) <= time.monotonic()
+
+    def _is_anything_due(self, lanes: Sequence[LaneBooks]) -> bool:
+        return self._is_due(None) or any(self._is_due(books.lane) for books in lanes)
+
+    def _until_due_s(self) -> float:
+        return max(0.001, min(self._due_s.values(), default=float("inf")) - time.monotonic())
+
+    async def _promote(self) -> None:
+        moved = -1
+        for _ in range(2):
+            lanes = await self._lanes.all()
+            keys = [self._keys.due, self._keys.bodies, self._keys.index, *(books.stream for books in lanes)]
+            args: list[str | int] = [_PROMOTED, *(books.lane.name for books in lanes)]
+            moved = int(await self._client.run("task_promote", keys, args, Repeat.ONCE))
+            if moved >= 0:
+                break
+            await self._lanes.look()
+        if moved < _PROMOTED:
+            self._due_s.pop(None, None)  # the next read tells when to look again
+
+    # --- waiting ------------------------------------------------------------------------------------
+
+    async def _wait(
+        self, timeout_s: float, count: int, provides: Collection[str] | None, kinds: Collection[str] | None
+    ) -> list[HeldTask]:
+        lanes = await self._lanes.suiting(provides, kinds)
+        by_lane = {books.lane: books for books in lanes}
+        ordered = [by_lane[lane] for lane in reading_order(by_lane, 0)]
+        block_ms = max(1, int(timeout_s * 1000))
+        command: Command = (
+            "XREADGROUP", "GROUP", self._group, self._consumer, "COUNT", min(count, MAX_IDS), "BLOCK", block_ms,
+            "STREAMS", *(books.stream for books in ordered), *(">" for _ in ordered),
+        )  # fmt: skip
+        self._reading += 1
+        connection = None
+        try:
+            connection = await self._blocking()
+            self._blocked[connection] = time.monotonic() + timeout_s
+            reply = await connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
+        except BaseException as error:
+            self._must_sweep = True  # cancelled, timed out or broken: the server may have handed tasks to nobody
+            if connection is not None:
+                connection.abort()
+            if not isinstance(error, PenstockError):
+                raise
+            await self._recover_from(connection, error)
+            return []
+        finally:
+            self._reading -= 1
+            if connection is not None:
+                self._blocked.pop(connection, None)
+        self._idle.append(connection)
+        streams = {books.stream.encode(): books for books in ordered}
+        found: list[HeldTask] = []
+        for stream, entries in reply or ():
+            found += await self._accept_fresh(streams[stream], entries)
+        return await self._sorted_out(found, provides, kinds)
+
+    async def _recover_from(self, connection: Connection | None, error: PenstockError) -> None:
+        if isinstance(error, GroupLost):
+            self._must_sweep = False
+            self._lanes.forget_groups()
+            return
+        await self._client.leave(connection, error)
+        raise error
+
+    async def _blocking(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        connection = await self._client.dedicated(self._keys.index)
+        connection.client_id = int(await connection.call("CLIENT", "ID"))
+        return connection
+
+    async def close(self) -> None:
+        """Close the connections."""
+        while self._idle:
+            await self._idle.pop().close()

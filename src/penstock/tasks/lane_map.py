@@ -1,0 +1,55 @@
+"""The lanes that a queue has, looked up now and then: a producer may open a new one at any time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from penstock.keys import TaskKeys
+from penstock.redis.client import StreamClient
+from penstock.tasks.lane_books import LaneBooks
+from penstock.tasks.lanes import DEFAULT, Lane
+
+LOOK_EVERY_S = 1.0
+
+
+class LaneMap:
+    """All lanes of one queue, each with its books."""
+
+    def __init__(self, client: StreamClient, keys: TaskKeys, group: str, consumer: str) -> None:
+        self._client, self._keys, self._group, self._consumer = client, keys, group, consumer
+        self._books: dict[Lane, LaneBooks] = {}
+        self._looked_s = float("-inf")
+
+    def books(self, lane: Lane) -> LaneBooks:
+        """Return the books of a lane."""
+        found = self._books.get(lane)
+        if found is None:
+            made = LaneBooks(self._client, self._keys, lane, self._group, self._consumer)
+            found = self._books.setdefault(lane, made)
+        return found
+
+    async def all(self) -> list[LaneBooks]:
+        """Return the books of all lanes, with groups that exist."""
+        if time.monotonic() - self._looked_s > LOOK_EVERY_S:
+            await self.look()
+        return list(self._books.values())
+
+    async def suiting(self, provides: Collection[str] | None, kinds: Collection[str] | None) -> list[LaneBooks]:
+        """Return the books of the lanes that a worker with these capabilities and kinds reads."""
+        return [books for books in await self.all() if books.lane.suits(provides, kinds)]
+
+    async def look(self) -> None:
+        """Look up the lanes now."""
+        names = await self._client.call(self._keys.lanes, "SMEMBERS", self._keys.lanes)
+        lanes = [Lane.parse(name.decode(errors="replace")) for name in names]
+        for lane in dict.fromkeys((DEFAULT, *lanes)):
+            if lane is not None:
+                await self.books(lane).group.ensure()
+        self._looked_s = time.monotonic()
+
+    def forget_groups(self) -> None:
+        """Look for the groups again: the server has lost one."""
+        for books in list(self._books.values()):
+            books.group.reset()
+        self._looked_s = float("-inf")

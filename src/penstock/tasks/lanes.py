@@ -1,0 +1,91 @@
+"""Lanes: the streams of a queue, one for each priority and each set of capabilities that tasks require.
+
+A worker reads only the lanes whose tasks it can do, so what it cannot do stays where it is: no attempt is burnt and
+nothing goes round in circles. A task that lies in a lane where it does not belong (its kind is known to other workers
+only, or somebody wrote it by hand) is moved to the right one by the first worker that meets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from penstock.task import Priority, Task
+
+_ORDER = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+_EVERY = 8  # of so many reads one begins with the lowest priority
+_SHARE = 8  # and of every larger batch, one part of so many is kept for each lower priority
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Where tasks of one priority and one set of required capabilities wait; `kind` is set if it has no other tasks."""
+
+    priority: Priority = Priority.NORMAL
+    requires: frozenset[str] = frozenset()
+    kind: str | None = None
+
+    @classmethod
+    def of(cls, task: Task, only_kind: bool = False) -> Lane:
+        """Return the lane for a task."""
+        return cls(task.priority, task.requires, task.kind if only_kind else None)
+
+    @classmethod
+    def parse(cls, name: str) -> Lane | None:
+        """Return the lane of that name, or None if it is none of ours."""
+        priority, *rest = name.split(":")
+        parts = dict(part.partition("=")[::2] for part in rest)
+        if priority not in set(Priority) or not parts.keys() <= {"requires", "kind"}:
+            return None
+        requires = frozenset(filter(None, parts.get("requires", "").split(",")))
+        return cls(Priority(priority), requires, unquote(parts["kind"]) if "kind" in parts else None)
+
+    @property
+    def name(self) -> str:
+        """The name by which the queue knows the lane, without spaces."""
+        requires = f":requires={','.join(sorted(self.requires))}" if self.requires else ""
+        kind = f":kind={quote(self.kind, safe='')}" if self.kind is not None else ""
+        return f"{self.priority.value}{requires}{kind}"
+
+    @property
+    def suffix(self) -> str:
+        """What the stream's name has behind `<queue>.tasks`."""
+        name = self.name
+        return "" if name == Priority.NORMAL.value else f".{name}"
+
+    def suits(self, provides: Collection[str] | None, kinds: Collection[str] | None) -> bool:
+        """Tell whether a worker with these capabilities and kinds reads the lane; None = whatever there is."""
+        return (provides is None or self.requires <= frozenset(provides)) and (
+            kinds is None or self.kind is None or self.kind in kinds
+        )
+
+
+DEFAULT = Lane()
+
+
+def fits(task: Task, provides: Collection[str] | None, kinds: Collection[str] | None) -> bool:
+    """Tell whether a worker with these capabilities and kinds can do the task."""
+    return (kinds is None or task.kind in kinds) and (provides is None or task.requires <= frozenset(provides))
+
+
+def reading_order(lanes: Iterable[Lane], turn: int) -> list[Lane]:
+    """Return the lanes in the order of a read: by priority, equals in turn; now and then the other way round."""
+    ordered = sorted(lanes, key=lambda lane: (_ORDER[lane.priority], lane.name))
+    if len(ordered) < 2:
+        return ordered
+    groups = [[lane for lane in ordered if lane.priority is priority] for priority in _ORDER]
+    turned = [group[turn % len(group) :] + group[: turn % len(group)] for group in groups if group]
+    if turn % _EVERY == _EVERY - 1:
+        turned.reverse()
+    return [lane for group in turned for lane in group]
+
+
+def portions(lanes: Sequence[Lane], count: int) -> list[int]:
+    """Return how many tasks each lane gives before the next one has its turn, for a read of so many.
+
+    Of a larger read a small part is kept for the lanes behind: a flood of urgent tasks slows the others down and does
+    not stop them.
+    """
+    behind = [len({later.priority for later in lanes[i + 1 :]} - {lane.priority}) for i, lane in enumerate(lanes)]
+    return [max(1, count - (count // _SHARE) * levels) for levels in behind]

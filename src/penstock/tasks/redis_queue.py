@@ -1,0 +1,334 @@
+"""RedisTaskQueue: a task queue on Redis Streams."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Literal, Self
+
+import msgspec
+
+from penstock import task as values
+from penstock.errors import ConfigurationError, OutOfMemory
+from penstock.keys import TaskKeys
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+from penstock.task import Result, Task, check_id
+from penstock.tasks.admission import Admission
+from penstock.tasks.catalogue import Catalogue
+from penstock.tasks.dead_tasks import DeadTasks
+from penstock.tasks.gauge_reader import read_gauges
+from penstock.tasks.gauges import QueueGauges
+from penstock.tasks.held_tasks import HeldTask, HeldTasks
+from penstock.tasks.in_hand import InHand
+from penstock.tasks.intake import TaskIntake
+from penstock.tasks.lane_books import LaneBooks, Outcome
+from penstock.tasks.lane_map import LaneMap
+from penstock.tasks.lanes import Lane
+from penstock.tasks.limits import Limits
+from penstock.tasks.outbox import TaskOutbox, when_due
+from penstock.tasks.renewal import Renewal
+from penstock.tasks.result_board import ResultBoard
+from penstock.worker_name import unique_worker_name
+
+logger = logging.getLogger("penstock.tasks")
+_STEP = 500  # results per script call
+_UPKEEP_MS = 15_000
+_CONSUMER_TTL_MS = 3_600_000
+_DAY_S = 86_400
+
+
+class RedisTaskQueue:
+    """A task queue on Redis Streams: `<name>.tasks`, `<name>.results`, `<name>.dead`.
+
+    `max_retry` is how often a task is tried again after its first run before it goes to the dead letters; `idle_ms` is
+    how long a holder may be silent before its tasks are handed to others; results are kept for `result_ttl_s`. Work
+    that is not finished is kept for ever.
+    """
+
+    def __init__(
+        self,
+        url_or_client: str | StreamClient = "redis://localhost:6379/0",
+        name: str = "penstock",
+        *,
+        idle_ms: int = 60_000,
+        max_retry: int = 3,
+        result_ttl_s: float = 14 * _DAY_S,
+        encoding: Literal["msgpack", "json"] = "msgpack",
+    ) -> None:
+        if encoding not in {"msgpack", "json"}:
+            raise ConfigurationError(f"encoding={encoding!r} must be 'msgpack' or 'json'")
+        _check_number("idle_ms", idle_ms, 1)
+        _check_number("max_retry", max_retry, 0)
+        _check_number("result_ttl_s", result_ttl_s, 1)
+        self._owns_client = isinstance(url_or_client, str)
+        self.client = StreamClient.from_url(url_or_client) if isinstance(url_or_client, str) else url_or_client
+        self.name, self.idle_ms, self.max_retry, self.result_ttl_s = name, idle_ms, max_retry, result_ttl_s
+        self.keys = TaskKeys.of(name, self.client.prefix, self.client.is_cluster)
+        self.group, self.consumer = name, unique_worker_name(name)
+        encode: Callable[[Task], bytes] = values.encode if encoding == "msgpack" else msgspec.json.encode
+        self._outbox = TaskOutbox(self.client, self.keys, encode)
+        self._held = HeldTasks()
+        self._lanes = LaneMap(self.client, self.keys, self.group, self.consumer)
+        self._intake = TaskIntake(
+            self.client, self.keys, self._lanes, self._held, self.group, self.consumer, max_retry
+        )  # fmt: skip
+        self._admission = Admission(self.client, self.keys, self._lanes, self.group, self.consumer)
+        self._board = ResultBoard(self.client, self.keys)
+        self._catalogue = Catalogue(self.client, self.keys, self._lanes)
+        self.dead = DeadTasks(self.client, self.keys)
+
+    async def __aenter__(self) -> Self:
+        """Return the queue."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the queue."""
+        await self.close()
+
+    def __repr__(self) -> str:
+        """Show name and server, without secrets."""
+        return f"RedisTaskQueue({self.client!r}, {self.name!r})"
+
+    # --- producers ----------------------------------------------------------------------------------
+
+    async def enqueue(self, task: Task, *, delay: float | None = None, at: datetime | None = None) -> str:
+        """Add a task, now or when it is due; return its id, or that of the open task with the same `unique` text.
+
+        Guarantees: a task whose id is open, or has a result, is not added again, so enqueue() may be repeated.
+        """
+        return (await self._outbox.add([task], when_due(delay, at)))[0]
+
+    async def enqueue_many(self, tasks: Sequence[Task], *, delay: float | None = None) -> list[str]:
+        """Add tasks, many in one step; return the ids as enqueue() does."""
+        return await self._outbox.add(tasks, when_due(delay, None))
+
+    # --- consumers ----------------------------------------------------------------------------------
+
+    async def pop(self, block: bool = True, timeout: float = 1) -> Task | None:
+        """Take the next task, waiting for one up to `timeout` seconds if `block` is true."""
+        found = await self._intake.pop(1, timeout if block else None, None, None, keeps_apart=False)
+        return found[0] if found else None
+
+    async def pop_many(
+        self,
+        count: int,
+        block: bool = True,
+        timeout: float = 1,
+        provides: Collection[str] | None = None,
+        kinds: Collection[str] | None = None,
+    ) -> list[Task]:
+        """Take up to so many tasks that a worker with these capabilities and kinds can do (None = any task).
+
+        A task that is on its last run, and whose workers died before, comes alone: it takes no neighbour along.
+        """
+        if count < 1:
+            raise ConfigurationError(f"count={count} must be positive")
+        return await self._intake.pop(count, timeout if block else None, provides, kinds, keeps_apart=True)
+
+    async def wake(self) -> None:
+        """Let pops that wait in this process return now."""
+        await self._intake.wake()
+
+    async def ack(self, task_id: str) -> bool:
+        """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
+        return await self._release("ack", task_id) == "acked"
+
+    async def nack(
+        self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True, max_retry: int | None = None
+    ) -> bool:
+        """Give a task back, to be handed out again after the delay; False = it is in nobody's hands.
+
+        `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again
+        (`max_retry`, by default that of the queue) goes to the dead letters.
+        """
+        when_due(delay, None)
+        most = self.max_retry if max_retry is None else max_retry
+        answer = await self._release(
+            "nack", task_id, delay_ms=round(delay * 1000), counts=counts, max_retry=most, reason="max_deliveries",
+            text=error,
+        )  # fmt: skip
+        return answer in {"waiting", "dead"}
+
+    async def bury(self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "") -> bool:
+        """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
+        return await self._release("bury", task_id, reason=reason, error=error, text=text) == "dead"
+
+    async def extend(self, task_id: str) -> bool:
+        """Renew the lease of a task; False = it is in nobody's hands, or not in ours any more."""
+        return await self._release("extend", task_id) == "extended"
+
+    async def _release(self, what: str, task_id: str, **options: object) -> str:
+        check_id("task_id", task_id)
+        held = self._held.get(task_id)
+        if held is None:
+            return await self._release_elsewhere(what, task_id, **options)
+        books = self._lanes.books(held.lane)
+        answer = await books.release(
+            what, held.entry_id, task_id, held.task.kind, owner=self.consumer, **options  # type: ignore[arg-type]
+        )  # fmt: skip
+        if what != "extend" or answer == "gone":
+            self._held.release(held)
+        if answer == "waiting":
+            delay_ms = options.get("delay_ms", 0)
+            await self._intake.due_soon(held.lane, delay_ms / 1000 if isinstance(delay_ms, int) else 0)
+        return answer
+
+    async def _release_elsewhere(self, what: str, task_id: str, **options: object) -> str:
+        value = await self.client.call(self.keys.index, "HGET", self.keys.index, task_id)
+        if value is None:
+            return "gone"
+        entry_id, lane_name, *_ = value.decode(errors="replace").split(" ", 2)
+        lane = Lane.parse(lane_name)
+        if lane is None or entry_id == "-":
+            return "gone"
+        return await self._lanes.books(lane).release(what, entry_id, task_id, "", **options)  # type: ignore[arg-type]
+
+    async def finish_many(self, results: Sequence[Result]) -> list[bool]:
+        """Store results of tasks that this process holds and acknowledge these, in one step.
+
+        Guarantees: False = the task is not ours any more, or had a result: this one is thrown away.
+        """
+        answers = [False] * len(results)
+        by_lane: dict[Lane, list[tuple[int, HeldTask, Result]]] = {}
+        for place, result in enumerate(results):
+            held = self._held.get(result.task_id)
+            if held is not None:
+                by_lane.setdefault(held.lane, []).append((place, held, result))
+        for lane, rows in by_lane.items():
+            for start in range(0, len(rows), _STEP):
+                page = rows[start : start + _STEP]
+                for (place, _, _), is_stored in zip(page, await self._finish(lane, page), strict=True):
+                    answers[place] = is_stored
+        return answers
+
+    async def _finish(self, lane: Lane, rows: Sequence[tuple[int, HeldTask, Result]]) -> list[bool]:
+        outcomes = [
+            Outcome(held.entry_id, result.task_id, result.kind, result.status.value, values.encode(result))
+            for _, held, result in rows
+        ]
+        is_again = any(held.is_again for _, held, _ in rows)
+        answers = await self._lanes.books(lane).finish(outcomes, is_again)
+        for _, held, _ in rows:
+            self._held.release(held)
+        return [answer == 1 for answer in answers]
+
+    async def admit(self, task: Task, limits: Limits) -> bool:
+        """Tell whether a task in our hands may begin within the limits; if not, it was put aside and comes again.
+
+        No attempt is burnt by that. A permit ends with the task, or with the silence of its holder.
+        """
+        held = self._held.get(task.id)
+        if held is None or not await self._admission.admit(held, limits, self.idle_ms):
+            if held is not None:
+                self._held.release(held)
+            return False
+        return True
+
+    async def give_back_permit(self, task: Task, limits: Limits) -> None:
+        """Let the next task begin in the place of one that has ended."""
+        if await self._admission.give_back(task, limits):
+            await self._intake.look_soon()
+
+    @contextmanager
+    def renewing(self, interval_s: float | None = None) -> Iterator[None]:
+        """Renew the leases of all tasks that this object holds, from a thread, until the context ends."""
+        wait_s = interval_s or self.idle_ms / 4000
+        renewal = Renewal(
+            self.client.settings, self.keys, self.group, self.consumer, self._held, wait_s, self._lost
+        )  # fmt: skip
+        renewal.start()
+        try:
+            yield
+        finally:
+            renewal.stop()
+
+    def _lost(self, tasks: list[HeldTask]) -> None:
+        if tasks:
+            logger.warning("%d task(s) belong to another worker now, the first is %s", len(tasks), tasks[0].task.id)
+
+    # --- results ------------------------------------------------------------------------------------
+
+    async def push_result(self, result: Result) -> bool:
+        """Store a result by itself; False = the task had another one already, and that stays."""
+        return await self._board.push(result)
+
+    async def get_result(self, task_id: str) -> Result | None:
+        """Return the result of a task if there is one."""
+        check_id("task_id", task_id)
+        return await self._board.get(task_id)
+
+    async def wait_for_result(self, task_id: str, timeout: float) -> Result | None:
+        """Return the result of a task, waiting up to so many seconds for it; None = there is none yet."""
+        check_id("task_id", task_id)
+        return await self._board.wait(task_id, timeout)
+
+    # --- operators ----------------------------------------------------------------------------------
+
+    async def requeue_orphans(self, idle_ms: int | None = None, max_batch: int = 50) -> int:
+        """Hand tasks of holders that were silent for so long to whoever comes next; return how many.
+
+        That counts as a failed run; tasks that had their last one go to the dead letters. Finished data that has
+        outlived its retention goes along the way.
+        """
+        freed = 0
+        for books in await self._lanes.all():
+            freed += await self._free(books, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
+            if freed >= max_batch:
+                break
+        await self._upkeep()
+        return freed
+
+    async def _free(self, books: LaneBooks, idle_ms: int, limit: int) -> int:
+        freed, dead = await books.orphans(idle_ms, limit, self.max_retry)
+        if freed:
+            await self._intake.due_soon(books.lane, 0)
+        if dead:
+            logger.warning("%d task(s) were given up after their workers died, the first is %s", len(dead), dead[0])
+        return freed
+
+    async def _upkeep(self) -> None:
+        key = self.keys.chore("upkeep")
+        try:
+            is_ours = await self.client.call(key, "SET", key, self.consumer, "NX", "PX", _UPKEEP_MS, repeat=Repeat.ONCE)
+        except OutOfMemory:
+            is_ours = True  # rather twice than never: trimming is what makes room
+        if is_ours:
+            await self.trim()
+
+    async def trim(self) -> None:
+        """Let go of entries of finished tasks, of old results and of consumers that are gone."""
+        for books in await self._lanes.all():
+            await books.group.trim(0)
+            await books.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
+        await self._board.trim(int(self.result_ttl_s * 1000))
+
+    async def list_tasks(self, limit: int = 10, offset: int = 0) -> list[Task]:
+        """Return open tasks: queued, waiting and in hand by priority and age, then scheduled ones by time."""
+        return await self._catalogue.open_tasks(limit, offset)
+
+    async def list_pending(self, limit: int = 100) -> list[InHand]:
+        """Return tasks that were handed out and are not settled, oldest first."""
+        return await self._catalogue.in_hand(limit)
+
+    async def pending_count(self) -> int:
+        """Return how many tasks are open."""
+        return int(await self.client.call(self.keys.index, "HLEN", self.keys.index))
+
+    async def gauges(self) -> QueueGauges:
+        """Return the numbers of the queue."""
+        return await read_gauges(self.client, self.keys, self._lanes, self.name, self.group)
+
+    async def close(self) -> None:
+        """Close the connections; tasks that this object holds become orphans."""
+        await self._intake.close()
+        await self._board.close()
+        if self._owns_client:
+            await self.client.close()
+
+
+def _check_number(what: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+        raise ConfigurationError(f"{what}={value!r} must be a number, {least} or more")

@@ -1,0 +1,72 @@
+"""Renews the leases of all tasks that a queue object holds, from one thread, whatever lanes they are of."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from penstock.errors import PenstockError
+from penstock.keys import TaskKeys
+from penstock.redis.settings import ConnectionSettings
+from penstock.streams.heartbeat import Heartbeat
+from penstock.tasks.held_tasks import HeldTask, HeldTasks
+from penstock.tasks.lanes import Lane
+
+logger = logging.getLogger("penstock.tasks")
+
+
+class Renewal:
+    """A thread that renews leases every interval: a handler that blocks the event loop keeps its tasks."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        keys: TaskKeys,
+        group: str,
+        consumer: str,
+        held: HeldTasks,
+        interval_s: float,
+        on_lost: Callable[[list[HeldTask]], None],
+    ) -> None:
+        self._settings, self._keys, self._group, self._consumer = settings, keys, group, consumer
+        self._held, self._interval_s, self._on_lost = held, interval_s, on_lost
+        self._hearts: dict[Lane, Heartbeat] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-renewal", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; it is not waited for longer than one command takes."""
+        self._stop.set()
+        for heart in list(self._hearts.values()):
+            heart.stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        wait_s = self._interval_s
+        while not self._stop.wait(wait_s):
+            wait_s = self._interval_s
+            for lane in list(self._held.lanes):
+                try:
+                    self._heart(lane).beat()
+                except PenstockError as error:
+                    if not self._stop.is_set():
+                        logger.warning("leases of %s were not renewed: %s", self._consumer, error)
+                    wait_s = self._interval_s / 4
+                except Exception:
+                    # Whatever it is: a heart that stops costs every lease from now on, and nobody would know why.
+                    logger.exception("leases of %s were not renewed", self._consumer)
+
+    def _heart(self, lane: Lane) -> Heartbeat:
+        heart = self._hearts.get(lane)
+        if heart is None:
+            heart = self._hearts[lane] = Heartbeat(
+                self._settings, self._keys.tasks(lane.suffix), self._group, self._consumer, self._interval_s,
+                self._held.of(lane), lambda ids: self._on_lost(self._held.lose(lane, ids)), lambda: None, set,
+            )  # fmt: skip
+        return heart

@@ -1,0 +1,133 @@
+"""Runs one task and says what is to become of it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+import msgspec
+
+from penstock.errors import PenstockError, Skip, WorkerStopped
+from penstock.runtime.aio import Cancelled, Job, Threads
+from penstock.streams.callables import awaitable
+from penstock.task import Result, Status, Task, encode
+from penstock.tasks.handlers import Handler, Handlers
+from penstock.tasks.retry import Again, GiveUp, after_failure
+from penstock.tasks.tally import WorkerTally
+
+logger = logging.getLogger("penstock.tasks")
+_MAX_TEXT = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A run that brought no result."""
+
+    task: Task
+    verdict: Again | GiveUp
+    error: str  # its class
+    text: str
+
+
+Outcome: TypeAlias = Result | Failed
+
+
+class Slot:
+    """What one activity of a worker does at the moment, so that exactly that can be interrupted."""
+
+    __slots__ = ("cause", "deadline_s", "job", "task")
+
+    def __init__(self) -> None:
+        self.task: Task | None = None
+        self.deadline_s = float("inf")
+        self.job: Job | None = None
+        self.cause: PenstockError | None = None
+
+    def interrupt(self, cause: PenstockError) -> None:
+        """End the running call with the cause; a plain function in a thread cannot be ended and goes on."""
+        if self.job is not None and self.cause is None and self.task is not None:
+            self.cause = cause
+            self.job.interrupt()
+
+
+class TaskRunner:
+    """Runs tasks with the handlers of their kinds."""
+
+    def __init__(self, handlers: Handlers, tally: WorkerTally, threads: Threads, max_retry: int) -> None:
+        self._handlers, self._tally, self._max_retry = handlers, tally, max_retry
+        self._chance = random.Random()
+        self._calls: dict[str, tuple[Handler, Callable[..., Awaitable[Any]]]] = {
+            handler.kind: (handler, awaitable(handler.function, threads, f"the handler of {handler.kind!r}"))
+            for handler in handlers
+        }
+
+    async def run(self, task: Task, slot: Slot) -> Outcome:
+        """Run a task; whatever its handler does, an outcome is returned."""
+        handler, call = self._calls[task.kind]
+        started_at, started_s = datetime.now(UTC), time.perf_counter()
+        timeout_s = task.timeout_s or handler.timeout_s
+        slot.task, slot.deadline_s = task, time.monotonic() + timeout_s if timeout_s else float("inf")
+        error: BaseException | None = None
+        data: Any = None
+        try:
+            data = await call(task)
+        except Cancelled:
+            if slot.cause is None:
+                raise
+            error = slot.cause
+        except Exception as raised:
+            error = raised
+        finally:
+            slot.task = None
+        if slot.cause is not None:
+            error, slot.cause = slot.cause, None  # also when the handler swallowed its cancellation
+            Job.resume()
+        self._tally.took(task.kind, time.perf_counter() - started_s)
+        if error is None or isinstance(error, Skip):
+            return self._result(task, handler, data, error, started_at)
+        return self._failed(task, handler, error)
+
+    def _result(
+        self, task: Task, handler: Handler, data: object, skipped: Skip | None, started_at: datetime
+    ) -> Outcome:
+        if isinstance(data, Result):
+            result = msgspec.structs.replace(data, task_id=task.id, kind=task.kind, attempts=task.attempts + 1)
+        elif skipped is not None:
+            result = Result(
+                task_id=task.id, kind=task.kind, status=Status.SKIP, error=str(skipped) or None,
+                attempts=task.attempts + 1, started_at=started_at,
+            )  # fmt: skip
+        else:
+            result = Result(
+                task_id=task.id, kind=task.kind, data=data, attempts=task.attempts + 1, started_at=started_at
+            )
+        if data is not None:
+            try:
+                encode(result)
+            except PenstockError as error:
+                return self._failed(task, handler, error)
+        return result
+
+    def _failed(self, task: Task, handler: Handler, error: BaseException) -> Failed:
+        if isinstance(error, WorkerStopped):
+            verdict: Again | GiveUp = Again(0, counts=False)
+        else:
+            verdict = after_failure(error, task.attempts + 1, handler.retry, self._max_retry, self._chance)
+        logger.log(
+            logging.ERROR if isinstance(verdict, GiveUp) else logging.WARNING,
+            "task %s (%s) failed in run %d: %r; %s",
+            task.id, task.kind, task.attempts + 1, error, verdict,
+        )  # fmt: skip
+        return Failed(task, verdict, type(error).__name__, str(error)[:_MAX_TEXT])
+
+
+def follow_ups(task: Task, result: Result) -> Sequence[Task]:
+    """Return the tasks that follow a task that ended well, with its result in their payload."""
+    if result.status is not Status.OK:
+        return ()
+    return [msgspec.structs.replace(then, payload={**then.payload, "result": result.data}) for then in task.then]

@@ -1,0 +1,362 @@
+"""StubQueue: the task queue in memory, for tests and for trying things out. Nothing outlives the process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from penstock import task as values
+from penstock.errors import ConfigurationError
+from penstock.runtime.aio import Event
+from penstock.task import Priority, Result, Status, Task, check_id
+from penstock.tasks.dead import DeadTask
+from penstock.tasks.in_hand import InHand
+from penstock.tasks.lanes import fits
+from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
+from penstock.tasks.outbox import when_due
+
+_ASKS_AGAIN_S = 0.02
+_EVERY = 8  # of so many reads one begins with the lowest priority
+_ORDER = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An open task: queued, waiting until it is due, or in hand since a moment."""
+
+    task: Task
+    runs: int = 0
+    due_s: float | None = None
+    since_s: float | None = None
+
+
+class StubQueue:
+    """A task queue in the memory of this process, with the semantics of the others.
+
+    `now` gives the time in seconds: tests may put a clock of their own there.
+    """
+
+    def __init__(self, name: str = "penstock", *, max_retry: int = 3, now: Callable[[], float] = time.time) -> None:
+        self.name, self.max_retry, self.consumer = name, max_retry, f"{name}_stub"
+        self._now = now
+        self._lock = threading.RLock()
+        self._open: dict[str, _Entry] = {}
+        self._queued: dict[Priority, deque[str]] = {priority: deque() for priority in _ORDER}
+        self._unique: dict[str, str] = {}
+        self._results: dict[str, Result] = {}
+        self.dead: list[DeadTask] = []
+        self._waiters: list[Event] = []
+        self._turn = 0
+        self._permits: dict[str, set[str]] = {}  # of each limit, the tasks that run within it
+        self._taken_s: dict[str, float] = {}  # up to when beginnings of a rate are taken
+        self._reserved: set[tuple[str, str]] = set()
+        self._is_renewing = False
+
+    # --- producers ----------------------------------------------------------------------------------
+
+    async def enqueue(self, task: Task, *, delay: float | None = None, at: datetime | None = None) -> str:
+        """Add a task, now or when it is due; return its id, or that of the open task with the same `unique` text."""
+        due = when_due(delay, at)
+        values.encode(task)  # what no other queue could carry is refused here as well
+        with self._lock:
+            if task.id in self._open or task.id in self._results:
+                return task.id
+            if task.unique is not None:
+                other = self._unique.setdefault(task.unique, task.id)
+                if other != task.id:
+                    return other
+            entry = self._open[task.id] = _Entry(task)
+            if due:
+                entry.due_s = self._now() + int(due) / 1000 if due[0] == "+" else int(due) / 1000
+            else:
+                self._queued[task.priority].append(task.id)
+        self._notify()
+        return task.id
+
+    async def enqueue_many(self, tasks: Sequence[Task], *, delay: float | None = None) -> list[str]:
+        """Add tasks; return the ids as enqueue() does."""
+        for task in tasks:
+            values.encode(task)
+        return [await self.enqueue(task, delay=delay) for task in tasks]
+
+    # --- consumers ----------------------------------------------------------------------------------
+
+    async def pop(self, block: bool = True, timeout: float = 1) -> Task | None:
+        """Take the next task, waiting for one up to `timeout` seconds if `block` is true."""
+        found = await self.pop_many(1, block, timeout)
+        return found[0] if found else None
+
+    async def pop_many(
+        self,
+        count: int,
+        block: bool = True,
+        timeout: float = 1,
+        provides: Collection[str] | None = None,
+        kinds: Collection[str] | None = None,
+    ) -> list[Task]:
+        """Take up to so many tasks that a worker with these capabilities and kinds can do (None = any task)."""
+        if count < 1:
+            raise ConfigurationError(f"count={count} must be positive")
+        deadline = time.monotonic() + (timeout if block else 0)
+        while True:
+            changed = Event()
+            with self._lock:
+                found, wait_s = self._take(count, provides, kinds)
+                if not found:
+                    self._waiters.append(changed)
+            left_s = deadline - time.monotonic()
+            if found or left_s <= 0:
+                return found
+            await changed.wait(min(left_s, wait_s))
+
+    def _take(
+        self, count: int, provides: Collection[str] | None, kinds: Collection[str] | None
+    ) -> tuple[list[Task], float]:
+        now_s, next_s = self._now(), float("inf")
+        for task_id, entry in self._open.items():
+            if entry.due_s is not None and entry.since_s is None:
+                if entry.due_s <= now_s:
+                    entry.due_s = None
+                    self._queued[entry.task.priority].append(task_id)
+                else:
+                    next_s = min(next_s, entry.due_s - now_s)
+        self._turn += 1
+        found: list[Task] = []
+        for priority in reversed(_ORDER) if self._turn % _EVERY == 0 else _ORDER:
+            queued = self._queued[priority]
+            for _ in range(len(queued)):
+                if len(found) >= count:
+                    break
+                entry = self._open[queued[0]]
+                if fits(entry.task, provides, kinds):
+                    found.append(self._hand_out(self._open[queued.popleft()]))
+                else:
+                    queued.rotate(-1)
+        return found, max(0.001, next_s)
+
+    def _hand_out(self, entry: _Entry) -> Task:
+        entry.since_s = self._now()
+        entry.runs += 1
+        return msgspec.structs.replace(entry.task, attempts=entry.runs - 1)
+
+    async def ack(self, task_id: str) -> bool:
+        """Settle a task as done; False = it is in nobody's hands."""
+        with self._lock:
+            return self._settle(task_id) is not None
+
+    def _in_hand(self, task_id: str) -> _Entry | None:
+        check_id("task_id", task_id)
+        entry = self._open.get(task_id)
+        return entry if entry is not None and entry.since_s is not None else None
+
+    def _settle(self, task_id: str) -> _Entry | None:
+        entry = self._in_hand(task_id)
+        if entry is None:
+            return None
+        del self._open[task_id]
+        if entry.task.unique is not None and self._unique.get(entry.task.unique) == task_id:
+            del self._unique[entry.task.unique]
+        return entry
+
+    async def nack(
+        self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True, max_retry: int | None = None
+    ) -> bool:
+        """Give a task back, to be handed out again after the delay; False = it is in nobody's hands."""
+        when_due(delay, None)
+        with self._lock:
+            entry = self._in_hand(task_id)
+            if entry is None:
+                return False
+            if counts and entry.runs > (self.max_retry if max_retry is None else max_retry):
+                self._bury(task_id, "max_deliveries", "", error)
+            else:
+                entry.runs -= 0 if counts else 1
+                entry.since_s, entry.due_s = None, self._now() + delay
+        self._notify()
+        return True
+
+    async def bury(self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "") -> bool:
+        """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
+        with self._lock:
+            is_ours = self._in_hand(task_id) is not None
+            if is_ours:
+                self._bury(task_id, reason, error, text)
+        self._notify()
+        return is_ours
+
+    def _bury(self, task_id: str, reason: str, error: str, text: str) -> None:
+        entry = self._settle(task_id)
+        assert entry is not None
+        task = entry.task
+        number = len(self.dead) + 1
+        letter = DeadTask(
+            f"0-{number}", task_id, task.kind, reason, error, text, entry.runs, int(self._now() * 1000),
+            f"{self.name}.tasks", self.consumer, 0, values.encode(task),
+        )  # fmt: skip
+        self.dead.append(letter)
+        cause = f"{error}: {text}" if error else text
+        result = Result(task_id=task_id, kind=task.kind, status=Status.ERROR, error=cause, attempts=entry.runs)
+        self._results.setdefault(task_id, result)
+
+    async def extend(self, task_id: str) -> bool:
+        """Renew the lease of a task; False = it is in nobody's hands."""
+        with self._lock:
+            entry = self._in_hand(task_id)
+            if entry is not None:
+                entry.since_s = self._now()
+            return entry is not None
+
+    async def finish_many(self, results: Sequence[Result]) -> list[bool]:
+        """Store results of tasks that are in hand and acknowledge these; False = not in hand, or it had a result."""
+        with self._lock:
+            answers = [self._finish(result) for result in results]
+        self._notify()
+        return answers
+
+    def _finish(self, result: Result) -> bool:
+        if self._settle(result.task_id) is None or result.task_id in self._results:
+            return False
+        values.encode(result)
+        self._results[result.task_id] = result
+        return True
+
+    async def admit(self, task: Task, limits: Limits) -> bool:
+        """Tell whether a task in hand may begin within the limits; if not, it was put aside and comes again."""
+        with self._lock:
+            entry = self._in_hand(task.id)
+            if entry is None:
+                return False
+            due_s = self._may_begin_at(task, limits)
+            if due_s is None:
+                return True
+            entry.runs -= 1
+            entry.since_s, entry.due_s = None, due_s
+        return False
+
+    def _may_begin_at(self, task: Task, limits: Limits) -> float | None:
+        now_s, scopes = self._now(), concurrency_scopes(task, limits)
+        for scope, most in scopes:
+            holders = self._permits.setdefault(scope, set())
+            holders -= {task_id for task_id in holders if self._in_hand(task_id) is None}
+            if len(holders - {task.id}) >= most:
+                return now_s + _ASKS_AGAIN_S
+        begins_s = 0.0
+        for scope, rate in rate_scopes(task, limits):
+            if (scope, task.id) in self._reserved:
+                self._reserved.discard((scope, task.id))
+                continue
+            self._taken_s[scope] = max(now_s, self._taken_s.get(scope, 0.0)) + rate.per_s / rate.count
+            if self._taken_s[scope] - rate.per_s > now_s:
+                self._reserved.add((scope, task.id))
+                begins_s = max(begins_s, self._taken_s[scope] - rate.per_s)
+        if begins_s:
+            return begins_s
+        for scope, _ in scopes:
+            self._permits[scope].add(task.id)
+        return None
+
+    async def give_back_permit(self, task: Task, limits: Limits) -> None:
+        """Let the next task begin in the place of one that has ended."""
+        with self._lock:
+            for scope, _ in concurrency_scopes(task, limits):
+                self._permits.get(scope, set()).discard(task.id)
+        self._notify()
+
+    @contextmanager
+    def renewing(self, interval_s: float | None = None) -> Iterator[None]:  # noqa: ARG002
+        """Let nothing that is in hand become an orphan until the context ends."""
+        self._is_renewing = True
+        try:
+            yield
+        finally:
+            self._is_renewing = False
+
+    # --- results ------------------------------------------------------------------------------------
+
+    async def push_result(self, result: Result) -> bool:
+        """Store a result by itself; False = the task had one already, and that stays."""
+        values.encode(result)
+        with self._lock:
+            is_first = self._results.setdefault(result.task_id, result) is result
+        self._notify()
+        return is_first
+
+    async def get_result(self, task_id: str) -> Result | None:
+        """Return the result of a task if there is one."""
+        check_id("task_id", task_id)
+        return self._results.get(task_id)
+
+    async def wait_for_result(self, task_id: str, timeout: float) -> Result | None:
+        """Return the result of a task, waiting up to so many seconds for it; None = there is none yet."""
+        check_id("task_id", task_id)
+        deadline = time.monotonic() + timeout
+        while True:
+            changed = Event()
+            with self._lock:
+                found = self._results.get(task_id)
+                self._waiters.append(changed)
+            left_s = deadline - time.monotonic()
+            if found is not None or left_s <= 0:
+                return found
+            await changed.wait(left_s)
+
+    def _notify(self) -> None:
+        with self._lock:
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.set()
+
+    # --- operators ----------------------------------------------------------------------------------
+
+    async def requeue_orphans(self, idle_ms: int = 60_000, max_batch: int = 50) -> int:
+        """Hand tasks that were in hand for so long to whoever comes next; return how many.
+
+        That counts as a failed run; tasks that had their last one go to the dead letters.
+        """
+        freed = 0
+        with self._lock:
+            now_s = self._now()
+            for task_id, entry in list(self._open.items()):
+                is_old = entry.since_s is not None and (now_s - entry.since_s) * 1000 >= idle_ms
+                if not is_old or self._is_renewing or freed >= max_batch:
+                    continue
+                if entry.runs > self.max_retry:
+                    self._bury(task_id, "max_deliveries", "", "its workers were silent")
+                else:
+                    entry.since_s, entry.due_s = None, now_s
+                    freed += 1
+        self._notify()
+        return freed
+
+    async def list_tasks(self, limit: int = 10, offset: int = 0) -> list[Task]:
+        """Return open tasks, in the order in which they came."""
+        with self._lock:
+            tasks = [entry.task for entry in self._open.values()]
+        return tasks[offset : offset + limit]
+
+    async def list_pending(self, limit: int = 100) -> list[InHand]:
+        """Return tasks that were handed out and are not settled."""
+        with self._lock:
+            now_s = self._now()
+            found = []
+            for entry in self._open.values():
+                task = msgspec.structs.replace(entry.task, attempts=max(0, entry.runs - (entry.due_s is None)))
+                if entry.since_s is not None:
+                    found.append(InHand(task, self.consumer, int((now_s - entry.since_s) * 1000)))
+                elif entry.runs and entry.due_s is not None:
+                    found.append(InHand(task, self.consumer, 0, max(0, int((entry.due_s - now_s) * 1000))))
+        return found[:limit]
+
+    async def pending_count(self) -> int:
+        """Return how many tasks are open."""
+        return len(self._open)
+
+    async def close(self) -> None:
+        """Do nothing: the tasks go with the object."""

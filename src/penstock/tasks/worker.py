@@ -1,0 +1,292 @@
+"""Worker: takes tasks from a queue, runs their handlers, and brings the results home."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.errors import ConfigurationError, PenstockError, TaskTimeout, TransientError, WorkerStopped
+from penstock.runtime.aio import Crew, Event, Job, Threads, next_tick, shielded
+from penstock.shutdown import SignalWatch
+from penstock.streams.intake import Appetite
+from penstock.task import Task
+from penstock.tasks.handlers import Handlers
+from penstock.tasks.inbox import TaskInbox
+from penstock.tasks.limits import Limits
+from penstock.tasks.queue import TaskQueue
+from penstock.tasks.runner import Slot, TaskRunner
+from penstock.tasks.settler import Settler
+from penstock.tasks.tally import WorkerTally
+
+logger = logging.getLogger("penstock.tasks")
+_BREATH = 100  # tasks that one hand does before everybody else has a turn
+_WATCH_S = 0.05
+_ORPHANS = 1_000
+_OUTAGE_PAUSE_S = 0.5
+_LAST_RITES_S = 5.0
+_MOST_AHEAD = 1_000
+_LONGEST_WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What a worker did until it ended."""
+
+    reason: str  # stopped, signal, idle, uptime, burst
+    ok: int
+    failed: int  # runs that failed, whatever became of the task
+    dead: int
+    skipped: int
+    refused: int  # results that came too late
+    unsaved: int
+
+
+class Worker:
+    """Runs tasks of a queue with handlers, so many at a time.
+
+    Guarantees: a task is acknowledged after its result was saved, in the same step in which the queue stores that.
+    Leases are renewed from a thread while handlers run. On stop(), SIGTERM and SIGINT nothing new begins, what runs may
+    end within `grace_s`, and everything else is handed back without counting an attempt.
+    """
+
+    def __init__(
+        self,
+        queue: TaskQueue,
+        handlers: Handlers,
+        *,
+        results: Any = None,
+        concurrency: int = 16,
+        provides: Collection[str] = (),
+        burst: bool = False,
+        idle_exit_s: float | None = None,
+        max_uptime_s: float | None = None,
+        grace_s: float = 30.0,
+        idle_ms: int | None = None,
+        read_ahead: int | None = None,
+        save_timeout_s: float = 30.0,
+        saves_errors: bool = False,
+        handles_signals: bool = True,
+    ) -> None:
+        if concurrency < 1:
+            raise ConfigurationError(f"concurrency={concurrency} must be positive")
+        if not len(handlers):
+            raise ConfigurationError("there are no handlers: register one with @handlers.task('kind')")
+        self.queue, self.handlers, self.concurrency = queue, handlers, concurrency
+        self.provides = frozenset(provides)
+        self.kinds = handlers.for_worker(self.provides)
+        self.tally = WorkerTally()
+        self._burst, self._idle_exit_s, self._max_uptime_s = burst, idle_exit_s, max_uptime_s
+        self._grace_s, self._handles_signals = grace_s, handles_signals
+        self._idle_ms = idle_ms or int(getattr(queue, "idle_ms", 60_000))
+        self._appetite = Appetite(min(concurrency, _MOST_AHEAD), read_ahead or _MOST_AHEAD)
+        self._threads = Threads(concurrency)
+        self._runner = TaskRunner(handlers, self.tally, self._threads, int(getattr(queue, "max_retry", 3)))
+        self._limits = {handler.kind: handler.limits for handler in handlers if handler.limits}
+        if self._limits and not hasattr(queue, "admit"):
+            raise ConfigurationError(
+                f"{type(queue).__name__} knows no limits: {', '.join(sorted(self._limits))} has some"
+            )
+        settled = self._give_back_permit if self._limits else None
+        self._settler = Settler(queue, results, self.tally, save_timeout_s, saves_errors, settled)
+        self._inbox = TaskInbox()
+        self._slots: list[Slot] = []
+        self._stopping = Event()
+        self._reason = ""
+        self._busy_s = 0.0  # when something was last under way
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    def stop(self, reason: str = "stopped") -> None:
+        """Let run() return, from any thread and from signal handlers."""
+        self._reason = self._reason or reason
+        self._stopping.set_from_outside()
+
+    async def run(self) -> WorkerReport:
+        """Work until something ends it; return what was done."""
+        self._busy_s = time.monotonic()
+        unsubscribe = SignalWatch.subscribe(lambda: self.stop("signal")) if self._handles_signals else None
+        crew = Crew(lambda: self.stop("failed"))
+        hands = Crew(lambda: self.stop("failed"))
+        try:
+            with self.queue.renewing(self._idle_ms / 4000):
+                for _ in range(self.concurrency):
+                    hands.start(self._work)
+                for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
+                    crew.start(role)
+                await self._stopping.wait()
+                await self._wake()
+                await shielded(self._grace_s + 2 * _LAST_RITES_S, self._wind_up, hands)
+                await self._join(crew)
+        finally:
+            self._stopping.set()
+            await hands.cancel()
+            await crew.cancel()
+            self._threads.close()
+            if unsubscribe is not None:
+                unsubscribe()
+        for team in (hands, crew):
+            team.raise_failure()
+        self.tally.exit_reason = self._reason
+        return self.report()
+
+    async def _wake(self) -> None:
+        wake = getattr(self.queue, "wake", None)
+        if wake is not None:
+            await wake()
+
+    async def _join(self, crew: Crew) -> None:
+        if not await crew.join(_LAST_RITES_S):
+            await crew.cancel()
+
+    async def _wind_up(self, hands: Crew) -> None:
+        await self._hand_back(self._inbox.close())
+        if not await hands.join(self._grace_s):
+            logger.warning("%d handler(s) still run after %.0f s of grace", self.tally.running, self._grace_s)
+            for slot in self._slots:
+                slot.interrupt(WorkerStopped("the worker was stopped"))
+            await hands.join(_LAST_RITES_S)
+        try:
+            await self._settler.flush()
+        except PenstockError as error:
+            logger.warning("%d result(s) were not stored, their tasks become orphans: %s", len(self._settler), error)
+
+    async def _hand_back(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            try:
+                await self.queue.nack(task.id, counts=False)
+            except PenstockError as error:
+                logger.warning("task %s could not be handed back, it will be an orphan: %s", task.id, error)
+                return
+
+    def report(self) -> WorkerReport:
+        """Return what was done so far."""
+        total = self.tally.total
+        failed = total("retry") + total("dead") + total("error")
+        return WorkerReport(
+            self._reason, total("ok"), failed, total("dead"), total("skip"), total("refused"), total("unsaved")
+        )
+
+    # --- roles --------------------------------------------------------------------------------------
+
+    async def _fetch(self) -> None:
+        """Keep so much in the inbox that no hand waits, and little more: other workers are hungry too."""
+        while not self._stopping.is_set():
+            if len(self._inbox) > self._appetite.target // 2:
+                self._inbox.hungry.clear()
+                await self._inbox.hungry.wait(_WATCH_S)
+                continue
+            self._appetite.hungry()
+            room = max(1, self._appetite.target - len(self._inbox))
+            found = await self._persist(self._pop, room)
+            if found and self._stopping.is_set():
+                await self._hand_back(found)
+            elif found:
+                self._busy_s = time.monotonic()
+                self._appetite.filled()
+                self._inbox.put(await self._admitted(found) if self._limits else found)
+                await next_tick()
+            elif self._burst and found is not None and self._is_idle():
+                self.stop("burst")
+
+    async def _admitted(self, tasks: list[Task]) -> list[Task]:
+        admitted = []
+        for task in tasks:
+            limits = self._limits.get(task.kind)
+            if limits is None or await self._persist(self._admit, task, limits):
+                admitted.append(task)
+        return admitted
+
+    async def _admit(self, task: Task, limits: Limits) -> bool:
+        queue: Any = self.queue
+        return bool(await queue.admit(task, limits))
+
+    async def _give_back_permit(self, task: Task) -> None:
+        limits = self._limits.get(task.kind)
+        if limits is not None:
+            queue: Any = self.queue
+            await queue.give_back_permit(task, limits)
+
+    async def _pop(self, room: int) -> list[Task]:
+        wait_s = 0.02 if self._burst else 1.0
+        return await self.queue.pop_many(
+            min(room, _MOST_AHEAD), block=True, timeout=wait_s, provides=self.provides, kinds=self.kinds
+        )
+
+    def _is_idle(self) -> bool:
+        return not len(self._inbox) and not self.tally.running and not len(self._settler)
+
+    async def _work(self) -> None:
+        slot = Slot()
+        slot.job = Job.current()
+        self._slots.append(slot)
+        done = 0
+        while (task := await self._inbox.take()) is not None:
+            self.tally.running += 1
+            try:
+                outcome = await self._runner.run(task, slot)
+                await self._persist_settling(task, outcome)
+            finally:
+                self.tally.running -= 1
+            done += 1
+            if done % _BREATH == 0:
+                await next_tick()
+
+    async def _persist_settling(self, task: Task, outcome: Any) -> None:
+        try:
+            await self._settler.settle(task, outcome)
+        except TransientError as error:
+            logger.warning("task %s could not be settled, it will be an orphan: %s", task.id, error)
+
+    async def _settle(self) -> None:
+        while not self._stopping.is_set():
+            await self._persist(self._settler.run_once, _WATCH_S)
+
+    async def _watch(self) -> None:
+        """End runs that take too long, and the worker when its time has come."""
+        started_s = time.monotonic()
+        while not await self._stopping.wait(_WATCH_S):
+            now = time.monotonic()
+            for slot in list(self._slots):
+                if slot.deadline_s < now and slot.task is not None:
+                    slot.interrupt(TaskTimeout("the handler ran longer than its timeout_s"))
+            if not self._is_idle():
+                self._busy_s = now
+            if self._max_uptime_s is not None and now - started_s >= self._max_uptime_s:
+                self.stop("uptime")
+            elif self._idle_exit_s is not None and now - self._busy_s >= self._idle_exit_s:
+                self.stop("idle")
+
+    async def _recover(self) -> None:
+        """Free the tasks of dead workers, ours or others'."""
+        while True:
+            while await self._persist(self.queue.requeue_orphans, self._idle_ms, _ORPHANS) == _ORPHANS:
+                pass
+            if await self._stopping.wait(max(0.05, self._idle_ms / 4000)):
+                return
+
+    async def _schedule(self) -> None:
+        """Add the next task of every schedule ahead of its time: it comes even if no worker is there then."""
+        while True:
+            now, waits = datetime.now(UTC), [_LONGEST_WAIT_S]
+            for schedule in self.handlers.schedules.values():
+                moment = schedule.rule.after(now)
+                await self._persist(self._enqueue_at, schedule.task_at(moment), moment)
+                waits.append((moment - now).total_seconds() + 0.001)
+            if await self._stopping.wait(max(0.001, min(waits))):
+                return
+
+    async def _enqueue_at(self, task: Task, moment: datetime) -> None:
+        await self.queue.enqueue(task, at=moment)
+
+    async def _persist(self, step: Callable[..., Awaitable[Any]], *args: object) -> Any:
+        """Do a step; when Redis is away, wait a moment and return nothing. Other errors end the worker."""
+        try:
+            return await step(*args)
+        except TransientError as error:
+            logger.warning("%s", error)
+            await self._stopping.wait(_OUTAGE_PAUSE_S)
+            return None

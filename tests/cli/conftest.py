@@ -1,0 +1,60 @@
+"""The command line on a real queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from click.testing import Result as Shown
+from typer.testing import CliRunner
+
+from penstock.cli.app import app
+from penstock.sync.tasks import RedisTaskQueue, Task
+
+Command = Callable[..., Shown]
+
+
+@pytest.fixture
+def queue(redis_url: str) -> Iterator[RedisTaskQueue]:
+    with RedisTaskQueue(redis_url) as queue:
+        yield queue
+
+
+@pytest.fixture
+def penstock(redis_url: str) -> Command:
+    """Runs a command; with `code`, that is the exit code that it must have."""
+
+    def run(*words: str, code: int = 0, text: str = "") -> Shown:
+        shown = CliRunner().invoke(app, [*words, "--url", redis_url], input=text)
+        if shown.exception is not None and not isinstance(shown.exception, SystemExit) and code == 0:
+            raise shown.exception
+        assert shown.exit_code == code, shown.output
+        return shown
+
+    return run
+
+
+@pytest.fixture
+def as_json(penstock: Command) -> Callable[..., Any]:
+    """Runs a command with --json and returns what it printed."""
+
+    def run(*words: str, code: int = 0) -> Any:
+        return json.loads(penstock(*words, "--json", code=code).stdout)
+
+    return run
+
+
+@pytest.fixture
+def bury(queue: RedisTaskQueue) -> Callable[..., Task]:
+    """Makes a dead letter."""
+
+    def make(kind: str = "render", reason: str = "fatal", text: str = "no use", **payload: object) -> Task:
+        task = Task(kind=kind, payload=payload)
+        queue.enqueue(task)
+        assert queue.pop() == task
+        assert queue.bury(task.id, reason, error="ValueError", text=text)
+        return task
+
+    return make

@@ -1,0 +1,146 @@
+"""`penstock queue dlq`: list, inspect, retry, purge, export."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from penstock.cli.dlq_export import harmless
+from penstock.sync.tasks import RedisTaskQueue, Result, Task
+from tests.cli.conftest import Command
+
+pytestmark = pytest.mark.servers("7.0")
+Bury = Callable[..., Task]
+AsJson = Callable[..., Any]
+
+
+def test_dead_letters_are_listed_and_filtered(penstock: Command, as_json: AsJson, bury: Bury) -> None:
+    assert penstock("queue", "dlq", "list").stdout == "No dead letters.\n"
+    first, second = bury("render", text="no paper", n=1), bury("print", reason="max_deliveries", n=2)
+
+    def chosen(*words: str) -> list[str]:
+        return [row["task_id"] for row in as_json("queue", "dlq", "list", *words)]
+
+    assert chosen() == [first.id, second.id]
+    assert chosen("--kind", "print") == [second.id]
+    assert chosen("--reason", "fatal") == [first.id]
+    assert chosen("--text", "paper") == [first.id]
+    assert chosen("--limit", "1") == [first.id]
+    assert chosen("--since", "1h") == [first.id, second.id]
+    assert chosen("--until", "1h") == []
+    assert chosen("--since", "2030-01-01") == [first.id, second.id][:0]
+    assert "render" in penstock("queue", "dlq", "list").stdout
+    assert "None of the 2" in penstock("queue", "dlq", "list", "--kind", "other").stdout
+
+
+def test_one_is_shown_by_the_id_of_its_record_or_task(penstock: Command, as_json: AsJson, bury: Bury) -> None:
+    task = bury(n=1)
+    row = as_json("queue", "dlq", "inspect", task.id)
+    assert (row["error"], row["error_text"], row["payload"], row["attempts"]) == ("ValueError", "no use", {"n": 1}, 1)
+    assert as_json("queue", "dlq", "inspect", row["id"]) == row
+    assert "no use" in penstock("queue", "dlq", "inspect", task.id).stdout
+    penstock("queue", "dlq", "inspect", "unknown", code=1)
+
+
+def test_a_dry_run_changes_nothing(as_json: AsJson, bury: Bury, queue: RedisTaskQueue) -> None:
+    bury(), bury()
+    assert as_json("queue", "dlq", "retry", "--dry-run")["queued"] == 2
+    assert as_json("queue", "dlq", "purge", "--dry-run") == {"purged": 2, "dry_run": True}
+    assert queue.dead.count() == 2
+
+
+def test_a_retried_task_runs_again_and_has_a_new_result(as_json: AsJson, bury: Bury, queue: RedisTaskQueue) -> None:
+    task, other = bury("render"), bury("print")
+    assert queue.get_result(task.id) is not None
+    assert as_json("queue", "dlq", "retry", "--kind", "render", "--rate", "100")["queued"] == 1
+    assert queue.get_result(task.id) is None
+    again = queue.pop()
+    assert again == task
+    assert queue.finish_many([Result(task_id=task.id, kind="render", data="at last")]) == [True]
+    result = queue.get_result(task.id)
+    assert result is not None
+    assert result.data == "at last"
+    assert [letter.task_id for letter in queue.dead.iterate()] == [other.id]
+
+
+def test_what_came_back_too_often_is_left_alone(as_json: AsJson, bury: Bury, queue: RedisTaskQueue) -> None:
+    task = bury()
+    for _ in range(3):
+        assert as_json("queue", "dlq", "retry", task.id)["queued"] == 1
+        queue.pop()
+        queue.bury(task.id)
+    counts = as_json("queue", "dlq", "retry", task.id)
+    assert (counts["queued"], counts["refused"]) == (0, 1)
+    assert as_json("queue", "dlq", "retry", task.id, "--max-redrives", "9")["queued"] == 1
+
+
+def test_a_task_that_was_done_meanwhile_is_not_retried(as_json: AsJson, queue: RedisTaskQueue) -> None:
+    task = Task(kind="render")
+    queue.enqueue(task)
+    queue.pop()
+    queue.push_result(Result(task_id=task.id, kind="render", data=1))
+    queue.bury(task.id)
+    assert as_json("queue", "dlq", "retry", task.id)["done"] == 1
+    assert queue.dead.count() == 1
+
+
+def test_many_are_asked_about_first(penstock: Command, bury: Bury, queue: RedisTaskQueue) -> None:
+    bury(), bury()
+    penstock("queue", "dlq", "purge", code=1, text="n\n")
+    assert queue.dead.count() == 2
+    assert "deleted 1" in penstock("queue", "dlq", "purge", "--limit", "1").stdout
+    penstock("queue", "dlq", "purge", "--yes")
+    assert queue.dead.count() == 0
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_formulas_are_made_harmless(text: str) -> None:
+    assert harmless(text) == f"'{text}"
+    assert harmless(f"a{text}") == f"a{text}"
+
+
+def test_csv(penstock: Command, bury: Bury, tmp_path: Path) -> None:
+    task = bury(text='=HYPERLINK("http://evil")', n="=1", quote='a "b", c\nd')
+    rows = list(csv.DictReader(io.StringIO(penstock("queue", "dlq", "export").stdout)))
+    assert [row["task_id"] for row in rows] == [task.id]
+    assert rows[0]["error_text"] == '\'=HYPERLINK("http://evil")'
+    assert json.loads(rows[0]["payload"]) == task.payload
+    path = tmp_path / "dead.csv"
+    penstock("queue", "dlq", "export", "--output", str(path), "--kind", "other")
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_json_lines(penstock: Command, bury: Bury) -> None:
+    tasks = [bury(n=n) for n in range(3)]
+    lines = penstock("queue", "dlq", "export", "--format", "jsonl", "--limit", "2").stdout.splitlines()
+    assert [json.loads(line)["payload"] for line in lines] == [task.payload for task in tasks[:2]]
+
+
+def test_parquet(penstock: Command, bury: Bury, tmp_path: Path) -> None:
+    tasks = [bury(n=n) for n in range(3)]
+    penstock("queue", "dlq", "export", "--format", "parquet", code=1)
+    path = tmp_path / "dead.parquet"
+    penstock("queue", "dlq", "export", "--format", "parquet", "-o", str(path))
+    table = pyarrow.parquet.read_table(path).to_pylist()
+    assert [row["task_id"] for row in table] == [task.id for task in tasks]
+    assert [json.loads(row["payload"])["n"] for row in table] == [0, 1, 2]
+
+
+def test_what_is_no_task_is_shown_and_exported_as_well(
+    penstock: Command, as_json: AsJson, queue: RedisTaskQueue
+) -> None:
+    queue.client.call(queue.keys.dead, "XADD", queue.keys.tasks().stream, "*", "data", b"\xff\xfe")
+    assert queue.pop(block=False) is None
+    [row] = as_json("queue", "dlq", "list")
+    assert (row["reason"], row["payload"]) == ("decode_error", "\\xff\\xfe")
+    assert "decode_error" in penstock("queue", "dlq", "export").stdout

@@ -1,0 +1,44 @@
+"""The handlers of the worker processes that these tests kill."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+from penstock.task import Task
+from penstock.tasks import Handlers, Retry
+
+handlers = Handlers()
+
+
+@handlers.task("quick")
+async def quick(task: Task) -> int:
+    return int(task.payload["n"])
+
+
+@handlers.task("hang")
+async def hang(task: Task) -> str:
+    """Hangs in its first run only."""
+    if task.attempts == 0:
+        await asyncio.sleep(3_600)
+    return "done"
+
+
+@handlers.task("block")
+async def block(task: Task) -> str:
+    """Holds up the event loop for longer than the lease."""
+    time.sleep(task.payload["seconds"])  # noqa: ASYNC251
+    return f"run {task.attempts}"
+
+
+@handlers.task("poison")
+async def poison(task: Task) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@handlers.task("nap", retry=Retry(initial_s=0.0))
+async def nap(task: Task) -> float:
+    await asyncio.sleep(task.payload["seconds"])
+    return float(task.payload["seconds"])

@@ -1,0 +1,120 @@
+"""Workers that are killed, frozen or blocked: every task is done, no result comes twice, neighbours do not suffer."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from penstock.sync.tasks import RedisTaskQueue, Status, Task
+from tests.faults.waiting import eventually
+from tests.task_faults.conftest import IDLE_MS
+
+pytestmark = pytest.mark.servers("7.0")
+Start = Callable[..., "subprocess.Popen[bytes]"]
+PATIENCE_S = 60.0
+
+
+def results(raw: redis.Redis) -> Counter[str]:
+    """Returns how many results each task has."""
+    return Counter(fields[b"task_id"].decode() for _, fields in raw.xrange("penstock.results"))
+
+
+def held(raw: redis.Redis) -> int:
+    groups = raw.xinfo_groups("penstock.tasks") if raw.exists("penstock.tasks") else []
+    return int(groups[0]["pending"]) if groups else 0
+
+
+def test_a_thousand_tasks_of_a_killed_worker_are_done_by_another(
+    queue: RedisTaskQueue, start_worker: Start, raw: redis.Redis, record_property: Callable[[str, object], None]
+) -> None:
+    tasks = [Task(kind="hang") for _ in range(1_000)]
+    queue.enqueue_many(tasks)
+    victim = start_worker(concurrency=1_000)
+    eventually(lambda: held(raw) == 1_000, "the worker has all tasks in hand")
+    heir = start_worker(concurrency=1_000)
+    eventually(lambda: len(raw.xinfo_consumers("penstock.tasks", "penstock")) >= 1, "the heir is there")
+    victim.kill()
+    killed_at = time.monotonic()
+    eventually(lambda: raw.xlen("penstock.results") >= 1_000, "all tasks have a result")
+    record_property("recovered_after_s", time.monotonic() - killed_at)
+    assert results(raw) == Counter(task.id for task in tasks)
+    assert {queue.get_result(task.id).attempts for task in tasks[::50]} == {2}  # type: ignore[union-attr]
+    assert raw.xlen("penstock.dead") == 0
+    assert raw.hget("{penstock}:counts", "acked:hang") == b"1000"
+    assert raw.hget("{penstock}:counts", "dead:hang") is None
+    assert queue.pending_count() == 0
+    heir.send_signal(signal.SIGTERM)
+    assert heir.wait(PATIENCE_S) == 0
+
+
+def test_a_task_that_kills_its_workers_is_given_up_and_takes_no_neighbour_along(
+    queue: RedisTaskQueue, start_worker: Start, raw: redis.Redis
+) -> None:
+    poison = Task(kind="poison")
+    naps = [Task(kind="nap", payload={"seconds": 0.01}) for _ in range(40)]
+    queue.enqueue_many([*naps[:20], poison, *naps[20:]])
+    for _ in range(4):
+        assert start_worker(concurrency=50).wait(PATIENCE_S) == -signal.SIGKILL
+    start_worker(concurrency=50)
+    assert queue.wait_for_result(poison.id, PATIENCE_S) is not None
+    for nap in naps:
+        result = queue.wait_for_result(nap.id, PATIENCE_S)
+        assert result is not None
+        assert result.status is Status.OK
+    assert [letter.task_id for letter in queue.dead.iterate()] == [poison.id]
+    assert raw.hgetall("{penstock}:counts") == {
+        b"added:nap": b"40", b"added:poison": b"1", b"acked:nap": b"40", b"dead:poison": b"1",
+    }  # fmt: skip
+    assert set(results(raw).values()) == {1}
+
+
+def test_a_handler_that_blocks_the_loop_keeps_its_task(queue: RedisTaskQueue, start_worker: Start) -> None:
+    task = Task(kind="block", payload={"seconds": 4 * IDLE_MS / 1000})
+    queue.enqueue(task)
+    start_worker(concurrency=2)
+    start_worker(concurrency=2)
+    result = queue.wait_for_result(task.id, PATIENCE_S)
+    assert result is not None
+    assert result.data == "run 0"
+
+
+def test_a_frozen_worker_that_wakes_up_late_changes_nothing(
+    queue: RedisTaskQueue, start_worker: Start, raw: redis.Redis
+) -> None:
+    task = Task(kind="nap", payload={"seconds": 0.3})
+    queue.enqueue(task)
+    frozen = start_worker(concurrency=2)
+    eventually(lambda: held(raw) == 1, "the worker has the task in hand")
+    frozen.send_signal(signal.SIGSTOP)
+    other = start_worker(concurrency=2)
+    result = queue.wait_for_result(task.id, PATIENCE_S)
+    assert result is not None
+    assert result.attempts == 2
+    frozen.send_signal(signal.SIGCONT)
+    for process in (frozen, other):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    assert results(raw) == {task.id: 1}
+    assert queue.get_result(task.id) == result
+
+
+def test_a_worker_that_is_told_to_end_finishes_what_it_does_and_hands_back_the_rest(
+    queue: RedisTaskQueue, start_worker: Start, raw: redis.Redis
+) -> None:
+    tasks = [Task(kind="nap", payload={"seconds": 0.4}) for _ in range(20)]
+    queue.enqueue_many(tasks)
+    worker = start_worker(concurrency=4)
+    eventually(lambda: held(raw) >= 4, "the worker has begun")
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(PATIENCE_S) == 0
+    done = results(raw)
+    left = queue.pop_many(20, timeout=0.5)
+    left += queue.pop_many(20, timeout=0.5)
+    assert len(done) + len(left) == 20
+    assert {task.attempts for task in left} == {0}

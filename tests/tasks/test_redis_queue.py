@@ -1,0 +1,249 @@
+"""What a task queue leaves in Redis, reads from it, and makes of what others wrote."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from penstock.errors import ConfigurationError, OutOfMemory
+from penstock.task import Priority, Result, Status, Task
+from penstock.tasks import RedisTaskQueue
+from tests.helpers.aio import DEADLINE_S, join, start
+
+pytestmark = [pytest.mark.servers("7.0")]
+
+
+def entries(raw: redis.Redis, key: str) -> list[dict[bytes, bytes]]:
+    return [fields for _, fields in raw.xrange(key)]
+
+
+async def finish(queue: RedisTaskQueue, task: Task, data: Any = None) -> bool:
+    return (await queue.finish_many([Result(task_id=task.id, kind=task.kind, data=data)]))[0]
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+
+async def test_tasks_results_and_dead_letters_are_in_streams_of_the_queues_name(
+    queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    task, bad = Task(kind="render"), Task(kind="bad")
+    await queue.enqueue_many([task, bad])
+    assert entries(raw, "jobs.tasks")[0] == {
+        b"data": msgspec.msgpack.encode(task), b"task_id": task.id.encode(), b"kind": b"render",
+    }  # fmt: skip
+    await queue.pop_many(2)
+    await finish(queue, task, 42)
+    await queue.bury(bad.id, text="no use")
+    [result, error] = entries(raw, "jobs.results")
+    assert (result[b"task_id"], result[b"kind"], result[b"status"]) == (task.id.encode(), b"render", b"ok")
+    assert msgspec.msgpack.decode(result[b"data"])["data"] == 42
+    assert (error[b"status"], json.loads(error[b"data"])["error"]) == (b"error", "no use")
+    [letter] = entries(raw, "jobs.dead")
+    assert (letter[b"task_id"], letter[b"dlq_reason"], letter[b"data"]) == (
+        bad.id.encode(), b"fatal", msgspec.msgpack.encode(bad),
+    )  # fmt: skip
+
+
+async def test_a_settled_queue_keeps_nothing_but_results(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    tasks = [Task(kind="render", unique=f"u{n}", priority=Priority.HIGH) for n in range(10)]
+    await queue.enqueue_many(tasks)
+    later = Task(kind="later")
+    await queue.enqueue(later, delay=0.01)
+    for _ in range(2):
+        found = [await queue.pop(timeout=DEADLINE_S) for _ in range(11)]
+        assert {task.id for task in found if task} == {later.id, *(task.id for task in tasks)}
+        if found[0] and not found[0].attempts:
+            for task in found:
+                assert task
+                assert await queue.nack(task.id)
+    for task in found:
+        assert task
+        assert await finish(queue, task)
+    await queue.trim()
+    kept = {key.decode() for key in raw.scan_iter()}
+    assert kept == {
+        "jobs.tasks", "jobs.tasks.high", "jobs.results", "{jobs}:done", "{jobs}:lanes",
+        "{jobs}:counts",
+    }  # fmt: skip
+    assert raw.xlen("jobs.tasks") == raw.xlen("jobs.tasks.high") == 0
+
+
+async def test_work_never_expires_and_results_do(redis_url: str, raw: redis.Redis) -> None:
+    async with RedisTaskQueue(redis_url, "jobs", result_ttl_s=1) as queue:
+        old, new, waiting = Task(kind="render"), Task(kind="render"), Task(kind="render")
+        await queue.enqueue_many([old, waiting])
+        await queue.pop()
+        await finish(queue, old)
+        assert {raw.ttl(key) for key in raw.scan_iter()} == {-1}
+        expires_at = time.time() + 1.01
+        while time.time() < expires_at:
+            assert await queue.wait_for_result("nothing", 0.1) is None
+        await queue.enqueue(new)
+        await queue.pop_many(2)
+        await finish(queue, new)
+        await queue.trim()
+        assert await queue.get_result(old.id) is None
+        assert await queue.get_result(new.id) is not None
+        assert raw.hkeys("{jobs}:done") == [new.id.encode()]
+        assert await queue.pending_count() == 1
+
+
+async def test_two_queues_of_one_server_do_not_meet(redis_url: str) -> None:
+    async with RedisTaskQueue(redis_url, "one") as one, RedisTaskQueue(redis_url, "two") as two:
+        await one.enqueue(Task(kind="render"))
+        assert await two.pop(block=False) is None
+        assert await one.pop(block=False) is not None
+
+
+# --- what others wrote ----------------------------------------------------------------------------
+
+
+async def test_a_task_that_was_written_by_hand_is_done(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    raw.xadd("jobs.tasks", {"data": '{"kind": "render", "id": "by-hand", "unknown": [1], "payload": {"n": 1}}'})
+    task = await queue.pop(block=False)
+    assert task is not None
+    assert (task.id, task.payload) == ("by-hand", {"n": 1})
+    assert await finish(queue, task, "done")
+    result = await queue.wait_for_result("by-hand", 0)
+    assert result is not None
+    assert result.data == "done"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"data": b"\xc1\xff"},
+        {"data": ""},
+        {"other": "1"},
+        {"data": "[1, 2]"},
+        {"data": '{"kind": ""}'},
+        {"data": '{"id": "x"}'},
+        {"data": '{"kind": "render", "id": "../etc"}'},
+        {"data": b"{" * 100_000},
+    ],
+)
+async def test_what_is_no_task_becomes_a_dead_letter_and_stops_nobody(
+    queue: RedisTaskQueue, raw: redis.Redis, fields: dict[str, Any]
+) -> None:
+    before, behind = Task(kind="render"), Task(kind="render")
+    await queue.enqueue(before)
+    raw.xadd("jobs.tasks", fields)
+    await queue.enqueue(behind)
+    assert [task.id for task in await queue.pop_many(10)] == [before.id, behind.id]
+    [letter] = entries(raw, "jobs.dead")
+    assert letter[b"dlq_reason"] == b"decode_error"
+    assert raw.xpending("jobs.tasks", "jobs")["pending"] == 2
+
+
+async def test_a_task_of_a_higher_version_gets_an_error_as_its_result(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    raw.xadd("jobs.tasks", {"data": '{"kind": "render", "id": "from-the-future", "schema_v": 2}'})
+    assert await queue.pop(block=False) is None
+    result = await queue.wait_for_result("from-the-future", 0)
+    assert result is not None
+    assert (result.status, result.kind) == (Status.ERROR, "render")
+    assert "schema_v=2" in str(result.error)
+    assert raw.xlen("jobs.dead") == 1
+
+
+async def test_an_entry_that_was_deleted_in_hand_stops_nobody(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    await queue.enqueue_many([Task(kind="render") for _ in range(3)])
+    await queue.pop_many(3)
+    raw.xdel("jobs.tasks", raw.xrange("jobs.tasks")[1][0])
+    freed = 0
+    while freed < 2:
+        freed += await other.requeue_orphans(1, 10)
+    assert len(await other.pop_many(3)) == 2
+    assert [letter[b"dlq_reason"] for letter in entries(raw, "jobs.dead")] == [b"missing"]
+
+
+# --- outages --------------------------------------------------------------------------------------
+
+
+async def test_an_emptied_server_is_worked_on_as_before(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    await queue.enqueue(Task(kind="render"))
+    await queue.pop()
+    raw.flushall()
+    assert await queue.pop(block=False) is None
+    task = Task(kind="render")
+    await queue.enqueue(task)
+    assert await queue.pop(timeout=DEADLINE_S) == task
+    raw.xgroup_destroy("jobs.tasks", "jobs")
+    again = Task(kind="render")
+    await queue.enqueue(again)
+    seen = set()
+    while again.id not in seen:
+        found = await queue.pop(timeout=DEADLINE_S)
+        assert found is not None
+        seen.add(found.id)
+
+
+async def test_a_full_server_refuses_a_task_and_lets_the_others_be_taken(
+    queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    tasks = [Task(kind="render") for _ in range(5)]
+    await queue.enqueue_many(tasks)
+    assert await queue.pop() is not None
+    raw.config_set("maxmemory", "1")
+    with pytest.raises(OutOfMemory):
+        await queue.enqueue(Task(kind="render"))
+    with pytest.raises(OutOfMemory):
+        await finish(queue, tasks[0])
+    raw.config_set("maxmemory", "0")
+    assert await finish(queue, tasks[0])
+    assert await queue.pending_count() == 4
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+async def test_waiting_for_a_result_asks_for_its_key_and_not_for_the_others(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    tasks = [Task(kind="render") for _ in range(300)]
+    await queue.enqueue_many(tasks)
+    found = await queue.pop_many(300)
+    waiting = start(other.wait_for_result, tasks[-1].id, DEADLINE_S)
+    while raw.zscore("{jobs}:awaited", tasks[-1].id) is None:
+        assert await other.wait_for_result("nothing", 0.01) is None
+    await queue.finish_many([Result(task_id=task.id, kind=task.kind) for task in found[:-1]])
+    raw.config_resetstat()
+    await finish(queue, tasks[-1], "last")
+    result = await join(waiting)
+    assert result.data == "last"
+    calls = {name: stats["calls"] for name, stats in raw.info("commandstats").items()}
+    assert "cmdstat_xread" not in calls
+    assert calls["cmdstat_xrange"] <= 2
+    assert raw.zscore("{jobs}:awaited", tasks[-1].id) is None
+
+
+async def test_a_result_whose_notice_got_lost_is_found_by_looking(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    await queue.enqueue(Task(kind="render"))
+    task = await queue.pop()
+    assert task is not None
+    waiting = start(other.wait_for_result, task.id, DEADLINE_S)
+    while raw.zscore("{jobs}:awaited", task.id) is None:
+        assert await queue.wait_for_result("nothing", 0.01) is None
+    raw.delete("{jobs}:awaited")
+    await finish(queue, task, 1)
+    assert (await join(waiting)).data == 1
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_retry": -1}, {"idle_ms": 0}, {"encoding": "xml"}, {"result_ttl_s": 0}, {"name": " "}]
+)
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        RedisTaskQueue("redis://localhost:1", **options)

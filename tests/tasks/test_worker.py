@@ -1,0 +1,404 @@
+"""A worker does tasks, brings results home, tries again what failed, and ends when it is told to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock.errors import ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
+from penstock.runtime.aio import IS_ASYNC
+from penstock.task import Result, Status, Task
+from penstock.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
+from tests.helpers.aio import DEADLINE_S, Event, eventually, join, pause, start, wait_for
+from tests.tasks.stage import MemoryBackend, quick, running
+
+AT_ONCE = Retry(initial_s=0.0)
+
+
+@pytest.fixture(params=["stub", "redis"])
+async def queue(request: pytest.FixtureRequest) -> AsyncIterator[TaskQueue]:
+    if request.param == "stub":
+        yield StubQueue()
+    else:
+        async with RedisTaskQueue(request.getfixturevalue("redis_url")) as queue:
+            yield queue
+
+
+pytestmark = [pytest.mark.servers("7.0")]
+
+
+async def result_of(queue: TaskQueue, task: Task) -> Result:
+    result = await queue.wait_for_result(task.id, DEADLINE_S)
+    assert result is not None
+    return result
+
+
+async def test_a_task_is_done_and_its_result_is_saved_and_told(queue: TaskQueue, redis_url: str) -> None:
+    handlers, backend = Handlers(), MemoryBackend()
+
+    @handlers.task("add")
+    async def add(task: Task) -> int:
+        return int(task.payload["a"]) + int(task.payload["b"])
+
+    @handlers.task("plain")
+    def plain(task: Task) -> str:
+        return threading.current_thread().name
+
+    tasks = [Task(kind="add", payload={"a": 1, "b": 2}), Task(kind="plain")]
+    await queue.enqueue_many(tasks)
+    worker = quick(queue, handlers, results=backend)
+    async with running(worker):
+        added, told = await result_of(queue, tasks[0]), await result_of(queue, tasks[1])
+    assert (added.data, added.status, added.attempts) == (3, Status.OK, 1)
+    assert added.started_at is not None
+    assert added.started_at <= added.finished_at
+    assert told.data != threading.main_thread().name
+    assert backend.saved == {tasks[0].id: added, tasks[1].id: told}
+    assert worker.report().ok == 2
+
+
+async def test_many_tasks_are_done_each_once(queue: TaskQueue, redis_url: str) -> None:
+    handlers, seen = Handlers(), []
+
+    @handlers.task("count")
+    async def count(task: Task) -> None:
+        seen.append(task.payload["n"])
+
+    await queue.enqueue_many([Task(kind="count", payload={"n": n}) for n in range(3_000)])
+    report = await quick(queue, handlers, burst=True).run()
+    assert sorted(seen) == list(range(3_000))
+    assert (report.ok, report.reason) == (3_000, "burst")
+    assert await queue.pending_count() == 0
+
+
+async def test_a_failed_task_is_tried_again_until_it_succeeds(queue: TaskQueue, redis_url: str) -> None:
+    handlers, attempts = Handlers(), []
+
+    @handlers.task("flaky", retry=AT_ONCE)
+    async def flaky(task: Task) -> str:
+        attempts.append(task.attempts)
+        if len(attempts) < 3:
+            raise OSError("not yet")
+        return "done"
+
+    task = Task(kind="flaky")
+    await queue.enqueue(task)
+    async with running(quick(queue, handlers)):
+        result = await result_of(queue, task)
+    assert attempts == [0, 1, 2]
+    assert (result.data, result.attempts) == ("done", 3)
+
+
+@pytest.mark.parametrize(
+    ("retry", "error", "runs"),
+    [
+        (AT_ONCE, ValueError("bad"), 4),  # what the queue allows
+        (Retry(max_retries=1, initial_s=0.0), ValueError("bad"), 2),
+        (Retry(max_retries=6, initial_s=0.0), ValueError("bad"), 7),
+        (Retry(max_retries=0), ValueError("bad"), 1),
+        (Retry(never=(KeyError,), initial_s=0.0), KeyError("bad"), 1),
+        (Retry(only=(OSError,), initial_s=0.0), ValueError("bad"), 1),
+        (AT_ONCE, FatalError("bad"), 1),
+        (AT_ONCE, RetryLater(0.001, "bad"), 4),
+    ],
+)
+async def test_a_task_that_always_fails_is_given_up_as_its_kind_says(
+    queue: TaskQueue, retry: Retry, error: Exception, runs: int, redis_url: str
+) -> None:
+    handlers, seen = Handlers(), []
+
+    @handlers.task("bad", retry=retry)
+    async def bad(task: Task) -> None:
+        seen.append(task.attempts)
+        raise error
+
+    task = Task(kind="bad")
+    await queue.enqueue(task)
+    worker = quick(queue, handlers)
+    async with running(worker):
+        result = await result_of(queue, task)
+    assert seen == list(range(runs))
+    assert result.status is Status.ERROR
+    assert type(error).__name__ in str(result.error)
+    assert "bad" in str(result.error)
+    assert result.attempts == runs
+    assert worker.report().dead == 1
+
+
+async def test_a_snooze_burns_no_attempt(queue: TaskQueue, redis_url: str) -> None:
+    handlers, seen = Handlers(), []
+
+    @handlers.task("sleepy")
+    async def sleepy(task: Task) -> None:
+        seen.append(task.attempts)
+        if len(seen) < 8:
+            raise Snooze(0.001)
+
+    task = Task(kind="sleepy")
+    await queue.enqueue(task)
+    async with running(quick(queue, handlers)):
+        assert (await result_of(queue, task)).status is Status.OK
+    assert seen == [0] * 8
+
+
+async def test_a_handler_may_skip_a_task_or_give_the_result_itself(queue: TaskQueue, redis_url: str) -> None:
+    handlers = Handlers()
+
+    @handlers.task("skip")
+    async def skip(task: Task) -> None:
+        raise Skip("nothing new")
+
+    @handlers.task("own")
+    async def own(task: Task) -> Result:
+        return Result(task_id="x", kind="x", data=5, status=Status.SKIP)
+
+    tasks = [Task(kind="skip"), Task(kind="own")]
+    await queue.enqueue_many(tasks)
+    async with running(quick(queue, handlers)):
+        skipped, given = await result_of(queue, tasks[0]), await result_of(queue, tasks[1])
+    assert (skipped.status, skipped.error) == (Status.SKIP, "nothing new")
+    assert (given.task_id, given.kind, given.data, given.status) == (tasks[1].id, "own", 5, Status.SKIP)
+
+
+@pytest.mark.skipif(not IS_ASYNC, reason="a thread cannot be interrupted")
+async def test_a_handler_that_takes_too_long_is_ended(queue: TaskQueue, redis_url: str) -> None:
+    handlers = Handlers()
+
+    @handlers.task("slow", timeout_s=0.05, retry=Retry(max_retries=1, initial_s=0.0))
+    async def slow(task: Task) -> None:
+        await pause(DEADLINE_S)
+
+    task, other = Task(kind="slow"), Task(kind="slow", timeout_s=0.01)
+    await queue.enqueue_many([task, other])
+    async with running(quick(queue, handlers)):
+        for each in (task, other):
+            result = await result_of(queue, each)
+            assert result.attempts == 2
+            assert TaskTimeout.__name__ in str(result.error)
+
+
+async def test_the_result_of_a_task_is_what_follows(queue: TaskQueue, redis_url: str) -> None:
+    handlers, backend = Handlers(), MemoryBackend()
+
+    @handlers.task("double")
+    async def double(task: Task) -> int:
+        return 2 * int(task.payload.get("result", task.payload.get("n", 0)))
+
+    last = Task(kind="double")
+    middle = Task(kind="double", then=(last,))
+    await queue.enqueue(Task(kind="double", payload={"n": 5}, then=(middle,)))
+    async with running(quick(queue, handlers, results=backend)):
+        assert (await result_of(queue, last)).data == 40
+    assert len(backend.saved) == 3
+
+
+async def test_a_task_that_a_worker_cannot_do_is_left_for_others(queue: TaskQueue, redis_url: str) -> None:
+    small, large = Handlers(), Handlers()
+
+    @small.task("render")
+    async def render(task: Task) -> str:
+        return "small"
+
+    @small.task("big", requires={"memory"})
+    async def never(task: Task) -> None:
+        raise AssertionError("this worker has no memory")
+
+    @large.task("render")
+    async def render_large(task: Task) -> str:
+        return "large"
+
+    @large.task("big", requires={"memory"})
+    @large.task("print")
+    async def rest(task: Task) -> list[object]:
+        return [task.kind, task.attempts]
+
+    tasks = [
+        Task(kind="print"),
+        Task(kind="render", requires=frozenset({"gpu"})),
+        Task(kind="big"),
+        Task(kind="render"),
+    ]
+    await queue.enqueue_many(tasks)
+    async with running(quick(queue, small)):
+        assert (await result_of(queue, tasks[3])).data == "small"
+        async with running(quick(queue, large, provides={"gpu", "memory"})):
+            found = [(await result_of(queue, task)).data for task in tasks]
+    assert found == [["print", 0], "large", ["big", 0], "small"]
+
+
+# --- saving ---------------------------------------------------------------------------------------
+
+
+async def test_a_task_whose_result_cannot_be_saved_is_not_acknowledged_and_runs_again(
+    queue: TaskQueue, redis_url: str
+) -> None:
+    handlers, backend, runs = Handlers(), MemoryBackend(), []
+    backend.failure = OSError("no space left on device")
+
+    @handlers.task("work")
+    async def work(task: Task) -> int:
+        runs.append(task.attempts)
+        return len(runs)
+
+    task = Task(kind="work")
+    await queue.enqueue(task)
+    worker = quick(queue, handlers, results=backend)
+    async with running(worker):
+        await eventually(lambda: worker.tally.backend_failures >= 2)
+        assert await queue.wait_for_result(task.id, 0) is None
+        assert await queue.pending_count() == 1
+        backend.failure = None
+        result = await result_of(queue, task)
+    assert set(runs) == {0}
+    assert backend.saved == {task.id: result}
+
+
+async def test_one_result_that_cannot_be_saved_stops_no_other(queue: TaskQueue, redis_url: str) -> None:
+    handlers, backend = Handlers(), MemoryBackend()
+
+    @handlers.task("work")
+    async def work(task: Task) -> object:
+        return task.payload["data"]
+
+    tasks = [Task(kind="work", payload={"data": "unsavable" if n == 3 else n}) for n in range(10)]
+    await queue.enqueue_many(tasks)
+    worker = quick(queue, handlers, results=backend)
+    async with running(worker):
+        for n in (0, 1, 2, 4, 9):
+            assert (await result_of(queue, tasks[n])).data == n
+        await eventually(lambda: len(backend.saved) == 9)
+    assert await queue.pending_count() == 1
+
+
+async def test_a_result_that_was_saved_before_is_the_one_that_is_told(queue: TaskQueue, redis_url: str) -> None:
+    handlers, backend = Handlers(), MemoryBackend()
+
+    @handlers.task("work")
+    async def work(task: Task) -> str:
+        return "second"
+
+    task = Task(kind="work")
+    first = Result(task_id=task.id, kind="work", data="first")
+    await backend.save(first)
+    await queue.enqueue(task)
+    async with running(quick(queue, handlers, results=backend)):
+        assert await result_of(queue, task) == first
+
+
+async def test_what_cannot_be_encoded_is_a_failure_of_the_handler(queue: TaskQueue, redis_url: str) -> None:
+    handlers = Handlers()
+
+    @handlers.task("odd", retry=Retry(max_retries=0))
+    async def odd(task: Task) -> object:
+        return object()
+
+    @handlers.task("fine")
+    async def fine(task: Task) -> int:
+        return 1
+
+    tasks = [Task(kind="odd"), Task(kind="fine")]
+    await queue.enqueue_many(tasks)
+    async with running(quick(queue, handlers)):
+        assert "EncodeError" in str((await result_of(queue, tasks[0])).error)
+        assert (await result_of(queue, tasks[1])).data == 1
+
+
+# --- ending ---------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_stops_lets_handlers_end_and_hands_the_rest_back(queue: TaskQueue, redis_url: str) -> None:
+    handlers, begun, may_end = Handlers(), Event(), Event()
+
+    @handlers.task("work")
+    async def work(task: Task) -> str:
+        begun.set()
+        await wait_for(may_end)
+        return "done"
+
+    tasks = [Task(kind="work") for _ in range(5)]
+    await queue.enqueue_many(tasks)
+    worker = quick(queue, handlers, concurrency=1)
+    call = start(worker.run)
+    await wait_for(begun)
+    worker.stop()
+    await pause(0.05)
+    may_end.set()
+    report = await join(call)
+    assert (report.ok, report.reason) == (1, "stopped")
+    assert (await result_of(queue, tasks[0])).data == "done"
+    rest = [await queue.pop(timeout=DEADLINE_S) for _ in range(4)]
+    assert {(task.id, task.attempts) for task in rest if task} == {(task.id, 0) for task in tasks[1:]}
+
+
+@pytest.mark.skipif(not IS_ASYNC, reason="a thread cannot be interrupted")
+async def test_a_handler_that_outlasts_the_grace_hands_its_task_back(queue: TaskQueue, redis_url: str) -> None:
+    handlers, begun = Handlers(), Event()
+
+    @handlers.task("work")
+    async def work(task: Task) -> None:
+        begun.set()
+        await pause(DEADLINE_S)
+
+    await queue.enqueue(Task(kind="work"))
+    worker = quick(queue, handlers, grace_s=0.05)
+    call = start(worker.run)
+    await wait_for(begun)
+    worker.stop()
+    await join(call)
+    again = await queue.pop(timeout=DEADLINE_S)
+    assert again is not None
+    assert again.attempts == 0
+
+
+async def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) -> None:
+    handlers = Handlers()
+    handlers.task("work")(lambda _: None)
+    await queue.enqueue(Task(kind="work"))
+    started = time.monotonic()
+    report = await quick(queue, handlers, idle_exit_s=0.3).run()
+    assert (report.reason, report.ok) == ("idle", 1)
+    assert time.monotonic() - started >= 0.3
+
+
+async def test_a_worker_leaves_when_its_time_is_up(queue: TaskQueue, redis_url: str) -> None:
+    handlers = Handlers()
+    handlers.task("work")(lambda _: None)
+    report = await quick(queue, handlers, max_uptime_s=0.2).run()
+    assert report.reason == "uptime"
+
+
+async def test_tasks_of_a_worker_that_vanished_are_done_by_another(queue: TaskQueue, redis_url: str) -> None:
+    handlers = Handlers()
+
+    @handlers.task("work")
+    async def work(task: Task) -> int:
+        return task.attempts
+
+    tasks = [Task(kind="work") for _ in range(20)]
+    await queue.enqueue_many(tasks)
+    if isinstance(queue, StubQueue):
+        assert len(await queue.pop_many(20)) == 20
+        assert (
+            await queue.requeue_orphans(0, 100) == 20
+        )  # what somebody holds for long is no orphan while a worker runs
+    else:
+        async with RedisTaskQueue(redis_url) as vanished:
+            assert len(await vanished.pop_many(20)) == 20
+    async with running(quick(queue, handlers, idle_ms=200)):
+        assert [(await result_of(queue, task)).data for task in tasks] == [1] * 20
+
+
+def test_handlers_are_checked_when_they_are_registered() -> None:
+    handlers = Handlers()
+    handlers.task("work")(lambda _: None)
+    with pytest.raises(ConfigurationError, match="two handlers"):
+        handlers.task("work")(lambda _: None)
+    with pytest.raises(ConfigurationError, match="rate"):
+        handlers.task("other", rate="often")
+    with pytest.raises(ConfigurationError, match="timeout_s"):
+        handlers.task("other", timeout_s=-1)
+    with pytest.raises(ConfigurationError, match="no handlers"):
+        Worker(StubQueue(), Handlers())
