@@ -18,13 +18,14 @@ from penstock.model import (
 )
 from penstock.queue.abstract_gateway import AbstractRedisGateway
 from penstock.queue.gateway import RedisGateway
+from penstock.queue.importer import import_queue
 from penstock.queue.interrupt import (
     BaseGracefulInterruptHandler,
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
 from penstock.queue.message_queue import RedisMessageQueue
-from penstock.queue.model import ClaimedMessage, QueueStats
+from penstock.queue.model import ClaimedMessage, ImportReport, QueueStats
 from penstock.redis.client import StreamClient
 from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
 from penstock.streams.consumer import StreamConsumer
@@ -44,6 +45,7 @@ __all__ = [
     "DeadLetters",
     "EventDrivenInterruptHandler",
     "GracefulInterruptHandler",
+    "ImportReport",
     "JsonSerializer",
     "Lag",
     "MsgpackSerializer",
@@ -61,5 +63,6 @@ __all__ = [
     "StreamMessage",
     "StreamProducer",
     "StreamStats",
+    "import_queue",
 ]
 __version__ = "0.1.0"

@@ -9,6 +9,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli.demo import demo
+from penstock.cli.queue import queue_app
 from penstock.errors import PenstockError
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # it prints local variables, and those may hold passwords
 )
 app.command()(demo)
+app.add_typer(queue_app, name="queue")
 
 
 def _show_version(is_wanted: bool) -> None:

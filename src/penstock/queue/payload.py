@@ -83,4 +83,9 @@ def checked_key(make: Callable[[Message], str], message: Message) -> str:
             "get_deduplication_key returned '': all such messages would be duplicates of each other; "
             "return something that identifies the message"
         )
+    return shortened_key(key)
+
+
+def shortened_key(key: str) -> str:
+    """Return the key, or its hash where it is too long to be part of the name of a key in Redis."""
     return key if len(key) <= _MAX_KEY else f"sha256:{hashlib.sha256(encode_text(key)).hexdigest()}"

@@ -22,10 +22,11 @@ from penstock.queue.interrupt import (
     EventDrivenInterruptHandler,
     GracefulInterruptHandler,
 )
-from penstock.queue.model import ClaimedMessage, QueueStats
+from penstock.queue.model import ClaimedMessage, ImportReport, QueueStats
 from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
 from penstock.sync.queue.gateway import RedisGateway
+from penstock.sync.queue.importer import import_queue
 from penstock.sync.queue.message_queue import RedisMessageQueue
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.consumer import StreamConsumer
@@ -45,6 +46,7 @@ __all__ = [
     "DeadLetters",
     "EventDrivenInterruptHandler",
     "GracefulInterruptHandler",
+    "ImportReport",
     "JsonSerializer",
     "Lag",
     "MsgpackSerializer",
@@ -62,5 +64,6 @@ __all__ = [
     "StreamMessage",
     "StreamProducer",
     "StreamStats",
+    "import_queue",
 ]
 __version__ = "0.1.0"
