@@ -29,9 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     plan = _plan(options)
     subjects, absent = rounds.find_subjects(options.peers)
     names = [subject.peer.name for subject in subjects]
-    print(
-        f"Server: {version} on loopback TCP, no persistence. uvloop: Penstock's streams and the limit; others as they ship."
-    )
+    print(f"Server: {version} on loopback TCP, no persistence.")
+    print("uvloop: Penstock's streams and the limit; others as they ship.")
     print(f"Peers: {', '.join(names)}. Tests: {', '.join(options.tests)}. Rounds: {plan.rounds}.")
     for name, reason in absent.items():
         print(f"Absent: {name}: {reason}")

@@ -113,7 +113,8 @@ class RedisGateway(AbstractRedisGateway):
         raw = encode_text(message)
         answer = await self._post(queue, Outgoing(raw, self._new_id(), more, dedup_key, self._window_ms))
         is_new = not isinstance(answer, Duplicate)
-        self._emit(queue, EventName.PUBLISHED if is_new else EventName.DUPLICATE, id=str(answer))
+        if self._on_event is not None:
+            self._emit(queue, EventName.PUBLISHED if is_new else EventName.DUPLICATE, id=str(answer))
         return is_new
 
     async def add_message(self, queue: str, message: str) -> None:
@@ -166,8 +167,9 @@ class RedisGateway(AbstractRedisGateway):
         if claim is None:
             self._emit(from_queue, EventName.EMPTY)
             return None
-        self._claims[claim.token] = desk, claim
-        return ClaimedMessage(claim.payload, claim.token, claim.entry_id, claim.deliveries, claim.attempts)
+        token = claim.token
+        self._claims[token] = desk, claim
+        return ClaimedMessage(claim.payload, token, claim.entry_id, claim.deliveries, claim.attempts)
 
     def _desk(self, queue: str) -> Desk:
         desk = self._desks.get(queue)

@@ -12,7 +12,7 @@ local entry = redis.call('XPENDING', stream, group, id, id, 1)[1]
 if not entry then return 0 end
 if entry[2] ~= ARGV[2] then return -1 end
 
-local function record(call)
+local record = log and function(call)
   local found = redis.call('XRANGE', stream, id, id)[1]
   local fields = found and found[2] or {}
   for i = 6, #ARGV do fields[#fields + 1] = ARGV[i] end

@@ -111,9 +111,10 @@ class Desk:
 
         Guarantees: after the time is over nothing new is taken; what a lost reply had handed out before still is.
         """
-        self.settle_again()
-        deadline, trial, may_take_new = time.monotonic() + wait_s, self._settings.retry.start(), True
-        slot, claim = self._borrow(), None
+        if self._unsettled:
+            self.settle_again()
+        started_s, trial, may_take_new = time.monotonic(), None, True
+        deadline, slot, claim = started_s + wait_s, self._borrow(), None
         try:
             while True:
                 try:
@@ -122,6 +123,7 @@ class Desk:
                 except GroupLost:
                     self._restore_group(slot)
                 except PASSING as error:
+                    trial = trial or self._settings.retry.start(started_s)
                     self._recuperate(slot, error, trial, deadline)
                     may_take_new = time.monotonic() < deadline
         finally:
@@ -140,7 +142,8 @@ class Desk:
             raise error
 
     def _next(self, slot: Slot, deadline: float, may_take_new: bool) -> Claim | None:
-        self._group.ensure()
+        if not self._group.is_known:
+            self._group.ensure()
         if slot.is_doubtful and not self._settings.is_interrupted():
             claims, missing = slot.take_lost()
             claim = self._admit(slot, claims, missing)
@@ -152,14 +155,24 @@ class Desk:
             if remaining_s <= 0 and not is_first:
                 break
             is_first = False
-            claim = self._take_again(slot) or self._read(slot, remaining_s)
+            if (until_chore_s := self._next_chore_s - time.monotonic()) <= 0:
+                claim = self._take_again(slot)
+                if claim is not None:
+                    return claim
+                until_chore_s = self._next_chore_s - time.monotonic()
+            claim = self._read(slot, remaining_s, until_chore_s)
             if claim is not None:
                 return claim
         return None
 
-    def _read(self, slot: Slot, remaining_s: float) -> Claim | None:
-        chores = [self._next_due_s] if self._settings.lease_s is None else [self._next_due_s, self._next_recovery_s]
-        wait_s = min(remaining_s, min(chores) - time.monotonic())
+    @property
+    def _next_chore_s(self) -> float:
+        if self._settings.lease_s is None:
+            return self._next_due_s
+        return min(self._next_due_s, self._next_recovery_s)
+
+    def _read(self, slot: Slot, remaining_s: float, until_chore_s: float) -> Claim | None:
+        wait_s = min(remaining_s, until_chore_s)
         if self._settings.can_be_interrupted:
             wait_s = min(wait_s, _SLICE_S)
         row = slot.read(max(1, int(wait_s * 1000)) if remaining_s > 0 else None)

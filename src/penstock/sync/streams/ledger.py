@@ -58,7 +58,9 @@ class Ledger:
         self.incarnation = ""  # set when the name was given by the user and might be taken twice
         self._worker = keys.worker(group, consumer)
         self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
-        self._ack, self._finish = script("ack"), script("finish")
+        self._ack = script("ack")
+        keys_of_finish = (keys.stream, self._claim_keys[2])
+        self._finish_quickly: Command = ("EVALSHA", script("finish").sha, 2, *keys_of_finish, group, consumer)
         self._unheard: set[str] = set()  # burials that may have been heard though their answer got lost
 
     @property
@@ -161,9 +163,7 @@ class Ledger:
                 self._unheard.add(message_id)
             promise.set_result(reply == 1)  # else the long way finds out why not
 
-        keys = (self.keys.stream, self._claim_keys[2])
-        args = (self.group, self.consumer, message_id, 0, 0)
-        connection.post(("EVALSHA", self._finish.sha, len(keys), *keys, *args), on_reply)
+        connection.post((*self._finish_quickly, message_id, 0, 0), on_reply)
         return promise
 
     def _settle(
