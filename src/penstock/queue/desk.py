@@ -229,12 +229,18 @@ class Desk:
 
     async def finish(
         self, claim: Claim, log: str | None = None, record: Sequence[str | int] = (), most: int = 0, *,
-        must_log: bool = False,
+        must_log: bool = False, came_to_nothing: bool = False,
     ) -> bool:  # fmt: skip
-        """End the life of a message, with a record in a log if one is given; False = it is somebody else's by now."""
+        """End the life of a message, with a record in a log if one is given; False = it is somebody else's by now.
+
+        The deduplication key of one that came to nothing is free again: its producer may try once more.
+        """
+        dedup_key = dedup_key_of(claim.fields) if came_to_nothing else None
 
         async def step() -> bool:
-            answer = await claim.slot.ledger.finish(claim.entry_id, log, record, most, must_log=must_log)
+            answer = await claim.slot.ledger.finish(
+                claim.entry_id, log, record, most, must_log=must_log, dedup_key=dedup_key
+            )
             if answer == 2:
                 logger.warning("%s is done, but %s refused its record", claim.entry_id, log)
                 self._emit(EventName.UNLOGGED, id=claim.entry_id, log=log)

@@ -201,6 +201,13 @@ class RedisGateway(AbstractRedisGateway):
         found = self._claims.pop(lease_token or "", None)
         return found is not None and found[0].finish(found[1])
 
+    def discard_message(
+        self, queue: str, message: MessageData, *, lease_token: str | None = None, error: BaseException | None = None
+    ) -> bool:
+        """Remove a message whose handler failed and which is not tried again; its deduplication key is free again."""
+        found = self._claims.pop(lease_token or "", None)
+        return found is not None and found[0].finish(found[1], came_to_nothing=True)
+
     def remove_quickly(self, lease_token: str) -> tuple[bool, BaseException | None]:
         """Remove a message that was taken, in the shortest way; False = nothing is known yet, ask remove_message()."""
         found = self._claims.get(lease_token)
@@ -234,8 +241,10 @@ class RedisGateway(AbstractRedisGateway):
         desk, claim = found
         log = self._client.keys(to_queue).stream
         # What failed and is not tried again exists nowhere else: without its record it must stay.
-        must_log = error is not None
-        return desk.finish(claim, log, log_record(claim, error), max_length or 0, must_log=must_log)
+        has_failed = error is not None
+        return desk.finish(
+            claim, log, log_record(claim, error), max_length or 0, must_log=has_failed, came_to_nothing=has_failed
+        )
 
     def note_failure(
         self, to_queue: str, claimed: ClaimedMessage, error: BaseException, max_length: int | None
