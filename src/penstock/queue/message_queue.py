@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable
@@ -76,7 +77,7 @@ class RedisMessageQueue:
     ) -> None:
         self.key = QueueKeys.of(name, key_separator)
         self._on_event, self._interrupt = on_event, check_interrupt(interrupt)
-        make_key = checked_key_maker(deduplication, get_deduplication_key)
+        make_key = checked_key_maker(deduplication, get_deduplication_key, is_async=IS_ASYNC)
         completed = checked_log_length("completed", enable_completed_queue, max_completed_length)
         failed = checked_log_length("failed", enable_failed_queue, max_failed_length)
         backoff = checked_backoff(on_failure, retry_delay_seconds, max_retry_delay_seconds)
@@ -136,8 +137,12 @@ class RedisMessageQueue:
             await self._gateway.add_message(self.key.pending, text)
             return True
         # The default key is that of the text, which need not be made twice.
-        subject = text if make_key is content_key else message
-        is_new = await self._gateway.publish_message(self.key.pending, text, checked_key(make_key, subject))
+        key: Any = make_key(text if make_key is content_key else message)
+        # async only
+        if not isinstance(key, str) and inspect.isawaitable(key):
+            key = await key
+        # end async only
+        is_new = await self._gateway.publish_message(self.key.pending, text, checked_key(key))
         if not isinstance(is_new, bool):
             raise GatewayContractError(
                 f"{type(self._gateway).__name__}.publish_message() must return True or False, not {is_new!r}"

@@ -76,6 +76,8 @@ class Processing:
 
     def __enter__(self) -> MessageData | None:
         """Take the next message; None = there was none."""
+        self._claimed = self._message = self._stop_renewal = None  # a context may be entered again
+        self._is_ending, self._runner, self.lease_lost = False, runner(), False
         if not self._may_begin():
             return None
         found = self._gateway.wait_for_message_and_move(self._key.pending, self._key.processing)
@@ -217,7 +219,7 @@ class Processing:
     def _discard(self, error: BaseException) -> None:
         message, token = self._handle
         if self._options.failed_length == 0:
-            is_done = self._gateway.remove_message(self._key.processing, message, **token)
+            is_done = self._gateway.discard_message(self._key.processing, message, error=error, **token)
         else:
             is_done = self._gateway.log_message(
                 self._key.processing, self._key.failed, message, max_length=self._options.failed_length, error=error,
