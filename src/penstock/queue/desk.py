@@ -20,7 +20,7 @@ from typing import Any
 
 from penstock import envelope
 from penstock.config import ConsumerConfig
-from penstock.errors import DecodeError, GroupLost, PenstockError, TransientError
+from penstock.errors import DecodeError, GroupLost, PenstockError, TransientError, text_of
 from penstock.events import EventName
 from penstock.policy import Limits, Reason, before_run
 from penstock.queue.claim import Claim
@@ -105,7 +105,7 @@ class Desk:
 
     # --- taking -------------------------------------------------------------------------------------
 
-    async def claim(self, wait_s: float) -> Claim | None:
+    async def claim(self, wait_s: float, is_stopped: Callable[[], bool] = lambda: False) -> Claim | None:
         """Take the next message, waiting for one; None = none came in time, or the wait was interrupted.
 
         Guarantees: after the time is over nothing new is taken; what a lost reply had handed out before still is.
@@ -116,11 +116,13 @@ class Desk:
         try:
             while True:
                 try:
-                    claim = await self._next(slot, deadline, may_take_new)
+                    claim = await self._next(slot, deadline, may_take_new, is_stopped)
                     return claim
                 except GroupLost:
                     await self._restore_group(slot)
                 except PASSING as error:
+                    if is_stopped():
+                        raise
                     await self._recuperate(slot, error, trial, deadline)
                     may_take_new = time.monotonic() < deadline
         finally:
@@ -138,15 +140,17 @@ class Desk:
         if is_over and time.monotonic() > deadline + _LOOK_EVERY_S:
             raise error
 
-    async def _next(self, slot: Slot, deadline: float, may_take_new: bool) -> Claim | None:
+    async def _next(
+        self, slot: Slot, deadline: float, may_take_new: bool, is_stopped: Callable[[], bool]
+    ) -> Claim | None:
         await self._group.ensure()
-        if slot.is_doubtful and not self._settings.is_interrupted():
+        if slot.is_doubtful and not self._settings.is_interrupted() and not is_stopped():
             claims, missing = await slot.take_lost()
             claim = await self._admit(slot, claims, missing)
             if claim is not None:
                 return claim
         is_first = True
-        while may_take_new and not self._settings.is_interrupted():
+        while may_take_new and not self._settings.is_interrupted() and not is_stopped():
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0 and not is_first:
                 break
@@ -292,7 +296,7 @@ class Desk:
         )
         is_buried = await slot.ledger.bury(entry_id, record, dedup_key_of(fields), is_deleted=True)
         if is_buried:
-            text = repr(error) if error else ""
+            text = "" if error is None else text_of(error, repr)
             self._emit(EventName.DEAD_LETTERED, id=entry_id, reason=reason.value, error=text)
         return is_buried
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,10 +31,9 @@ from penstock.queue.payload import Message, MessageData, canonical, checked_key,
 from penstock.runtime.threads import IS_ASYNC, Event
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
 from penstock.sync.queue.administration import Administration
-from penstock.sync.queue.gateway import Overload, RedisGateway, check_interrupt
+from penstock.sync.queue.gateway import Overload, RedisGateway, check_interrupt, tell
 from penstock.sync.queue.processing import Processing
 
-logger = logging.getLogger("penstock.sync.queue")
 _DEFAULT_LEASE_S = 300
 _DEFAULT_DELIVERIES = 10
 _LONGEST_LEASE_S = 43_200.0  # half a day
@@ -92,6 +90,8 @@ class RedisMessageQueue:
         if gateway is not None:
             _check_gateway(gateway, given)
             self._gateway = gateway
+            if on_event is not None and isinstance(gateway, RedisGateway):
+                gateway.listen(self.key.pending, on_event)
         else:
             self._gateway = self._make_gateway(client, given, pending_overload_policy)
         if self._gateway.is_redis_cluster:
@@ -174,9 +174,9 @@ class RedisMessageQueue:
         )
 
     def peek(self, count: int = 1, *, source: str = "pending") -> list[MessageData]:
-        """Return the oldest messages of a state without taking them; of the logs the newest.
+        """Return the oldest messages of a state without taking them; of the completed and failed logs the newest.
 
-        `source` is pending, processing, completed, failed or dead_letter.
+        `source` is pending, processing, retrying, completed, failed or dead_letter.
         """
         return self._administration().peek(check_count("count", count), source)
 
@@ -216,7 +216,7 @@ class RedisMessageQueue:
         """
         self._is_draining = True
         deadline = None if timeout is None else time.monotonic() + timeout
-        others = {processing for processing in self._in_hand if not processing.is_mine}
+        others = {processing for processing in self._in_hand.copy() if not processing.is_mine}
         while others & self._in_hand and (deadline is None or time.monotonic() < deadline):
             self._fewer_in_hand.clear()
             if others & self._in_hand:
@@ -233,10 +233,7 @@ class RedisMessageQueue:
 
     def _emit(self, name: EventName, **fields: object) -> None:
         if self._on_event is not None:
-            try:
-                self._on_event(Occurrence(name, self.key.name, "queue", fields))
-            except Exception:
-                logger.exception("on_event failed for %s", name)
+            tell(self._on_event, Occurrence(name, self.key.name, "queue", fields))
 
 
 def _check_gateway(gateway: object, given: dict[str, Any]) -> None:
