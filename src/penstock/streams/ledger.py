@@ -137,14 +137,25 @@ class Ledger:
         return answer != 0
 
     async def finish(
-        self, message_id: str, log: str | None, record: Sequence[bytes | str | int], most: int, *, must_log: bool
+        self,
+        message_id: str,
+        log: str | None,
+        record: Sequence[bytes | str | int],
+        most: int,
+        *,
+        must_log: bool,
+        dedup_key: str | None = None,
     ) -> int:
         """End the life of a message, recorded in a log that keeps `most` records; 0 = it was not ours any more.
 
-        2 = it is done, but its record was refused, which only happens to one that need not be written.
+        2 = it is done, but its record was refused, which only happens to one that need not be written. A
+        deduplication key that is given is free again.
         """
         keys = [self.keys.stream, self._claim_keys[2], *([log] if log else [])]
-        args: list[bytes | str | int] = [self.group, self.consumer, message_id, int(must_log), most, *record]
+        if dedup_key is not None:
+            keys.append(self.keys.dedup(dedup_key))
+        logging = 0 if log is None else 2 if must_log else 1
+        args: list[bytes | str | int] = [self.group, self.consumer, message_id, logging, most, *record]
         return int(await self._settle("finish", keys, args, message_id))
 
     def post_finish(self, message_id: str) -> Promise[bool] | None:
