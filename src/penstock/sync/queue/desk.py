@@ -157,24 +157,14 @@ class Desk:
             if remaining_s <= 0 and not is_first:
                 break
             is_first = False
-            if (until_chore_s := self._next_chore_s - time.monotonic()) <= 0:
-                claim = self._take_again(slot)
-                if claim is not None:
-                    return claim
-                until_chore_s = self._next_chore_s - time.monotonic()
-            claim = self._read(slot, remaining_s, until_chore_s)
+            claim = self._take_again(slot) or self._read(slot, remaining_s)
             if claim is not None:
                 return claim
         return None
 
-    @property
-    def _next_chore_s(self) -> float:
-        if self._settings.lease_s is None:
-            return self._next_due_s
-        return min(self._next_due_s, self._next_recovery_s)
-
-    def _read(self, slot: Slot, remaining_s: float, until_chore_s: float) -> Claim | None:
-        wait_s = min(remaining_s, until_chore_s)
+    def _read(self, slot: Slot, remaining_s: float) -> Claim | None:
+        chores = [self._next_due_s] if self._settings.lease_s is None else [self._next_due_s, self._next_recovery_s]
+        wait_s = min(remaining_s, min(chores) - time.monotonic())
         if self._settings.can_be_interrupted:
             wait_s = min(wait_s, _SLICE_S)
         row = slot.read(max(1, int(wait_s * 1000)) if remaining_s > 0 else None)
