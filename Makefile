@@ -16,7 +16,7 @@ INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test test-interop check bench bench-spark bench-tasks format sync lock clean
+.PHONY: help demo test test-interop check bench bench-queue bench-spark bench-tasks format sync lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ check: $(VENV)/.dev ## Format, lint, types, direction of imports, freshness of t
 
 bench: $(VENV)/.dev ## Measure Penstock beside its peers (ARGS="..." goes to the harness)
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-queue: $(VENV)/.dev ## Measure the message queue beside redis-message-queue
+	@$(BIN)/python -m bench --peers queue --tests queue $(ARGS)
 
 bench-spark: $(VENV)/.dev ## Measure the Spark source and sink beside the limits of the same work
 	@$(BIN)/python -m bench.spark $(ARGS)

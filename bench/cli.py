@@ -9,7 +9,7 @@ from bench import report, results, rounds, server_binary
 from bench.environments import ROOT
 from bench.figures import Samples
 from bench.plan import FULL, QUICK, Plan
-from bench.roster import DEFAULT_PEERS, PEERS, TESTS
+from bench.roster import DEFAULT_PEERS, PEERS, QUEUE_PEERS, STREAM_TESTS, TESTS
 from bench.server import Server
 from bench.targets import TARGETS, Verdict, judge
 
@@ -29,12 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
     plan = _plan(options)
     subjects, absent = rounds.find_subjects(options.peers)
     names = [subject.peer.name for subject in subjects]
-    print(f"Server: {version} on loopback TCP, no persistence. uvloop: Penstock and the limit; others as they ship.")
+    print(f"Server: {version} on loopback TCP, no persistence.")
+    print("uvloop: Penstock's streams and the limit; others as they ship.")
     print(f"Peers: {', '.join(names)}. Tests: {', '.join(options.tests)}. Rounds: {plan.rounds}.")
     for name, reason in absent.items():
         print(f"Absent: {name}: {reason}")
     samples = rounds.run(subjects, options.tests, plan)
-    verdicts = [judge(target, samples) for target in TARGETS]
+    verdicts = [judge(target, samples) for target in TARGETS if target.test in options.tests]
     _print_outcome(samples, verdicts, names)
     print(f"\nAll figures: {results.write(samples, verdicts, plan, version).relative_to(ROOT)}")
     return 1 if options.strict and any(verdict.is_met is False for verdict in verdicts) else 0
@@ -58,8 +59,10 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Penstock against its limit and its peers.")
-    parser.add_argument("--peers", type=_peers, default=list(DEFAULT_PEERS), help="comma list, or all (see --list)")
-    parser.add_argument("--tests", type=_tests, default=list(TESTS), help="comma list of " + ", ".join(TESTS))
+    parser.add_argument(
+        "--peers", type=_peers, default=list(DEFAULT_PEERS), help="comma list, all or queue (see --list)"
+    )
+    parser.add_argument("--tests", type=_tests, default=list(STREAM_TESTS), help="comma list of " + ", ".join(TESTS))
     parser.add_argument("--rounds", type=int, help="how often everything is measured (3, with --quick 1)")
     parser.add_argument("--quick", action="store_true", help="one round of short windows: a smoke test, not a verdict")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed")
@@ -68,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _peers(text: str) -> list[str]:
-    names = list(PEERS) if text == "all" else text.split(",")
+    groups = {"all": list(PEERS), "queue": list(QUEUE_PEERS)}
+    names = groups.get(text) or text.split(",")
     if unknown := [name for name in names if name not in PEERS]:
         raise argparse.ArgumentTypeError(f"unknown peer {', '.join(unknown)}; known: {', '.join(PEERS)}")
     return names

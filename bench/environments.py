@@ -20,11 +20,15 @@ PINS: dict[str, tuple[str, ...]] = {
     "dramatiq": ("dramatiq[redis]==2.2.1", "redis[hiredis]==8.1.0"),
     "faststream": ("faststream[redis]==0.7.8", "pydantic==2.14.3", "redis[hiredis]==8.1.0"),
     "huey": ("huey==3.5.4", "redis[hiredis]==8.1.0"),
+    "redis-message-queue": ("redis-message-queue==5.0.0", "redis[hiredis]==8.1.0", "tenacity==9.2.1"),
     "redis-stream-queue": ("redis-stream-queue==0.1.3", "redis[hiredis]==8.1.0"),
     "rq": ("rq==2.12.0", "redis[hiredis]==8.1.0"),
     "saq": ("saq[redis]==0.26.4", "redis[hiredis]==7.4.1", "typing-extensions==4.16.0"),
     "taskiq": ("taskiq[uv]==0.13.0", "taskiq-redis==1.2.4", "redis[hiredis]==8.1.0"),
 }
+
+# Peers that need a newer Python than ours may be.
+OLDEST_PYTHON = {"redis-message-queue": (3, 12)}
 
 
 class EnvironmentUnavailable(RuntimeError):
@@ -53,25 +57,41 @@ def interpreter(name: str) -> Interpreter:
         return Interpreter(sys.executable, is_own=True)
     folder = _FOLDER / name
     note = folder / "pins.txt"
-    wanted = "\n".join([sys.version, *PINS[name]])
+    python, version = _python(OLDEST_PYTHON.get(name, (3, 0)))
+    wanted = "\n".join([version, *PINS[name]])
     if not note.exists() or note.read_text() != wanted:
-        _make(folder, PINS[name])
+        _make(folder, python, PINS[name])
         note.write_text(wanted)
     return Interpreter(str(folder / "bin" / "python"), is_own=False)
 
 
-def _make(folder: Path, pins: tuple[str, ...]) -> None:
+def _make(folder: Path, python: str, pins: tuple[str, ...]) -> None:
     uv = _uv()
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    python = str(folder / "bin" / "python")
+    made = str(folder / "bin" / "python")
     for command in (
-        [uv, "venv", "--python", sys.executable, str(folder)],
-        [uv, "pip", "install", "--python", python, *pins],
+        [uv, "venv", "--python", python, str(folder)],
+        [uv, "pip", "install", "--python", made, *pins],
     ):
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             raise EnvironmentUnavailable(f"`{' '.join(command[1:3])}` failed: {result.stderr.strip()[-400:]}")
+
+
+def _python(oldest: tuple[int, int]) -> tuple[str, str]:
+    """Returns an installed interpreter that is new enough, ours if it is, and its version."""
+    if sys.version_info >= oldest:
+        return sys.executable, sys.version
+    on_path = [found for minor in range(oldest[1], 20) if (found := shutil.which(f"python3.{minor}"))]
+    of_pyenv = sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python")))
+    for path in [*on_path, *of_pyenv]:
+        asked = f"import sys; print(sys.version_info >= {oldest}, sys.version)"
+        answer = subprocess.run([path, "-c", asked], capture_output=True, text=True, check=False)  # may be a mere shim
+        is_new_enough, _, version = answer.stdout.partition(" ")
+        if is_new_enough == "True":
+            return path, version
+    raise EnvironmentUnavailable(f"it needs Python {oldest[0]}.{oldest[1]} or newer, and none is installed")
 
 
 def _uv() -> str:

@@ -20,6 +20,8 @@ class Plan:
     """Messages a second where latency is measured."""
     pending: tuple[int, int] = (10_000, 200_000)
     """Entries that another consumer holds, small and large."""
+    large: int = 100_000
+    """Bytes of the message whose memory is measured."""
 
 
 FULL = Plan(rounds=3, publish_s=1.0, drain_s=1.5, paced_s=4.0, counted_s=2.0)

@@ -19,8 +19,10 @@ def _brief(sample: Sample) -> str:
     figures = sample.figures
     if sample.error:
         return "failed: " + sample.error.splitlines()[-1][:120]
-    if sample.test == "latency":
+    if sample.test.endswith("latency"):
         return f"p50 {figures['p50_ms']:.2f} ms, p99 {figures['p99_ms']:.2f} ms, {figures['sent']:.2f} commands sent"
     if sample.test == "pel":
         return f"{figures['rate_small']:,.0f}/s and {figures['rate_large']:,.0f}/s"
+    if sample.test == "queue-memory":
+        return f"{figures['memory_ratio']:.2f} bytes a byte"
     return f"{figures['rate']:,.0f}/s"

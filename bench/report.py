@@ -19,6 +19,12 @@ _COLUMNS = (
     ("10k pending /s", "pel", "rate_small", ",.0f"),
     ("200k pending /s", "pel", "rate_large", ",.0f"),
     ("cost ratio", "pel", "cost_ratio", ".2f"),
+    ("queue publish /s", "queue-publish", "rate", ",.0f"),
+    ("queue consume /s", "queue-consume", "rate", ",.0f"),
+    ("queue p50 ms", "queue-latency", "p50_ms", ".2f"),
+    ("queue p99 ms", "queue-latency", "p99_ms", ".2f"),
+    ("queue cmds sent", "queue-latency", "sent", ".2f"),
+    ("bytes a byte in flight", "queue-memory", "memory_ratio", ".2f"),
 )
 
 

@@ -9,7 +9,9 @@ from bench.environments import OWN
 from bench.peers.params import GROUP, STREAM
 
 PUBLISHING = ("publish-one", "publish-50", "publish-bulk")
-TESTS = (*PUBLISHING, "drain-batch", "drain-each", "latency", "pel")
+STREAM_TESTS = (*PUBLISHING, "drain-batch", "drain-each", "latency", "pel")
+QUEUE_TESTS = ("queue-publish", "queue-consume", "queue-latency", "queue-memory")
+TESTS = (*STREAM_TESTS, *QUEUE_TESTS)
 
 _PENDING = backlog.stream_group(STREAM, GROUP)
 
@@ -44,6 +46,10 @@ def _peers(*peers: Peer) -> dict[str, Peer]:
 
 
 PENSTOCK, PENSTOCK_EACH, LIMIT = "penstock", "penstock-each", "limit:proto"
+QUEUE, QUEUE_SYNC = "penstock-queue", "penstock-queue-sync"
+LIST_QUEUE, LIST_QUEUE_SYNC = "redis-message-queue", "redis-message-queue-sync"
+_UNFINISHED_IN_LISTS = backlog.size_of("LLEN", f"{STREAM}::processing")
+_UNFINISHED_IN_QUEUE = backlog.size_of("XLEN", STREAM)
 
 PEERS = _peers(
     Peer(
@@ -160,8 +166,49 @@ PEERS = _peers(
         "worker without a fork for each job",
         unfinished=backlog.size_of("LLEN", f"rq:queue:{STREAM}"),
     ),
+    Peer(
+        QUEUE,
+        "penstock_queue",
+        OWN,
+        Pace(one=6_000, fifty=20_000, drain=5_000),
+        QUEUE_TESTS,
+        "RedisMessageQueue, default settings, asyncio",
+        variant="async",
+        unfinished=_UNFINISHED_IN_QUEUE,
+    ),
+    Peer(
+        LIST_QUEUE,
+        "redis_message_queue",
+        LIST_QUEUE,
+        Pace(one=1_500, fifty=2_500, drain=800),
+        QUEUE_TESTS,
+        "RedisMessageQueue of 5.0, default settings, asyncio",
+        variant="async",
+        unfinished=_UNFINISHED_IN_LISTS,
+    ),
+    Peer(
+        QUEUE_SYNC,
+        "penstock_queue",
+        OWN,
+        Pace(one=10_000, fifty=20_000, drain=7_000),
+        QUEUE_TESTS,
+        "the same without asyncio",
+        variant="sync",
+        unfinished=_UNFINISHED_IN_QUEUE,
+    ),
+    Peer(
+        LIST_QUEUE_SYNC,
+        "redis_message_queue",
+        LIST_QUEUE,
+        Pace(one=2_000, fifty=2_500, drain=1_000),
+        QUEUE_TESTS,
+        "the same without asyncio",
+        variant="sync",
+        unfinished=_UNFINISHED_IN_LISTS,
+    ),
 )
 
+QUEUE_PEERS = (QUEUE, LIST_QUEUE, QUEUE_SYNC, LIST_QUEUE_SYNC)
 DEFAULT_PEERS = (LIMIT, PENSTOCK, PENSTOCK_EACH, "redis-stream-queue", "faststream")
 EACH_PEERS = tuple(name for name, peer in PEERS.items() if peer.environment != OWN and "drain-each" in peer.tests)
 """The foreign peers that hand their messages to the handler one by one."""

@@ -11,7 +11,7 @@ from bench import progress
 from bench.child import ChildFailed
 from bench.environments import EnvironmentUnavailable, interpreter
 from bench.figures import Figures, Sample, Samples
-from bench.measurements import drain, latency, pel, publish
+from bench.measurements import drain, latency, memory, pel, publish
 from bench.measurements.subject import Subject
 from bench.plan import Plan
 from bench.roster import PEERS
@@ -28,6 +28,10 @@ MEASUREMENTS: dict[str, Measurement] = {
     "drain-each": drain.drain,
     "latency": latency.latency,
     "pel": pel.pel,
+    "queue-publish": publish.one_by_one,
+    "queue-consume": drain.drain,
+    "queue-latency": latency.latency,
+    "queue-memory": memory.in_flight,
 }
 
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.figures import Samples
-from bench.roster import EACH_PEERS, LIMIT, PENSTOCK, PENSTOCK_EACH
+from bench.roster import (
+    EACH_PEERS,
+    LIMIT,
+    LIST_QUEUE,
+    LIST_QUEUE_SYNC,
+    PENSTOCK,
+    PENSTOCK_EACH,
+    QUEUE,
+    QUEUE_SYNC,
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,14 @@ TARGETS = (
     Target("commands sent, batch handler", "latency", "sent", PENSTOCK, "at most", 3.0),
     Target("commands sent, message handler", "latency", "sent", PENSTOCK_EACH, "at most", 3.0),
     Target("cost, 200,000 over 10,000 pending", "pel", "cost_ratio", PENSTOCK, "at most", 1.25),
+    Target("queue, publish", "queue-publish", "rate", QUEUE, "at least", 5.0, (LIST_QUEUE,)),
+    Target("queue, publish", "queue-publish", "rate", QUEUE_SYNC, "at least", 5.0, (LIST_QUEUE_SYNC,)),
+    Target("queue, consume", "queue-consume", "rate", QUEUE, "at least", 5.0, (LIST_QUEUE,)),
+    Target("queue, consume", "queue-consume", "rate", QUEUE_SYNC, "at least", 5.0, (LIST_QUEUE_SYNC,)),
+    Target("queue, idle p50 in ms", "queue-latency", "p50_ms", QUEUE, "at most", 5.0),
+    Target("queue, idle p50 in ms", "queue-latency", "p50_ms", QUEUE_SYNC, "at most", 5.0),
+    Target("queue, bytes a byte in flight", "queue-memory", "memory_ratio", QUEUE, "at most", 1.3),
+    Target("queue, bytes a byte in flight", "queue-memory", "memory_ratio", QUEUE_SYNC, "at most", 1.3),
 )
 
 

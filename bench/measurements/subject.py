@@ -22,15 +22,29 @@ class Subject:
     peer: Peer
     interpreter: Interpreter
 
-    def publisher(self, server: Server, mode: Mode, rate: int = 0) -> Publisher:
+    def publisher(self, server: Server, mode: Mode, rate: int = 0, *, note_bytes: int = 0) -> Publisher:
         """Starts a process that publishes."""
         return Publisher(
             self.interpreter,
-            Params(self.peer.adapter, "publish", server.port, variant=self.peer.variant, mode=mode, rate=rate),
+            Params(
+                self.peer.adapter,
+                "publish",
+                server.port,
+                variant=self.peer.variant,
+                mode=mode,
+                rate=rate,
+                note_bytes=note_bytes,
+            ),
         )
 
     def worker(
-        self, server: Server, probe: ProbeReader, *, stamps: bool = False, recovery_interval_ms: int = 0
+        self,
+        server: Server,
+        probe: ProbeReader,
+        *,
+        stamps: bool = False,
+        holds: bool = False,
+        recovery_interval_ms: int = 0,
     ) -> Worker:
         """Starts a process that handles messages."""
         return Worker(
@@ -42,6 +56,7 @@ class Subject:
                 variant=self.peer.variant,
                 probe=probe.path,
                 stamps=stamps,
+                holds=holds,
                 recovery_interval_ms=recovery_interval_ms,
             ),
         )

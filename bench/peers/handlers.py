@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 from bench.peers.params import Params
@@ -23,7 +25,11 @@ def async_handler(params: Params) -> AsyncHandler:
         probe.stamp(message["ts"])
         probe.hit()
 
-    return stamp if params.stamps else count
+    async def hold(_message: Message) -> None:
+        probe.hit()
+        await asyncio.Event().wait()
+
+    return hold if params.holds else stamp if params.stamps else count
 
 
 def plain_handler(params: Params) -> PlainHandler:
@@ -37,4 +43,8 @@ def plain_handler(params: Params) -> PlainHandler:
         probe.stamp(message["ts"])
         probe.hit_from_any_thread()
 
-    return stamp if params.stamps else count
+    def hold(_message: Message) -> None:
+        probe.hit_from_any_thread()
+        threading.Event().wait()
+
+    return hold if params.holds else stamp if params.stamps else count

@@ -37,6 +37,10 @@ class Params:
     """Whether the handler records how long each message was on its way."""
     recovery_interval_ms: int = 0
     """How often a worker looks for orphans, where the peer has such a setting; 0 is its default."""
+    note_bytes: int = 0
+    """Size of the text in messages of a queue; 0 is the usual one."""
+    holds: bool = False
+    """Whether the handler never ends."""
 
     @property
     def url(self) -> str:

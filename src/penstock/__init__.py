@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     )
     from penstock.queue.abstract_gateway import AbstractRedisGateway
     from penstock.queue.gateway import RedisGateway
+    from penstock.queue.importer import import_queue
     from penstock.queue.interrupt import (
         BaseGracefulInterruptHandler,
         EventDrivenInterruptHandler,
         GracefulInterruptHandler,
     )
     from penstock.queue.message_queue import RedisMessageQueue
-    from penstock.queue.model import ClaimedMessage, QueueStats
+    from penstock.queue.model import ClaimedMessage, ImportReport, QueueStats
     from penstock.redis.client import StreamClient
     from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
     from penstock.streams.consumer import StreamConsumer
@@ -72,13 +73,14 @@ else:
             ],
             "penstock.queue.abstract_gateway": ["AbstractRedisGateway"],
             "penstock.queue.gateway": ["RedisGateway"],
+            "penstock.queue.importer": ["import_queue"],
             "penstock.queue.interrupt": [
                 "BaseGracefulInterruptHandler",
                 "EventDrivenInterruptHandler",
                 "GracefulInterruptHandler",
             ],
             "penstock.queue.message_queue": ["RedisMessageQueue"],
-            "penstock.queue.model": ["ClaimedMessage", "QueueStats"],
+            "penstock.queue.model": ["ClaimedMessage", "ImportReport", "QueueStats"],
             "penstock.redis.client": ["StreamClient"],
             "penstock.serializers": ["JsonSerializer", "MsgpackSerializer", "PickleSerializer", "Serializer"],
             "penstock.streams.consumer": ["StreamConsumer"],
@@ -100,6 +102,7 @@ __all__ = [
     "DeadLetters",
     "EventDrivenInterruptHandler",
     "GracefulInterruptHandler",
+    "ImportReport",
     "JsonSerializer",
     "LBSInfo",
     "LBSInputMessage",
@@ -129,5 +132,6 @@ __all__ = [
     "StreamTerminated",
     "Topic",
     "TopicProducer",
+    "import_queue",
 ]
 __version__ = "0.1.0"

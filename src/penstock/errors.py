@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class PenstockError(Exception):
     """The root of all errors of this library."""
+
+
+def text_of(error: BaseException, spell: Callable[[BaseException], str] = str) -> str:
+    """Return what an error of a user's code says, as text that can be stored, even if saying it fails."""
+    try:
+        text = spell(error)
+    except Exception as failure:
+        return f"{type(error).__name__}, which cannot be shown: {type(failure).__name__}"
+    return text.encode(errors="replace").decode()  # without lone surrogates, which UTF-8 cannot hold
 
 
 class ConfigurationError(PenstockError, ValueError):

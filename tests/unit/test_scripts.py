@@ -12,16 +12,12 @@ from penstock.redis.scripts import script
 
 FOLDER = files("penstock.redis") / "lua"
 NAMES = sorted(path.name.removesuffix(".lua") for path in FOLDER.iterdir() if path.name.endswith(".lua"))
-<<<<<<< HEAD
 INCLUDED = {
     name
     for path in FOLDER.iterdir()
     if path.name.endswith(".lua")
     for name in re.findall(r"^-- include: (\w+)\.lua$", path.read_text(), re.MULTILINE)
 }
-=======
-INCLUDED = {"balancer_peers", "claim", "fence", "needed", "room"}
->>>>>>> balancer
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in INCLUDED])

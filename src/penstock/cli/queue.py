@@ -9,10 +9,12 @@ import msgspec
 import typer
 
 from penstock.cli.dlq import dlq_app
+from penstock.cli.queue_import import import_
 from penstock.cli.queue_options import DEFAULT_URL, AsJson, QueueName, Url, open_queue, to_json
 
 queue_app = typer.Typer(help="What is in a task queue.", no_args_is_help=True)
 queue_app.add_typer(dlq_app, name="dlq")
+queue_app.command("import")(import_)
 
 
 @queue_app.command("list")

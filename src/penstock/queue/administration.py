@@ -9,13 +9,12 @@ from penstock.queue.desk import GROUP
 from penstock.queue.dropping import drop_unread
 from penstock.queue.model import QueueStats
 from penstock.queue.payload import MessageData, decode_payload
-from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.streams.dead_letters import DeadLetters
 from penstock.streams.survey import count_after
 
-_SOURCES = ("pending", "processing", "completed", "failed", "dead_letter")
+_SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
 _TARGETS = ("pending", "completed", "failed", "dead_letter")
 _STEP = 500
 
@@ -47,20 +46,16 @@ class Administration:
             raise ConfigurationError(f"source={source!r} must be one of {', '.join(_SOURCES)}")
         if source == "pending":
             rows = await self._client.run("unread", [self._keys.stream], [GROUP, count, 0], Repeat.READ)
-        elif source == "processing":
-            rows = await self._in_flight(count)
+        elif source in {"processing", "retrying"}:
+            keys = [self._keys.stream, self._keys.retries(GROUP)]
+            rows = await self._client.run("handed_out", keys, [GROUP, count, int(source == "retrying")], Repeat.READ)
+        elif source == "dead_letter":
+            dead = self._logs[source]
+            rows = await self._client.call(dead, "XRANGE", dead, "-", "+", "COUNT", count)
         else:
             log = self._logs[source]
             rows = await self._client.call(log, "XREVRANGE", log, "+", "-", "COUNT", count)
         return [self._decoded(fields) for _, fields in rows]
-
-    async def _in_flight(self, count: int) -> list[Reply]:
-        stream, rows = self._keys.stream, []
-        if not await self._client.call(stream, "EXISTS", stream):
-            return []
-        for entry_id, *_ in await self._client.call(stream, "XPENDING", stream, GROUP, "-", "+", count):
-            rows += await self._client.call(stream, "XRANGE", stream, entry_id, entry_id)
-        return rows
 
     def _decoded(self, fields: list[bytes]) -> MessageData:
         raw = envelope.as_mapping(fields).get(envelope.DATA, b"")
@@ -83,6 +78,6 @@ class Administration:
             log = self._logs[target]
             return int(await self._client.call(log, "XTRIM", log, "MAXLEN", 0, repeat=Repeat.IDEMPOTENT))
         total = 0
-        while dropped := await drop_unread(self._client, self._key.pending, _STEP):
+        while (dropped := await drop_unread(self._client, self._key.pending, _STEP)) is not None:
             total += len(dropped)
         return total

@@ -6,22 +6,21 @@ from penstock.queue.desk import GROUP
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 
-_TRIES = 10
 
+async def drop_unread(client: StreamClient, queue: str, count: int, at_least: int = 0) -> list[str] | None:
+    """Drop the oldest messages that were never handed out, up to so many; return their ids, None = there are none.
 
-async def drop_unread(client: StreamClient, queue: str, count: int) -> list[str]:
-    """Drop the oldest messages that were never handed out, up to so many; return their ids."""
+    Nothing is dropped from a queue of fewer than `at_least` messages. An empty list says that there was nothing left to
+    do, for somebody else was faster: it is for the caller to look again.
+    """
     keys = client.keys(queue)
-    for _ in range(_TRIES):
-        oldest = await client.run("unread", [keys.stream], [GROUP, count, 1], Repeat.READ)
-        if not oldest:
-            return []
-        markers = [keys.dedup(key.decode()) for _, key in oldest if key]
-        args: list[bytes | str | int] = [GROUP]
-        for entry_id, key in oldest:
-            args += (entry_id, int(bool(key)))
-        dropped = await client.run("drop", [keys.stream, *markers], args, Repeat.IDEMPOTENT)
-        if dropped:
-            return [entry_id.decode() for entry_id in dropped]
-        # Consumers were faster: look again.
-    return []
+    oldest = await client.run("unread", [keys.stream], [GROUP, count, 1], Repeat.READ)
+    if not oldest:
+        has_room = at_least and await client.call(keys.stream, "XLEN", keys.stream) < at_least
+        return [] if has_room else None
+    markers = [keys.dedup(key.decode()) for _, key in oldest if key]
+    args: list[bytes | str | int] = [GROUP, at_least]
+    for entry_id, key in oldest:
+        args += (entry_id, int(bool(key)))
+    dropped = await client.run("drop", [keys.stream, *markers], args, Repeat.IDEMPOTENT)
+    return [entry_id.decode() for entry_id in dropped]

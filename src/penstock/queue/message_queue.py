@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys
 from penstock.queue.abstract_gateway import AbstractRedisGateway
 from penstock.queue.administration import Administration
-from penstock.queue.gateway import Overload, RedisGateway, check_interrupt
+from penstock.queue.gateway import Overload, RedisGateway, check_interrupt, tell
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import QueueStats
 from penstock.queue.options import (
@@ -34,7 +34,6 @@ from penstock.queue.payload import Message, MessageData, canonical, checked_key,
 from penstock.queue.processing import Processing
 from penstock.runtime.aio import IS_ASYNC, Event
 
-logger = logging.getLogger("penstock.queue")
 _DEFAULT_LEASE_S = 300
 _DEFAULT_DELIVERIES = 10
 _LONGEST_LEASE_S = 43_200.0  # half a day
@@ -76,7 +75,7 @@ class RedisMessageQueue:
     ) -> None:
         self.key = QueueKeys.of(name, key_separator)
         self._on_event, self._interrupt = on_event, check_interrupt(interrupt)
-        make_key = checked_key_maker(deduplication, get_deduplication_key)
+        make_key = checked_key_maker(deduplication, get_deduplication_key, is_async=IS_ASYNC)
         completed = checked_log_length("completed", enable_completed_queue, max_completed_length)
         failed = checked_log_length("failed", enable_failed_queue, max_failed_length)
         backoff = checked_backoff(on_failure, retry_delay_seconds, max_retry_delay_seconds)
@@ -91,8 +90,8 @@ class RedisMessageQueue:
         if gateway is not None:
             _check_gateway(gateway, given)
             self._gateway = gateway
-            if isinstance(gateway, RedisGateway):
-                gateway.tell(on_event)
+            if on_event is not None and isinstance(gateway, RedisGateway):
+                gateway.listen(self.key.pending, on_event)
         else:
             self._gateway = self._make_gateway(client, given, pending_overload_policy)
         if self._gateway.is_redis_cluster:
@@ -138,8 +137,12 @@ class RedisMessageQueue:
             await self._gateway.add_message(self.key.pending, text)
             return True
         # The default key is that of the text, which need not be made twice.
-        subject = text if make_key is content_key else message
-        is_new = await self._gateway.publish_message(self.key.pending, text, checked_key(make_key, subject))
+        key: Any = make_key(text if make_key is content_key else message)
+        # async only
+        if not isinstance(key, str) and inspect.isawaitable(key):
+            key = await key
+        # end async only
+        is_new = await self._gateway.publish_message(self.key.pending, text, checked_key(key))
         if not isinstance(is_new, bool):
             raise GatewayContractError(
                 f"{type(self._gateway).__name__}.publish_message() must return True or False, not {is_new!r}"
@@ -175,9 +178,9 @@ class RedisMessageQueue:
         )
 
     async def peek(self, count: int = 1, *, source: str = "pending") -> list[MessageData]:
-        """Return the oldest messages of a state without taking them; of the logs the newest.
+        """Return the oldest messages of a state without taking them; of the completed and failed logs the newest.
 
-        `source` is pending, processing, completed, failed or dead_letter.
+        `source` is pending, processing, retrying, completed, failed or dead_letter.
         """
         return await self._administration().peek(check_count("count", count), source)
 
@@ -217,7 +220,7 @@ class RedisMessageQueue:
         """
         self._is_draining = True
         deadline = None if timeout is None else time.monotonic() + timeout
-        others = {processing for processing in self._in_hand if not processing.is_mine}
+        others = {processing for processing in self._in_hand.copy() if not processing.is_mine}
         while others & self._in_hand and (deadline is None or time.monotonic() < deadline):
             self._fewer_in_hand.clear()
             if others & self._in_hand:
@@ -234,10 +237,7 @@ class RedisMessageQueue:
 
     def _emit(self, name: EventName, **fields: object) -> None:
         if self._on_event is not None:
-            try:
-                self._on_event(Occurrence(name, self.key.name, "queue", fields))
-            except Exception:
-                logger.exception("on_event failed for %s", name)
+            tell(self._on_event, Occurrence(name, self.key.name, "queue", fields))
 
 
 def _check_gateway(gateway: object, given: dict[str, Any]) -> None:

@@ -31,3 +31,27 @@ class QueueStats:
     completed: int | None
     failed: int | None
     dead_letter: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import brought in, or, of a dry run, what it would bring in.
+
+    `still_leased` are under leases that have not run out, `without_lease` were taken by consumers that use none: both
+    are left where they are. So are dead letters and logs until neither is left, for consumers of the old queue need
+    their lists.
+    """
+
+    pending: int = 0
+    processing: int = 0
+    still_leased: int = 0
+    without_lease: int = 0
+    dead_letters: int = 0
+    completed: int = 0
+    failed: int = 0
+    dedup_keys: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing was left behind."""
+        return not self.still_leased and not self.without_lease

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -13,7 +13,7 @@ from penstock.policy import Backoff
 from penstock.queue.payload import Message, content_key, literal_key
 
 OnFailure: TypeAlias = Literal["retry", "terminal"]
-DedupKey: TypeAlias = Callable[[Message], str]
+DedupKey: TypeAlias = Callable[[Message], str] | Callable[[Message], Awaitable[str]]
 _DEFAULT_LENGTH = 1_000
 _JITTER = 0.1
 
@@ -68,7 +68,7 @@ def check_count(name: str, value: object) -> int:
     return value
 
 
-def checked_key_maker(is_on: object, make: DedupKey | Unset | None) -> DedupKey | None:
+def checked_key_maker(is_on: object, make: DedupKey | Unset | None, *, is_async: bool) -> DedupKey | None:
     """Return the function that makes deduplication keys, or None."""
     check_flag("deduplication", is_on)
     if not is_on:
@@ -85,9 +85,13 @@ def checked_key_maker(is_on: object, make: DedupKey | Unset | None) -> DedupKey 
         raise ConfigurationTypeError(
             f"get_deduplication_key must be a function of the message, or None, not {type(make).__name__}"
         )
-    if inspect.iscoroutinefunction(make):
-        raise ConfigurationTypeError("get_deduplication_key must be a plain function, not async")
+    if not is_async and _is_async_function(make):
+        raise ConfigurationTypeError("get_deduplication_key is async: pass it to the queue of penstock, or a plain one")
     return make
+
+
+def _is_async_function(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def checked_log_length(kind: str, is_on: object, length: int | None) -> int | None:
@@ -138,7 +142,7 @@ def _check_callback(callback: object, *, is_async: bool) -> None:
         raise ConfigurationTypeError(
             f"on_heartbeat_failure must be a function without arguments, not {type(callback).__name__}"
         )
-    if inspect.iscoroutinefunction(callback) and not is_async:
+    if not is_async and _is_async_function(callback):
         raise ConfigurationTypeError("on_heartbeat_failure is async: pass it to the queue of penstock, or a plain one")
     try:
         inspect.signature(callback).bind()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from typing import TypeAlias
 
 from penstock.errors import ConfigurationTypeError, DecodeError, EncodeError
+from penstock.keys import is_utf8
 
 Message: TypeAlias = str | dict[str, object]
 MessageData: TypeAlias = str | bytes  # what a consumer gets: text, or bytes where the client does not decode
@@ -68,9 +68,8 @@ def literal_key(message: Message) -> str:
     return canonical(message)
 
 
-def checked_key(make: Callable[[Message], str], message: Message) -> str:
-    """Return the deduplication key of a message; raise ConfigurationTypeError for what cannot be one."""
-    key = make(message)
+def checked_key(key: object) -> str:
+    """Return a deduplication key as it is stored; raise ConfigurationTypeError for what cannot be one."""
     if not isinstance(key, str):
         close = getattr(key, "close", None)
         if callable(close):
@@ -83,4 +82,14 @@ def checked_key(make: Callable[[Message], str], message: Message) -> str:
             "get_deduplication_key returned '': all such messages would be duplicates of each other; "
             "return something that identifies the message"
         )
+    if not is_utf8(key):
+        raise ConfigurationTypeError(
+            f"get_deduplication_key returned {key[:40]!r}, with a lone surrogate, which UTF-8 cannot hold: return text "
+            f"without one"
+        )
+    return shortened_key(key)
+
+
+def shortened_key(key: str) -> str:
+    """Return the key, or its hash where it is too long to be part of the name of a key in Redis."""
     return key if len(key) <= _MAX_KEY else f"sha256:{hashlib.sha256(encode_text(key)).hexdigest()}"

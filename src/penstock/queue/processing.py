@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from penstock.errors import GatewayContractError
+from penstock.errors import GatewayContractError, text_of
 from penstock.events import EventName
 from penstock.keys import QueueKeys
 from penstock.policy import Bury, Limits, Retry, after_failure
@@ -75,17 +75,18 @@ class Processing:
 
     async def __aenter__(self) -> MessageData | None:
         """Take the next message; None = there was none."""
-        if not self._may_begin():
-            return None
-        self._entered(self)
+        self._claimed = self._message = self._stop_renewal = None  # a context may be entered again
+        self._is_ending, self._runner, self.lease_lost = False, runner(), False
+        self._entered(self)  # before the question: who drains waits for all that may have been told to begin
         try:
-            found = await self._gateway.wait_for_message_and_move(self._key.pending, self._key.processing)
+            found = await self._take() if self._may_begin() else None
             if found is None:
                 self._left(self)
                 return None
             self._message = self._accept(found)
             if not self._may_begin():
-                await shielded(_LONGEST_CLEANUP_S, self._give_up)
+                # It came while the wait was on its way to its end. Who was told to stop begins nothing.
+                await shielded(_LONGEST_CLEANUP_S, self._return_unbegun)
                 return None
             if self._claimed is not None and self._options.heartbeat_s is not None:
                 self._stop_renewal = await self._gateway.keep_lease(
@@ -96,6 +97,23 @@ class Processing:
             self._left(self)
             raise
         return self._message
+
+    async def _take(self) -> ClaimedMessage | MessageData | None:
+        pending, processing = self._key.pending, self._key.processing
+        if isinstance(self._gateway, RedisGateway):
+            return await self._gateway.wait_for_message_and_move(
+                pending, processing, is_stopped=lambda: not self._may_begin()
+            )
+        return await self._gateway.wait_for_message_and_move(pending, processing)
+
+    async def _return_unbegun(self) -> None:
+        try:
+            await self._return(0.0, counts=False)
+        except Exception:
+            logger.exception("%s of %s was not handed back: its lease must run out", self.message_id, self._key.name)
+        finally:
+            self._claimed = self._message = None
+            self._left(self)
 
     def _accept(self, found: ClaimedMessage | MessageData) -> MessageData:
         has_leases = self._gateway.message_visibility_timeout_seconds is not None
@@ -193,7 +211,7 @@ class Processing:
         if isinstance(error, _HANDED_BACK) and not has_one_chance:
             await self._return(0.0, counts=False)
             return
-        self._emit(EventName.FAILED, id=self.message_id, error=repr(error), attempts=self.attempts)
+        self._emit(EventName.FAILED, id=self.message_id, error=text_of(error, repr), attempts=self.attempts)
         if self._options.on_failure == "terminal":
             await self._discard(error)
             return
@@ -206,14 +224,6 @@ class Processing:
             await self._return(verdict.after_ms / 1000, counts=verdict.counts)
         else:
             await self._bury(verdict, error)
-
-    async def _give_up(self) -> None:
-        # The queue was drained, or interrupted, while it waited for this message: nothing has begun.
-        try:
-            await self._return(0.0, counts=False)
-        finally:
-            self._message = None
-            self._left(self)
 
     async def _return(self, delay_s: float, *, counts: bool) -> None:
         message, token = self._handle
@@ -233,7 +243,7 @@ class Processing:
     async def _discard(self, error: BaseException) -> None:
         message, token = self._handle
         if self._options.failed_length == 0:
-            is_done = await self._gateway.remove_message(self._key.processing, message, **token)
+            is_done = await self._gateway.discard_message(self._key.processing, message, error=error, **token)
         else:
             is_done = await self._gateway.log_message(
                 self._key.processing, self._key.failed, message, max_length=self._options.failed_length, error=error,

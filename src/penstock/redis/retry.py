@@ -66,17 +66,17 @@ class RetryBudget:
     is_given_up: Callable[[], bool] = lambda: False
     on_failure: Callable[[PenstockError, float], None] = lambda _error, _pause_s: None
 
-    def start(self) -> Trial:
-        """Return the count of one call."""
-        return Trial(self)
+    def start(self, started_s: float | None = None) -> Trial:
+        """Return the count of one call, which began at that time of time.monotonic(), or now."""
+        return Trial(self, time.monotonic() if started_s is None else started_s)
 
 
 class Trial:
     """The failures of one call, against its budget."""
 
-    def __init__(self, rules: RetryBudget) -> None:
+    def __init__(self, rules: RetryBudget, started_s: float) -> None:
         self._rules, self._failures = rules, 0
-        self._deadline = time.monotonic() + rules.budget_s
+        self._deadline = started_s + rules.budget_s
 
     def pause_after(self, error: PenstockError) -> float | None:
         """Return how long to wait before the next try, or None when there must be none."""

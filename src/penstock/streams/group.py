@@ -25,13 +25,13 @@ class ConsumerGroup:
         self.stream = stream
         self.group = check_name("group", group)
         self._keys = client.keys(stream)
-        self._is_known = False
+        self.is_known = False  # created, or seen, by this object
 
     # --- life ---------------------------------------------------------------------------------------
 
     async def ensure(self, dlq_stream: str | None = None, dlq_group: str | None = None) -> None:
         """Create the group unless it exists, where it had come to, else at the beginning of the stream."""
-        if self._is_known:
+        if self.is_known:
             return
         await self.restore()
         if dlq_stream and dlq_group:
@@ -39,11 +39,11 @@ class ConsumerGroup:
             if self._client.is_cluster:
                 check_same_slot(self._keys.stream, dead_letters, "dlq_stream")
             await ConsumerGroup(self._client, dlq_stream, dlq_group).restore()
-        self._is_known = True
+        self.is_known = True
 
     def reset(self) -> None:
         """Forget that the group exists: the next ensure() looks again."""
-        self._is_known = False
+        self.is_known = False
 
     async def restore(self, consumer: str = _RESTORED) -> str | None:
         """Create the group if it does not exist; return the id after which it reads, or None if it existed.

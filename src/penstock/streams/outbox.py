@@ -40,10 +40,8 @@ class Outbox:
         self._publisher, self._on_answers, self._max_batch = publisher, on_answers, max_batch
         self._combiner: Combiner[Item] = Combiner(self._send, linger_s, max_buffered)
         self.is_full = self._combiner.is_full  # asked before every post
-        # async only
         if is_simple:
             self._combiner.express = self._try_send
-        # end async only
 
     def post(self, message: Outgoing) -> Promise[Answer]:
         """Take a message in; the promise is its answer."""
@@ -66,11 +64,10 @@ class Outbox:
         await self._combiner.flush()
         await self._publisher.close()
 
-    # async only
     def _try_send(self, items: list[Item], done: Callable[[], None]) -> bool:
-        """Send a batch without a task, if all is well; False = it must go the long way.
+        """Send a batch in one step, if all is well; False = it must go the long way.
 
-        The hot path: the connection itself hands out the reply, which saves two turns of the event loop.
+        The hot path: the connection itself hands out the reply, which saves a task and two turns of the event loop.
         """
         connection = self._publisher.open_connection()
         messages = _messages(items)
@@ -80,14 +77,19 @@ class Outbox:
 
         def on_reply(reply: Reply) -> None:
             if isinstance(reply, PenstockError):
-                self._combiner.go_on(self._send_again(items, messages, command, reply))
+                again = items, messages, command, reply
+                self._combiner.go_on(self._send_again(*again))  # sync: self._send_again(*again)
             else:
                 answers = self._publisher.answers([reply])
                 self._on_answers(answers)
                 _distribute(items, answers)
                 done()
 
-        connection.post(command, on_reply)
+        try:
+            connection.post(command, on_reply)
+        except BaseException as error:
+            _fail(items, error)
+            raise
         return True
 
     async def _send_again(
@@ -100,8 +102,6 @@ class Outbox:
             answers = [_own(error, message) for message in messages]
         _distribute(items, answers)
 
-    # end async only
-
     async def _send(self, items: list[Item]) -> None:
         messages = _messages(items)
         answers: list[Answer] = []
@@ -109,9 +109,7 @@ class Outbox:
             for start in range(0, len(messages), self._max_batch):
                 answers += await self._send_chunk(messages[start : start + self._max_batch])
         except BaseException as error:
-            for item in items:
-                if item.promise is not None and not item.promise.done():
-                    item.promise.set_exception(error)
+            _fail(items, error)
             raise
         _distribute(items, answers)
 
@@ -148,6 +146,12 @@ def _distribute(items: list[Item], answers: list[Answer]) -> None:
             if item.promise is not None and not item.promise.done():
                 item.promise.set_result(answers[start])
             start += 1
+
+
+def _fail(items: list[Item], error: BaseException) -> None:
+    for item in items:
+        if item.promise is not None and not item.promise.done():
+            item.promise.set_exception(error)
 
 
 def _own(error: PenstockError, message: Outgoing) -> PenstockError:

@@ -68,6 +68,7 @@ class Publisher:
         self._client, self._stream, self._settings, self._on_dropped = client, stream, settings, on_dropped
         self._keys = client.keys(stream)
         self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
+        self._dedup = self._keys.dedup("")
         self._script = script("publish")
         policy = "drop_oldest" if settings.on_full == "drop_oldest" else "reject"
         self._fixed = (str(int(settings.retry.budget_s * 2) + 60), str(settings.max_len), policy)
@@ -107,7 +108,7 @@ class Publisher:
         args = layout(messages)
         keys: list[str] = []
         if args[1] != "plain":
-            keys = [self._keys.dedup(message.dedup_key) for message in messages if message.dedup_key is not None]
+            keys = [self._dedup + message.dedup_key for message in messages if message.dedup_key is not None]
         head = ("EVALSHA", self._script.sha, 2 + len(keys), self._keys.stream, self._marker)
         return (*head, *keys, self._sequence, *self._fixed, *args)
 

@@ -32,13 +32,14 @@ if TYPE_CHECKING:
         EventDrivenInterruptHandler,
         GracefulInterruptHandler,
     )
-    from penstock.queue.model import ClaimedMessage, QueueStats
+    from penstock.queue.model import ClaimedMessage, ImportReport, QueueStats
     from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
     from penstock.sync.balancer.balancer import StreamBalancer
     from penstock.sync.balancer.owned_stream import OwnedStream
     from penstock.sync.balancer.topic_producer import TopicProducer
     from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
     from penstock.sync.queue.gateway import RedisGateway
+    from penstock.sync.queue.importer import import_queue
     from penstock.sync.queue.message_queue import RedisMessageQueue
     from penstock.sync.redis.client import StreamClient
     from penstock.sync.streams.consumer import StreamConsumer
@@ -73,13 +74,14 @@ else:
             ],
             "penstock.sync.queue.abstract_gateway": ["AbstractRedisGateway"],
             "penstock.sync.queue.gateway": ["RedisGateway"],
+            "penstock.sync.queue.importer": ["import_queue"],
             "penstock.queue.interrupt": [
                 "BaseGracefulInterruptHandler",
                 "EventDrivenInterruptHandler",
                 "GracefulInterruptHandler",
             ],
             "penstock.sync.queue.message_queue": ["RedisMessageQueue"],
-            "penstock.queue.model": ["ClaimedMessage", "QueueStats"],
+            "penstock.queue.model": ["ClaimedMessage", "ImportReport", "QueueStats"],
             "penstock.sync.redis.client": ["StreamClient"],
             "penstock.serializers": ["JsonSerializer", "MsgpackSerializer", "PickleSerializer", "Serializer"],
             "penstock.sync.streams.consumer": ["StreamConsumer"],
@@ -101,6 +103,7 @@ __all__ = [
     "DeadLetters",
     "EventDrivenInterruptHandler",
     "GracefulInterruptHandler",
+    "ImportReport",
     "JsonSerializer",
     "LBSInfo",
     "LBSInputMessage",
@@ -130,5 +133,6 @@ __all__ = [
     "StreamTerminated",
     "Topic",
     "TopicProducer",
+    "import_queue",
 ]
 __version__ = "0.1.0"

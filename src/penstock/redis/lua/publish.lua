@@ -21,9 +21,17 @@ if last then
 end
 
 local length = max_len > 0 and call('XLEN', stream) or 0
-if count == 1 and ARGV[6] == 'plain' and (max_len == 0 or length < max_len) then
+if count == 1 and (max_len == 0 or length < max_len) then
   -- A message that travels alone is waited for: nothing but what it needs.
-  local answer = '0 ' .. call('XADD', stream, '*', 'data', ARGV[7], 'message_id', ARGV[8])
+  local key, answer, earlier = KEYS[3], nil, nil
+  if ARGV[6] == 'plain' then
+    answer = call('XADD', stream, '*', 'data', ARGV[7], 'message_id', ARGV[8])
+  else
+    earlier = key and call('GET', key)
+    answer = earlier and '=' .. earlier or call('XADD', stream, '*', unpack(ARGV, 9))
+    if key and not earlier then call('SET', key, answer, 'PX', ARGV[8]) end
+  end
+  answer = '0 ' .. answer
   call('SET', marker, sequence .. ' ' .. answer, 'EX', ARGV[2])
   return answer
 end

@@ -79,6 +79,20 @@ class AbstractRedisGateway(ABC):
             self.trim_queue(to_queue, max_length)
         return is_moved
 
+    def discard_message(
+        self,
+        queue: str,
+        message: MessageData,
+        *,
+        lease_token: str | None = None,
+        error: BaseException | None = None,  # noqa: ARG002  for brokers that keep account of failures
+    ) -> bool:
+        """Remove a message that was taken, whose handler failed, and which is not tried again.
+
+        A broker that keeps deduplication keys should free its key, else its producer's next try is a duplicate.
+        """
+        return self.remove_message(queue, message, lease_token=lease_token)
+
     def note_failure(  # noqa: B027  a broker need not keep such a log
         self, to_queue: str, claimed: ClaimedMessage, error: BaseException, max_length: int | None
     ) -> None:

@@ -8,7 +8,6 @@ from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import QueueKeys
 from penstock.queue.model import QueueStats
 from penstock.queue.payload import MessageData, decode_payload
-from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.queue.desk import GROUP
 from penstock.sync.queue.dropping import drop_unread
@@ -16,7 +15,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.dead_letters import DeadLetters
 from penstock.sync.streams.survey import count_after
 
-_SOURCES = ("pending", "processing", "completed", "failed", "dead_letter")
+_SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
 _TARGETS = ("pending", "completed", "failed", "dead_letter")
 _STEP = 500
 
@@ -48,20 +47,16 @@ class Administration:
             raise ConfigurationError(f"source={source!r} must be one of {', '.join(_SOURCES)}")
         if source == "pending":
             rows = self._client.run("unread", [self._keys.stream], [GROUP, count, 0], Repeat.READ)
-        elif source == "processing":
-            rows = self._in_flight(count)
+        elif source in {"processing", "retrying"}:
+            keys = [self._keys.stream, self._keys.retries(GROUP)]
+            rows = self._client.run("handed_out", keys, [GROUP, count, int(source == "retrying")], Repeat.READ)
+        elif source == "dead_letter":
+            dead = self._logs[source]
+            rows = self._client.call(dead, "XRANGE", dead, "-", "+", "COUNT", count)
         else:
             log = self._logs[source]
             rows = self._client.call(log, "XREVRANGE", log, "+", "-", "COUNT", count)
         return [self._decoded(fields) for _, fields in rows]
-
-    def _in_flight(self, count: int) -> list[Reply]:
-        stream, rows = self._keys.stream, []
-        if not self._client.call(stream, "EXISTS", stream):
-            return []
-        for entry_id, *_ in self._client.call(stream, "XPENDING", stream, GROUP, "-", "+", count):
-            rows += self._client.call(stream, "XRANGE", stream, entry_id, entry_id)
-        return rows
 
     def _decoded(self, fields: list[bytes]) -> MessageData:
         raw = envelope.as_mapping(fields).get(envelope.DATA, b"")
@@ -84,6 +79,6 @@ class Administration:
             log = self._logs[target]
             return int(self._client.call(log, "XTRIM", log, "MAXLEN", 0, repeat=Repeat.IDEMPOTENT))
         total = 0
-        while dropped := drop_unread(self._client, self._key.pending, _STEP):
+        while (dropped := drop_unread(self._client, self._key.pending, _STEP)) is not None:
             total += len(dropped)
         return total

@@ -21,7 +21,7 @@ from typing import Any
 
 from penstock import envelope
 from penstock.config import ConsumerConfig
-from penstock.errors import DecodeError, GroupLost, PenstockError, TransientError
+from penstock.errors import DecodeError, GroupLost, PenstockError, TransientError, text_of
 from penstock.events import EventName
 from penstock.policy import Limits, Reason, before_run
 from penstock.queue.payload import decode_payload
@@ -106,22 +106,26 @@ class Desk:
 
     # --- taking -------------------------------------------------------------------------------------
 
-    def claim(self, wait_s: float) -> Claim | None:
+    def claim(self, wait_s: float, is_stopped: Callable[[], bool] = lambda: False) -> Claim | None:
         """Take the next message, waiting for one; None = none came in time, or the wait was interrupted.
 
         Guarantees: after the time is over nothing new is taken; what a lost reply had handed out before still is.
         """
-        self.settle_again()
-        deadline, trial, may_take_new = time.monotonic() + wait_s, self._settings.retry.start(), True
-        slot, claim = self._borrow(), None
+        if self._unsettled:
+            self.settle_again()
+        started_s, trial, may_take_new = time.monotonic(), None, True
+        deadline, slot, claim = started_s + wait_s, self._borrow(), None
         try:
             while True:
                 try:
-                    claim = self._next(slot, deadline, may_take_new)
+                    claim = self._next(slot, deadline, may_take_new, is_stopped)
                     return claim
                 except GroupLost:
                     self._restore_group(slot)
                 except PASSING as error:
+                    if is_stopped():
+                        raise
+                    trial = trial or self._settings.retry.start(started_s)
                     self._recuperate(slot, error, trial, deadline)
                     may_take_new = time.monotonic() < deadline
         finally:
@@ -139,15 +143,16 @@ class Desk:
         if is_over and time.monotonic() > deadline + _LOOK_EVERY_S:
             raise error
 
-    def _next(self, slot: Slot, deadline: float, may_take_new: bool) -> Claim | None:
-        self._group.ensure()
-        if slot.is_doubtful and not self._settings.is_interrupted():
+    def _next(self, slot: Slot, deadline: float, may_take_new: bool, is_stopped: Callable[[], bool]) -> Claim | None:
+        if not self._group.is_known:
+            self._group.ensure()
+        if slot.is_doubtful and not self._settings.is_interrupted() and not is_stopped():
             claims, missing = slot.take_lost()
             claim = self._admit(slot, claims, missing)
             if claim is not None:
                 return claim
         is_first = True
-        while may_take_new and not self._settings.is_interrupted():
+        while may_take_new and not self._settings.is_interrupted() and not is_stopped():
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0 and not is_first:
                 break
@@ -236,12 +241,16 @@ class Desk:
 
     def finish(
         self, claim: Claim, log: str | None = None, record: Sequence[str | int] = (), most: int = 0, *,
-        must_log: bool = False,
+        must_log: bool = False, came_to_nothing: bool = False,
     ) -> bool:  # fmt: skip
-        """End the life of a message, with a record in a log if one is given; False = it is somebody else's by now."""
+        """End the life of a message, with a record in a log if one is given; False = it is somebody else's by now.
+
+        The deduplication key of one that came to nothing is free again: its producer may try once more.
+        """
+        dedup_key = dedup_key_of(claim.fields) if came_to_nothing else None
 
         def step() -> bool:
-            answer = claim.slot.ledger.finish(claim.entry_id, log, record, most, must_log=must_log)
+            answer = claim.slot.ledger.finish(claim.entry_id, log, record, most, must_log=must_log, dedup_key=dedup_key)
             if answer == 2:
                 logger.warning("%s is done, but %s refused its record", claim.entry_id, log)
                 self._emit(EventName.UNLOGGED, id=claim.entry_id, log=log)
@@ -291,7 +300,7 @@ class Desk:
         )
         is_buried = slot.ledger.bury(entry_id, record, dedup_key_of(fields), is_deleted=True)
         if is_buried:
-            text = repr(error) if error else ""
+            text = "" if error is None else text_of(error, repr)
             self._emit(EventName.DEAD_LETTERED, id=entry_id, reason=reason.value, error=text)
         return is_buried
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from penstock import envelope, ids
 from penstock.config import check_number
-from penstock.errors import ConfigurationError, ConfigurationTypeError, PenstockError, QueueFull, StreamFull
+from penstock.errors import ConfigurationError, ConfigurationTypeError, PenstockError, QueueFull, StreamFull, text_of
 from penstock.events import Event, EventName, EventSink
 from penstock.keys import QueueKeys
 from penstock.policy import Limits, Reason
@@ -60,6 +60,7 @@ class RedisGateway(AbstractRedisGateway):
         on_event: EventSink | None = None,
     ) -> None:
         self._client: StreamClient = client_of(redis_client, "redis_client")
+        self._given = redis_client  # kept: when nobody has it any more, our client of it is given up
         self._is_text = decodes(redis_client)
         self.is_redis_cluster = is_cluster(redis_client)
         check_number("retry_budget_seconds", retry_budget_seconds, is_whole=False, may_be_zero=True)
@@ -90,6 +91,7 @@ class RedisGateway(AbstractRedisGateway):
         )
         self._max_pending, self._overload = max_pending_length, pending_overload_policy
         self._on_event = on_event
+        self._listeners: dict[str, list[EventSink]] = {}
         self._new_id = ids.MessageIds().make
         self._outboxes: dict[str, Outbox] = {}
         self._desks: dict[str, Desk] = {}
@@ -101,9 +103,11 @@ class RedisGateway(AbstractRedisGateway):
         """Have waits and retries end when the function says so: a queue that is drained."""
         self._stopped = is_stopped
 
-    def tell(self, on_event: EventSink | None) -> None:
-        """Tell somebody what happens, unless somebody is told already."""
-        self._on_event = self._on_event or on_event
+    def listen(self, queue: str, sink: EventSink) -> None:
+        """Tell a sink, too, what happens to the messages of a queue."""
+        listeners = self._listeners.setdefault(queue, [])
+        if sink != self._on_event and sink not in listeners:
+            listeners.append(sink)
 
     def is_interrupted(self) -> bool:
         """Return whether nothing new should be begun."""
@@ -117,7 +121,8 @@ class RedisGateway(AbstractRedisGateway):
         raw = encode_text(message)
         answer = self._post(queue, Outgoing(raw, self._new_id(), more, dedup_key, self._window_ms))
         is_new = not isinstance(answer, Duplicate)
-        self._emit(queue, EventName.PUBLISHED if is_new else EventName.DUPLICATE, id=str(answer))
+        if self._on_event is not None:
+            self._emit(queue, EventName.PUBLISHED if is_new else EventName.DUPLICATE, id=str(answer))
         return is_new
 
     def add_message(self, queue: str, message: str) -> None:
@@ -143,14 +148,15 @@ class RedisGateway(AbstractRedisGateway):
                     f"queue {queue!r} holds max_pending_length={self._max_pending} messages; add consumers, raise "
                     f"max_pending_length, or choose pending_overload_policy='block' or 'drop_oldest'"
                 ) from answer
-            dropped = drop_unread(self._client, queue, 1)
-            if not dropped:
+            dropped = drop_unread(self._client, queue, 1, self._max_pending)
+            if dropped is None:
                 # All that is there is in flight: nothing may be dropped, and this message is not lost by waiting.
                 raise QueueFull(
                     f"queue {queue!r} holds max_pending_length={self._max_pending} messages, and all of them are being "
                     f"processed: there is none to drop; raise max_pending_length"
                 ) from answer
-            self._emit(queue, EventName.DROPPED, count=len(dropped), ids=dropped)
+            if dropped:  # else another producer made room, which may still be there
+                self._emit(queue, EventName.DROPPED, count=len(dropped), ids=dropped)
 
     def _outbox(self, queue: str) -> Outbox:
         outbox = self._outboxes.get(queue)
@@ -163,15 +169,21 @@ class RedisGateway(AbstractRedisGateway):
 
     # --- taking -------------------------------------------------------------------------------------
 
-    def wait_for_message_and_move(self, from_queue: str, to_queue: str) -> ClaimedMessage | None:
-        """Take the next message, blocking on the server for up to `message_wait_interval_seconds`."""
+    def wait_for_message_and_move(
+        self, from_queue: str, to_queue: str, *, is_stopped: Callable[[], bool] = lambda: False
+    ) -> ClaimedMessage | None:
+        """Take the next message, blocking on the server for up to `message_wait_interval_seconds`.
+
+        The wait ends soon after `is_stopped` says so; nothing new is taken from then on.
+        """
         desk = self._desk(from_queue)
-        claim = desk.claim(self.message_wait_interval_seconds)
+        claim = desk.claim(self.message_wait_interval_seconds, is_stopped)
         if claim is None:
             self._emit(from_queue, EventName.EMPTY)
             return None
-        self._claims[claim.token] = desk, claim
-        return ClaimedMessage(claim.payload, claim.token, claim.entry_id, claim.deliveries, claim.attempts)
+        token = claim.token
+        self._claims[token] = desk, claim
+        return ClaimedMessage(claim.payload, token, claim.entry_id, claim.deliveries, claim.attempts)
 
     def _desk(self, queue: str) -> Desk:
         desk = self._desks.get(queue)
@@ -204,6 +216,13 @@ class RedisGateway(AbstractRedisGateway):
         """Remove a message that was taken; False if it belongs to somebody else by now."""
         found = self._claims.pop(lease_token or "", None)
         return found is not None and found[0].finish(found[1])
+
+    def discard_message(
+        self, queue: str, message: MessageData, *, lease_token: str | None = None, error: BaseException | None = None
+    ) -> bool:
+        """Remove a message whose handler failed and which is not tried again; its deduplication key is free again."""
+        found = self._claims.pop(lease_token or "", None)
+        return found is not None and found[0].finish(found[1], came_to_nothing=True)
 
     def remove_quickly(self, lease_token: str) -> tuple[bool, BaseException | None]:
         """Remove a message that was taken, in the shortest way; False = nothing is known yet, ask remove_message()."""
@@ -238,8 +257,10 @@ class RedisGateway(AbstractRedisGateway):
         desk, claim = found
         log = self._client.keys(to_queue).stream
         # What failed and is not tried again exists nowhere else: without its record it must stay.
-        must_log = error is not None
-        return desk.finish(claim, log, log_record(claim, error), max_length or 0, must_log=must_log)
+        has_failed = error is not None
+        return desk.finish(
+            claim, log, log_record(claim, error), max_length or 0, must_log=has_failed, came_to_nothing=has_failed
+        )
 
     def note_failure(
         self, to_queue: str, claimed: ClaimedMessage, error: BaseException, max_length: int | None
@@ -367,19 +388,27 @@ class RedisGateway(AbstractRedisGateway):
         self._emit("", EventName.TRYING_AGAIN, error=repr(error), pause_s=pause_s)
 
     def _emit(self, queue: str, name: EventName, **fields: object) -> None:
+        event = Event(name, queue, GROUP, fields)
         if self._on_event is not None:
-            try:
-                self._on_event(Event(name, queue, GROUP, fields))
-            except Exception:
-                logger.exception("on_event failed for %s", name)
+            tell(self._on_event, event)
+        for sink in self._listeners.get(queue, ()) if self._listeners else ():
+            tell(sink, event)
 
 
 def log_record(claim: Claim, error: BaseException | None) -> list[str | int]:
     """Return what a log says of a message beside its own fields."""
     record: list[str | int] = ["log_id", claim.entry_id, "log_attempts", claim.attempts]
     if error is not None:
-        record += ["log_error", type(error).__name__, "log_error_text", str(error)[:_MAX_TEXT]]
+        record += ["log_error", type(error).__name__, "log_error_text", text_of(error)[:_MAX_TEXT]]
     return record
+
+
+def tell(sink: EventSink, event: Event) -> None:
+    """Tell a user's function what happened; its failure changes nothing."""
+    try:
+        sink(event)
+    except Exception:
+        logger.exception("on_event failed for %s", event.name)
 
 
 def _ignore(_answers: list[Answer]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from penstock.errors import GatewayContractError
+from penstock.errors import GatewayContractError, text_of
 from penstock.events import EventName
 from penstock.keys import QueueKeys
 from penstock.policy import Bury, Limits, Retry, after_failure
@@ -76,17 +76,18 @@ class Processing:
 
     def __enter__(self) -> MessageData | None:
         """Take the next message; None = there was none."""
-        if not self._may_begin():
-            return None
-        self._entered(self)
+        self._claimed = self._message = self._stop_renewal = None  # a context may be entered again
+        self._is_ending, self._runner, self.lease_lost = False, runner(), False
+        self._entered(self)  # before the question: who drains waits for all that may have been told to begin
         try:
-            found = self._gateway.wait_for_message_and_move(self._key.pending, self._key.processing)
+            found = self._take() if self._may_begin() else None
             if found is None:
                 self._left(self)
                 return None
             self._message = self._accept(found)
             if not self._may_begin():
-                shielded(_LONGEST_CLEANUP_S, self._give_up)
+                # It came while the wait was on its way to its end. Who was told to stop begins nothing.
+                shielded(_LONGEST_CLEANUP_S, self._return_unbegun)
                 return None
             if self._claimed is not None and self._options.heartbeat_s is not None:
                 self._stop_renewal = self._gateway.keep_lease(
@@ -97,6 +98,23 @@ class Processing:
             self._left(self)
             raise
         return self._message
+
+    def _take(self) -> ClaimedMessage | MessageData | None:
+        pending, processing = self._key.pending, self._key.processing
+        if isinstance(self._gateway, RedisGateway):
+            return self._gateway.wait_for_message_and_move(
+                pending, processing, is_stopped=lambda: not self._may_begin()
+            )
+        return self._gateway.wait_for_message_and_move(pending, processing)
+
+    def _return_unbegun(self) -> None:
+        try:
+            self._return(0.0, counts=False)
+        except Exception:
+            logger.exception("%s of %s was not handed back: its lease must run out", self.message_id, self._key.name)
+        finally:
+            self._claimed = self._message = None
+            self._left(self)
 
     def _accept(self, found: ClaimedMessage | MessageData) -> MessageData:
         has_leases = self._gateway.message_visibility_timeout_seconds is not None
@@ -194,7 +212,7 @@ class Processing:
         if isinstance(error, _HANDED_BACK) and not has_one_chance:
             self._return(0.0, counts=False)
             return
-        self._emit(EventName.FAILED, id=self.message_id, error=repr(error), attempts=self.attempts)
+        self._emit(EventName.FAILED, id=self.message_id, error=text_of(error, repr), attempts=self.attempts)
         if self._options.on_failure == "terminal":
             self._discard(error)
             return
@@ -207,14 +225,6 @@ class Processing:
             self._return(verdict.after_ms / 1000, counts=verdict.counts)
         else:
             self._bury(verdict, error)
-
-    def _give_up(self) -> None:
-        # The queue was drained, or interrupted, while it waited for this message: nothing has begun.
-        try:
-            self._return(0.0, counts=False)
-        finally:
-            self._message = None
-            self._left(self)
 
     def _return(self, delay_s: float, *, counts: bool) -> None:
         message, token = self._handle
@@ -234,7 +244,7 @@ class Processing:
     def _discard(self, error: BaseException) -> None:
         message, token = self._handle
         if self._options.failed_length == 0:
-            is_done = self._gateway.remove_message(self._key.processing, message, **token)
+            is_done = self._gateway.discard_message(self._key.processing, message, error=error, **token)
         else:
             is_done = self._gateway.log_message(
                 self._key.processing, self._key.failed, message, max_length=self._options.failed_length, error=error,

@@ -58,7 +58,9 @@ class Ledger:
         self.incarnation = ""  # set when the name was given by the user and might be taken twice
         self._worker = keys.worker(group, consumer)
         self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
-        self._ack, self._finish = script("ack"), script("finish")
+        self._ack = script("ack")
+        keys_of_finish = (keys.stream, self._claim_keys[2])
+        self._finish_quickly: Command = ("EVALSHA", script("finish").sha, 2, *keys_of_finish, group, consumer)
         self._unheard: set[str] = set()  # burials that may have been heard though their answer got lost
 
     @property
@@ -136,14 +138,25 @@ class Ledger:
         return answer != 0
 
     def finish(
-        self, message_id: str, log: str | None, record: Sequence[bytes | str | int], most: int, *, must_log: bool
+        self,
+        message_id: str,
+        log: str | None,
+        record: Sequence[bytes | str | int],
+        most: int,
+        *,
+        must_log: bool,
+        dedup_key: str | None = None,
     ) -> int:
         """End the life of a message, recorded in a log that keeps `most` records; 0 = it was not ours any more.
 
-        2 = it is done, but its record was refused, which only happens to one that need not be written.
+        2 = it is done, but its record was refused, which only happens to one that need not be written. A
+        deduplication key that is given is free again.
         """
         keys = [self.keys.stream, self._claim_keys[2], *([log] if log else [])]
-        args: list[bytes | str | int] = [self.group, self.consumer, message_id, int(must_log), most, *record]
+        if dedup_key is not None:
+            keys.append(self.keys.dedup(dedup_key))
+        logging = 0 if log is None else 2 if must_log else 1
+        args: list[bytes | str | int] = [self.group, self.consumer, message_id, logging, most, *record]
         return int(self._settle("finish", keys, args, message_id))
 
     def post_finish(self, message_id: str) -> Promise[bool] | None:
@@ -161,9 +174,7 @@ class Ledger:
                 self._unheard.add(message_id)
             promise.set_result(reply == 1)  # else the long way finds out why not
 
-        keys = (self.keys.stream, self._claim_keys[2])
-        args = (self.group, self.consumer, message_id, 0, 0)
-        connection.post(("EVALSHA", self._finish.sha, len(keys), *keys, *args), on_reply)
+        connection.post((*self._finish_quickly, message_id, 0, 0), on_reply)
         return promise
 
     def _settle(

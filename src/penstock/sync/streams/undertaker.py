@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock import envelope
+from penstock.errors import text_of
 from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import Reason
@@ -34,7 +35,7 @@ def dead_letter_record(
         "dlq_group", group,
         "dlq_consumer", consumer,
         "dlq_error", type(error).__name__ if error is not None else "",
-        "dlq_error_text", str(error)[:_MAX_TEXT] if error is not None else "",
+        "dlq_error_text", text_of(error)[:_MAX_TEXT] if error is not None else "",
         "dlq_attempts", attempts,
         "dlq_deliveries", deliveries,
         "dlq_time", int(time.time() * 1000),
@@ -77,7 +78,7 @@ class Undertaker:
         if not ledger.bury(message.id, record, dedup_key_of(fields)):
             return False
         self._tally.count(dead=1)
-        self._emit(EventName.DEAD_LETTERED, id=message.id, reason=reason.value, error=repr(error) if error else "")
+        self._emit(EventName.DEAD_LETTERED, id=message.id, reason=reason.value, error=_shown(error))
         self._tell(message, reason)
         return True
 
@@ -88,6 +89,10 @@ class Undertaker:
             self._hook(message, reason.value)
         except Exception:
             logger.exception("the dlq_handler failed for %s (%s); the dead letter is stored", message.id, reason.value)
+
+
+def _shown(error: BaseException | None) -> str:
+    return "" if error is None else text_of(error, repr)
 
 
 def undecoded(entry_id: str, stream: str, fields: list[bytes], deliveries: int, attempts: int) -> StreamMessage:

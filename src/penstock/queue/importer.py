@@ -1,0 +1,237 @@
+"""Brings a live queue of redis-message-queue over into a queue of this library, one way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+from penstock.errors import ConfigurationError
+from penstock.keys import ListQueueKeys, QueueKeys
+from penstock.policy import Reason
+from penstock.queue.desk import GROUP
+from penstock.queue.model import ImportReport
+from penstock.queue.payload import shortened_key
+from penstock.queue.stored_message import StoredMessage
+from penstock.redis.client import StreamClient
+from penstock.redis.from_driver import client_of, is_cluster
+from penstock.redis.retry import Repeat
+from penstock.streams.undertaker import dead_letter_record
+
+_PAGE = 100  # messages a look, and a script call at most
+_CALL_BYTES = 1_000_000  # a script call sends every payload twice
+_SEARCH = 1_000  # how far a message may have moved in its list since we looked
+_NO_ENTRY = "0-0"  # stands for the id of an entry that never was
+_MOVED, _LEASED, _WITHOUT_LEASE, _MOVED_WITH_KEY = 1, 2, 3, 4
+_OF_AN_OPERATION = re.compile(r":publish_operation_result:[0-9a-f]{32}$")
+OnProgress: TypeAlias = Callable[[ImportReport], object]
+Args: TypeAlias = list[bytes | str | int]
+
+
+async def import_queue(
+    client: Any,
+    name: str,
+    *,
+    key_separator: str = "::",
+    dead_letter_queue: str | None = None,
+    include_unleased: bool = False,
+    is_dry_run: bool = False,
+    on_progress: OnProgress | None = None,
+) -> ImportReport:
+    """Bring the messages, dead letters, logs and deduplication keys of a queue of redis-message-queue 5 over.
+
+    Guarantees: each message moves in one step, in its order, and keeps its id. It may be run again, or twice at the
+    same time, and beside consumers of the old queue: a message under a lease stays until that has run out. What was
+    taken without a lease (`visibility_timeout_seconds=None`) comes only with `include_unleased`, for which those who
+    took it must be stopped.
+
+    `dead_letter_queue` names the dead letters if they are not in `<name>::dlq`. `on_progress` is told after every page
+    what was done so far. A dry run changes nothing and tells what there is.
+    """
+    queue = QueueKeys.of(name, key_separator)
+    if is_cluster(client):
+        queue.check_one_slot()
+    importer = _Importer(client_of(client), queue, dead_letter_queue, include_unleased, on_progress or (lambda _: None))
+    return await (importer.survey() if is_dry_run else importer.run())
+
+
+class _Importer:
+    def __init__(
+        self, client: StreamClient, queue: QueueKeys, dead_letters: str | None, include_unleased: bool, tell: OnProgress
+    ) -> None:
+        self._client, self._include_unleased, self._tell = client, include_unleased, tell
+        self._old, self._keys = ListQueueKeys(queue.name, queue.separator), client.keys(queue.name)
+        self._logs: dict[Literal["dead_letters", "completed", "failed"], tuple[str, str]] = {
+            "dead_letters": (dead_letters or self._old.log("dlq"), dead_letters or queue.dead_letter),
+            "completed": (self._old.log("completed"), queue.completed),
+            "failed": (self._old.log("failed"), queue.failed),
+        }
+        self._report = ImportReport()
+
+    async def run(self) -> ImportReport:
+        """Import everything, the oldest first: what was abandoned in flight is next in the old queue too."""
+        await self._check_types()
+        await self._move_messages(self._old.processing, "processing")
+        await self._move_messages(self._old.pending, "pending")
+        async for markers in self._markers():
+            moved = await self._client.run("import_markers", markers, [_NO_ENTRY], Repeat.IDEMPOTENT)
+            self._count(dedup_keys=moved)
+        if self._report.is_complete:
+            for kind in self._logs:
+                await self._move_records(kind)
+        return self._report
+
+    async def survey(self) -> ImportReport:
+        """Count what there is."""
+        await self._check_types()
+        self._count(pending=await self._length(self._old.pending))
+        start = 0
+        while page := await self._page(self._old.processing, start):
+            start += len(page)
+            self._count_in_flight(await self._states(page))
+        async for markers in self._markers():
+            self._count(dedup_keys=len(markers) // 2)
+        for kind, (source, _) in self._logs.items():
+            aside = await self._length(self._old.aside(source))
+            self._count(**{kind: aside + (await self._length(source) if await self._type(source) == "list" else 0)})
+        return self._report
+
+    def _count(self, **more: int) -> None:
+        so_far = {name: getattr(self._report, name) + count for name, count in more.items()}
+        self._report = replace(self._report, **so_far)
+        self._tell(self._report)
+
+    # --- messages -----------------------------------------------------------------------------------
+
+    async def _move_messages(self, source: str, kind: Literal["pending", "processing"]) -> None:
+        kept = 0
+        while page := await self._page(source, kept):
+            for part in _parts(page):
+                answers = await self._move(source, part, kept, has_leases=kind == "processing")
+                left = [answer for answer in answers if answer in (_LEASED, _WITHOUT_LEASE)]
+                kept += len(left)
+                self._count(
+                    **{kind: answers.count(_MOVED) + answers.count(_MOVED_WITH_KEY)},
+                    dedup_keys=answers.count(_MOVED_WITH_KEY),
+                    still_leased=left.count(_LEASED),
+                    without_lease=left.count(_WITHOUT_LEASE),
+                )
+
+    async def _move(self, source: str, stored: list[bytes], kept: int, *, has_leases: bool) -> list[int]:
+        tokens, claims = await self._leases(stored) if has_leases else ([b""] * len(stored), [b""] * len(stored))
+        keys = [source, self._keys.stream, *self._old.leases]
+        args: Args = [int(has_leases), int(self._include_unleased), kept + _SEARCH]
+        for value, token, claim in zip(stored, tokens, claims, strict=True):
+            message = StoredMessage.of(value)
+            fields = message.fields()
+            keys += [self._old.deduplication(message.default_key), self._keys.dedup(message.default_key)]
+            if claim:
+                keys.append(self._old.claim(claim.decode(errors="replace")))
+            args += [value, token, claim, int(bool(claim)), message.default_key, len(fields), *fields]
+        return list(await self._client.run("import_messages", keys, args, Repeat.IDEMPOTENT))
+
+    async def _leases(self, stored: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+        # The token of each lease, and the claim by which it was taken; the claim of one without a lease has its value.
+        _, tokens, _, _, _, claims = self._old.leases
+        found = [token or b"" for token in await self._client.call(tokens, "HMGET", tokens, *stored)]
+        owners = [token or value for token, value in zip(found, stored, strict=True)]
+        return found, [claim or b"" for claim in await self._client.call(claims, "HMGET", claims, *owners)]
+
+    async def _states(self, stored: list[bytes]) -> list[int]:
+        deadlines = self._old.leases[0]
+        seconds, micros = await self._client.call(deadlines, "TIME")
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        scores = await self._client.call(deadlines, "ZMSCORE", deadlines, *stored)
+        free = _MOVED if self._include_unleased else _WITHOUT_LEASE
+        return [free if score is None else _LEASED if float(score) > now_ms else _MOVED for score in scores]
+
+    def _count_in_flight(self, states: list[int]) -> None:
+        self._count(
+            processing=states.count(_MOVED),
+            still_leased=states.count(_LEASED),
+            without_lease=states.count(_WITHOUT_LEASE),
+        )
+
+    # --- dead letters and logs ----------------------------------------------------------------------
+
+    async def _move_records(self, kind: Literal["dead_letters", "completed", "failed"]) -> None:
+        source, name = self._logs[kind]
+        aside, target = self._old.aside(source), self._client.keys(name).stream
+        await self._client.run("import_aside", [source, aside], [], Repeat.IDEMPOTENT)
+        while page := await self._page(aside, 0):
+            for part in _parts(page):
+                keys, args = [aside, target], Args([_SEARCH, _NO_ENTRY])
+                for value in part:
+                    message = StoredMessage.of(value)
+                    is_dead = kind == "dead_letters"
+                    fields = self._dead_letter(message, source) if is_dead else _log_line(message)
+                    keys += [self._keys.dedup(message.default_key)] if is_dead else []
+                    args += [value, len(fields), *fields]
+                moved = await self._client.run("import_records", keys, args, Repeat.IDEMPOTENT)
+                self._count(**{kind: moved})
+
+    def _dead_letter(self, message: StoredMessage, source: str) -> Args:
+        record: Args = dead_letter_record(
+            [], self._keys.stream, _NO_ENTRY, GROUP, "", Reason.MAX_DELIVERIES, None, 0, 0
+        )
+        record[record.index("dlq_error_text") + 1] = (
+            f"imported from the dead letters of redis-message-queue in {source!r}, which kept only the payload"
+        )
+        return [*message.fields(), *record]
+
+    # --- deduplication keys -------------------------------------------------------------------------
+
+    async def _markers(self) -> AsyncIterator[list[str]]:
+        # Pairs of an old and a new key. Keys that cannot be text were not written by redis-message-queue.
+        prefix = self._old.deduplication("")
+        pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + "*"
+        cursor = b"0"
+        while True:
+            cursor, found = await self._client.call(prefix, "SCAN", cursor, "MATCH", pattern, "COUNT", 1_000)
+            names = [name.decode(errors="replace") for name in found]
+            keys = [name for name in names if not _OF_AN_OPERATION.search(name) and name != prefix]
+            for start in range(0, len(keys), _PAGE):
+                page = keys[start : start + _PAGE]
+                yield [key for old in page for key in (old, self._keys.dedup(shortened_key(old[len(prefix) :])))]
+            if cursor == b"0":
+                return
+
+    # --- lists --------------------------------------------------------------------------------------
+
+    async def _check_types(self) -> None:
+        for key in (self._old.pending, self._old.processing):
+            found = await self._type(key)
+            if found not in ("none", "list"):
+                raise ConfigurationError(
+                    f"{key!r} is a {found} and not a list: {self._old.name!r} is no queue of redis-message-queue; "
+                    f"check its name and key_separator"
+                )
+
+    async def _type(self, key: str) -> str:
+        return str((await self._client.call(key, "TYPE", key)).decode())
+
+    async def _length(self, key: str) -> int:
+        return int(await self._client.call(key, "LLEN", key))
+
+    async def _page(self, key: str, start: int) -> list[bytes]:
+        # The oldest are at the right end.
+        found = await self._client.call(key, "LRANGE", key, -start - _PAGE, -start - 1)
+        return list(reversed(found))
+
+
+def _log_line(message: StoredMessage) -> Args:
+    return [*message.fields(), "log_id", _NO_ENTRY, "log_attempts", 0]
+
+
+def _parts(page: Sequence[bytes]) -> Iterator[list[bytes]]:
+    # So much at a time that no call of a script holds the server up.
+    part, size = list[bytes](), 0
+    for value in page:
+        if part and size + len(value) > _CALL_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(value)
+        size += len(value)
+    if part:
+        yield part

@@ -1,0 +1,24 @@
+"""What the tests of queues share: ways to the server under test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio
+
+from penstock import StreamClient
+from penstock.redis.embedded import EmbeddedServer
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[StreamClient]:
+    async with StreamClient.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+async def driver(server: EmbeddedServer) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client of redis-py, of this half."""
+    async with redis.asyncio.Redis(unix_socket_path=server.unix_socket) as driver:
+        yield driver
