@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
+
 from penstock.queue.desk import GROUP
 from penstock.redis.client import StreamClient
-from penstock.redis.retry import Repeat
+from penstock.redis.retry import OPERATION_TTL_S, Repeat
 
 _TRIES = 10
 
@@ -17,11 +19,12 @@ async def drop_unread(client: StreamClient, queue: str, count: int) -> list[str]
         if not oldest:
             return []
         markers = [keys.dedup(key.decode()) for _, key in oldest if key]
-        args: list[bytes | str | int] = [GROUP]
+        args: list[bytes | str | int] = [GROUP, OPERATION_TTL_S]
         for entry_id, key in oldest:
             args += (entry_id, int(bool(key)))
-        dropped = await client.run("drop", [keys.stream, *markers], args, Repeat.IDEMPOTENT)
+        operation = keys.operation(secrets.token_hex(8))
+        dropped: bytes = await client.run("drop", [keys.stream, operation, *markers], args, Repeat.IDEMPOTENT)
         if dropped:
-            return [entry_id.decode() for entry_id in dropped]
+            return dropped.decode().split(" ")
         # Consumers were faster: look again.
     return []

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from penstock.redis.retry import Repeat
+import secrets
+
+from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.queue.desk import GROUP
 from penstock.sync.redis.client import StreamClient
 
@@ -18,11 +20,12 @@ def drop_unread(client: StreamClient, queue: str, count: int) -> list[str]:
         if not oldest:
             return []
         markers = [keys.dedup(key.decode()) for _, key in oldest if key]
-        args: list[bytes | str | int] = [GROUP]
+        args: list[bytes | str | int] = [GROUP, OPERATION_TTL_S]
         for entry_id, key in oldest:
             args += (entry_id, int(bool(key)))
-        dropped = client.run("drop", [keys.stream, *markers], args, Repeat.IDEMPOTENT)
+        operation = keys.operation(secrets.token_hex(8))
+        dropped: bytes = client.run("drop", [keys.stream, operation, *markers], args, Repeat.IDEMPOTENT)
         if dropped:
-            return [entry_id.decode() for entry_id in dropped]
+            return dropped.decode().split(" ")
         # Consumers were faster: look again.
     return []
