@@ -27,6 +27,6 @@ if log and ARGV[4] ~= '1' then
   local reply = record(redis.pcall)
   if type(reply) == 'table' and reply.err then answer = 2 end
 end
-if entry[4] > 1 then redis.call('HDEL', KEYS[2], id) end
+redis.call('HDEL', KEYS[2], id) -- a first delivery has attempts on record too, if its reply got lost
 discard(stream, id)
 return answer
