@@ -106,6 +106,10 @@ class StreamKeys:
         """String with a TTL: some consumer of the group did the chore in this interval."""
         return f"{self._base}:chore:{chore}:{group}"
 
+    def operation(self, token: str) -> str:
+        """String with a TTL: what came of an operation, for whoever lost the reply and asks again."""
+        return f"{self._base}:operation:{token}"
+
     def spark(self, query: str) -> str:
         """Hash: the runs of a Spark query, or of a batch write under a name, and how far its partitions have come."""
         return f"{self._base}:spark:{query}"

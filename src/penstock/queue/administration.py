@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from penstock import envelope
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import QueueKeys
@@ -10,7 +12,7 @@ from penstock.queue.dropping import drop_unread
 from penstock.queue.model import QueueStats
 from penstock.queue.payload import MessageData, decode_payload
 from penstock.redis.client import StreamClient
-from penstock.redis.retry import Repeat
+from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.streams.dead_letters import DeadLetters
 from penstock.streams.survey import count_after
 
@@ -76,7 +78,9 @@ class Administration:
             raise ConfigurationError(f"target={target!r}: {what}it must be one of {', '.join(_TARGETS)}")
         if target != "pending":
             log = self._logs[target]
-            return int(await self._client.call(log, "XTRIM", log, "MAXLEN", 0, repeat=Repeat.IDEMPOTENT))
+            keys = [log, self._keys.operation(secrets.token_hex(8))]
+            args: list[str | int] = [OPERATION_TTL_S, "XTRIM", "MAXLEN", 0]
+            return int(await self._client.run("once", keys, args, Repeat.IDEMPOTENT))
         total = 0
         while (dropped := await drop_unread(self._client, self._key.pending, _STEP)) is not None:
             total += len(dropped)

@@ -98,8 +98,8 @@ class Desk:
 
     def _put_back(self, slot: Slot) -> None:
         with self._lock:
-            if self._process != os.getpid():
-                return  # a slot of the parent
+            if slot.is_given_up or self._process != os.getpid():
+                return  # or it is one of the parent
             is_next = slot.is_doubtful or not (self._free and self._free[-1].is_doubtful)
             self._free.insert(len(self._free) if is_next else 0, slot)  # doubtful ones are borrowed first
 
@@ -134,10 +134,10 @@ class Desk:
     async def _recuperate(self, slot: Slot, error: PenstockError, trial: Trial, deadline: float) -> None:
         # After the deadline there is one more look at what a lost reply may have handed out, and no more than that.
         is_over = time.monotonic() >= deadline
+        await slot.leave(error)  # also when this was the last try: the next call goes where the error said
         wait_s = trial.pause_after(error)
         if wait_s is None or (is_over and not slot.is_doubtful):
             raise error
-        await slot.leave(error)
         await pause(min(wait_s, max(0.01, deadline - time.monotonic())))
         if is_over and time.monotonic() > deadline + _LOOK_EVERY_S:
             raise error
@@ -154,16 +154,18 @@ class Desk:
                 return claim
         is_first = True
         while may_take_new and not self._settings.is_interrupted() and not is_stopped():
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0 and not is_first:
+            if not is_first and time.monotonic() >= deadline:
                 break
-            is_first = False
-            claim = await self._take_again(slot) or await self._read(slot, remaining_s)
+            claim = await self._take_again(slot) or await self._read(slot, deadline, is_first)
             if claim is not None:
                 return claim
+            is_first = False
         return None
 
-    async def _read(self, slot: Slot, remaining_s: float) -> Claim | None:
+    async def _read(self, slot: Slot, deadline: float, is_first: bool) -> Claim | None:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0 and not is_first:
+            return None  # the looks before this one took all the time
         chores = [self._next_due_s] if self._settings.lease_s is None else [self._next_due_s, self._next_recovery_s]
         wait_s = min(remaining_s, min(chores) - time.monotonic())
         if self._settings.can_be_interrupted:
@@ -201,9 +203,10 @@ class Desk:
             deliveries, attempts = slot.counts_of(found)
             verdict = before_run(deliveries, attempts, None, 0, self._settings.limits)
             if verdict is not None:
-                await self._reject(slot, found.id, found.fields, verdict.reason, None, attempts, deliveries)
+                await self._give_up(slot, found.id, found.fields, verdict.reason, None, attempts, deliveries)
             elif await slot.begin(found.id, deliveries, attempts):
                 return await self._hand_out(slot, found.id, found.fields, deliveries + 1, attempts + 1, is_again=True)
+        slot.is_sure()
         return None
 
     async def _hand_out(
@@ -212,23 +215,33 @@ class Desk:
         by_name = envelope.as_mapping(fields)
         expires_at_ms = by_name.get(envelope.EXPIRES_AT, b"")
         if expires_at_ms.isdigit() and time.time() * 1000 >= int(expires_at_ms):
-            await self._reject(slot, entry_id, fields, Reason.EXPIRED, None, attempts, deliveries)
+            await self._give_up(slot, entry_id, fields, Reason.EXPIRED, None, attempts, deliveries)
             return None
         try:
             data = decode_payload(by_name.get(envelope.DATA), self._settings.is_text)
         except DecodeError as error:
-            await self._reject(slot, entry_id, fields, Reason.DECODE_ERROR, error, attempts, deliveries)
+            await self._give_up(slot, entry_id, fields, Reason.DECODE_ERROR, error, attempts, deliveries)
             return None
         expires_at = time.monotonic() + (self._settings.lease_s or 0.0)
         claim = Claim(slot, entry_id, fields, data, deliveries, attempts, is_again, expires_at)
+        slot.is_sure()
         self._emit(EventName.CLAIMED, id=entry_id, delivery_count=deliveries, attempts=attempts, is_again=is_again)
         return claim
 
-    async def _reject(self, slot: Slot, *what: Any) -> None:
-        # Bury what nobody is to be handed; cut off in the middle, it is found again by whoever uses the slot next.
-        slot.is_doubtful = True
-        await self._bury(slot, *what)
-        slot.is_doubtful = False
+    async def _give_up(
+        self, slot: Slot, entry_id: str, fields: list[bytes], reason: Reason, error: BaseException | None,
+        attempts: int, deliveries: int,
+    ) -> None:  # fmt: skip
+        # Nobody is handed this message. Where its record is refused it stays pending with this slot, which is used no
+        # more: the caller is told once in a lease, and the messages behind it do not wait for it.
+        try:
+            await self._bury(slot, entry_id, fields, reason, error, attempts, deliveries)
+        except (*PASSING, GroupLost):
+            raise
+        except PenstockError:
+            slot.is_given_up = True
+            raise
+        slot.is_sure()
 
     async def _restore_group(self, slot: Slot) -> None:
         # Whatever is still in the stream was not finished: the group begins at its first entry.
@@ -357,6 +370,10 @@ class Desk:
                 if not isinstance(error, GroupLost):
                     self._unsettled.append((claim, step))
                     return False
+            except PenstockError:
+                # Refused for good: the message stays pending until its lease runs out, and its slot with it.
+                logger.exception("%s cannot be settled", claim.entry_id)
+                continue
             except BaseException:
                 self._unsettled.append((claim, step))
                 raise
@@ -371,19 +388,29 @@ class Desk:
         with self._lock:
             doubtful = [slot for slot in self._free if slot.is_doubtful]
             self._free = [slot for slot in self._free if not slot.is_doubtful]
-        for slot in doubtful:
-            try:
-                claims, _ = await slot.take_lost()
-                # Nothing has begun: the counts stay as they were before it was handed out.
-                parkings = [Parking(found.id, 0, found.deliveries, found.attempts) for found in claims]
-                if parkings:
-                    await slot.ledger.park(parkings)
-            except TransientError as error:
-                logger.warning("what %s may hold was not handed back: %s", slot.consumer, error)
-                is_settled = False
-                slot.is_doubtful = True
-            self._put_back(slot)
+        try:
+            while doubtful:
+                is_settled = await self._clear_up(doubtful[-1]) and is_settled
+                self._put_back(doubtful.pop())
+        finally:
+            for slot in doubtful:  # cancelled half-way
+                self._put_back(slot)
         return is_settled
+
+    async def _clear_up(self, slot: Slot) -> bool:
+        try:
+            claims, _ = await slot.take_lost()
+            # Nothing has begun: the counts stay as they were before it was handed out.
+            parkings = [Parking(found.id, 0, *slot.counts_of(found)) for found in claims]
+            if parkings:
+                await slot.ledger.park(parkings)
+        except GroupLost:
+            pass  # the pending list went with the group
+        except TransientError as error:
+            logger.warning("what %s may hold was not handed back: %s", slot.consumer, error)
+            return False
+        slot.is_sure()
+        return True
 
     def close(self) -> None:
         """Give up the connections of all slots that hold nothing."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
+
 from penstock.queue.desk import GROUP
 from penstock.redis.client import StreamClient
-from penstock.redis.retry import Repeat
+from penstock.redis.retry import OPERATION_TTL_S, Repeat
 
 
 async def drop_unread(client: StreamClient, queue: str, count: int, at_least: int = 0) -> list[str] | None:
@@ -19,8 +21,9 @@ async def drop_unread(client: StreamClient, queue: str, count: int, at_least: in
         has_room = at_least and await client.call(keys.stream, "XLEN", keys.stream) < at_least
         return [] if has_room else None
     markers = [keys.dedup(key.decode()) for _, key in oldest if key]
-    args: list[bytes | str | int] = [GROUP, at_least]
+    args: list[bytes | str | int] = [GROUP, at_least, OPERATION_TTL_S]
     for entry_id, key in oldest:
         args += (entry_id, int(bool(key)))
-    dropped = await client.run("drop", [keys.stream, *markers], args, Repeat.IDEMPOTENT)
-    return [entry_id.decode() for entry_id in dropped]
+    operation = keys.operation(secrets.token_hex(8))
+    dropped: bytes = await client.run("drop", [keys.stream, operation, *markers], args, Repeat.IDEMPOTENT)
+    return dropped.decode().split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -22,7 +23,7 @@ from penstock.queue.model import ClaimedMessage
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
 from penstock.redis.client import StreamClient
 from penstock.redis.from_driver import client_of, decodes, is_cluster
-from penstock.redis.retry import Repeat, RetryBudget
+from penstock.redis.retry import OPERATION_TTL_S, Repeat, RetryBudget
 from penstock.runtime.aio import call_home, home
 from penstock.streams.outbox import Outbox
 from penstock.streams.outgoing import Outgoing
@@ -271,10 +272,10 @@ class RedisGateway(AbstractRedisGateway):
         desk, claim = found
         log = self._client.keys(to_queue).stream
         most = ("MAXLEN", max_length) if max_length else ()
+        keys = [log, desk.keys.operation(secrets.token_hex(8))]
+        args = [OPERATION_TTL_S, "XADD", *most, "*", *claim.fields, *log_record(claim, error)]
         try:
-            await self._client.call(
-                log, "XADD", log, *most, "*", *claim.fields, *log_record(claim, error), repeat=Repeat.ONCE
-            )
+            await self._client.run("once", keys, args, Repeat.IDEMPOTENT)
         except PenstockError as refusal:
             logger.warning("%s failed, but %s refused its record: %s", claim.entry_id, log, refusal)
             self._emit(desk.keys.stream, EventName.UNLOGGED, id=claim.entry_id, log=log)

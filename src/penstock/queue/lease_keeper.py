@@ -43,7 +43,7 @@ class LeaseKeeper:
 
     def __init__(self, settings: ConnectionSettings, stream: str, group: str, lease_s: float) -> None:
         # No command may outlast a third of the lease: then there is time for another try.
-        patience_s = max(0.05, lease_s / 3)
+        patience_s = self._patience_s = max(0.05, lease_s / 3)
         settings = replace(
             settings,
             socket_timeout_s=min(settings.socket_timeout_s, patience_s),
@@ -108,10 +108,13 @@ class LeaseKeeper:
         if now >= lease.longest_until:
             self._lose(lease, "the handler takes longer than max_processing_seconds: its lease is renewed no more")
             return
+        if now >= lease.expires_at:
+            self._lose(lease, "the lease could not be renewed before it ran out")
+            return
+        timeout_s = min(self._patience_s, lease.expires_at - now)
+        args = (1, self._stream, self._group, lease.consumer, "", 0, lease.entry_id)
         try:
-            refused = self._lane.run(
-                self._script, (1, self._stream, self._group, lease.consumer, "", 0, lease.entry_id)
-            )
+            refused = self._lane.run(self._script, args, timeout_s)
         except PenstockError as error:
             self._not_renewed(lease, error)
             return
@@ -139,4 +142,12 @@ class LeaseKeeper:
             if lease not in self._leases:
                 return  # settled while the command was under way
             self._leases.discard(lease)
+        # In a thread of its own: what the user does about it must not cost the other leases.
+        threading.Thread(target=_tell, args=(lease, reason), name="penstock-lease-lost", daemon=True).start()
+
+
+def _tell(lease: Lease, reason: str) -> None:
+    try:
         lease.on_lost(reason)
+    except Exception:  # the event loop of the handler may be gone
+        logger.exception("nobody could be told that the lease of %s is lost", lease.entry_id)

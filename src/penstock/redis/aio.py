@@ -82,16 +82,17 @@ class _Turn:
     """One turn of an event loop: a task that never has to wait would keep all others from running."""
 
     _LONGEST_S = 0.0005
-    _all: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn]] = weakref.WeakKeyDictionary()
+    _all: ClassVar[weakref.WeakValueDictionary[int, _Turn]] = weakref.WeakValueDictionary()  # by the id of the loop
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Held by its connections, and by nobody else: it keeps the loop alive.
         self._call_soon, self._time = loop.call_soon, loop.time
         self._until_s = 0.0  # 0 = nobody has looked for a reply in this turn yet
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> _Turn:
         """Return the turns of a loop, which all its connections share."""
-        return cls._all.setdefault(loop, cls(loop))
+        return cls._all.setdefault(id(loop), cls(loop))
 
     def has_time(self) -> bool:
         """Tell whether this turn may go on without a wait."""

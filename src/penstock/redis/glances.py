@@ -8,6 +8,13 @@ GLANCES = 80  # looks at the socket: about as many microseconds
 _MOST_SKIPPED = 64  # requests after looks in vain
 
 
+def processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def glance(file: int, most: int) -> bytes | None:
     """Look for bytes on a non-blocking socket for a moment; None = none came, b"" = there will be no more."""
     for _ in range(GLANCES):
@@ -27,7 +34,7 @@ class Glances:
 
     def __init__(self) -> None:
         # With one processor the server cannot answer while we look.
-        self._skip, self._in_vain = (0 if (os.cpu_count() or 1) > 1 else -1), 1
+        self._skip, self._in_vain = (0 if processors() > 1 else -1), 1
 
     def is_worthwhile(self) -> bool:
         """Tell whether to look at all."""

@@ -29,6 +29,7 @@ from penstock.errors import (
 
 _NOT_EXECUTED = (ConnectionFailed, ServerBusy, ReadOnlyServer, NotReplicating)
 _CHANCE = random.Random()
+OPERATION_TTL_S = 600  # longer than one call goes on: so long it is known what came of an operation
 PASSING = (ConnectionLost, *_NOT_EXECUTED)  # a call that may be repeated at all is repeated after these
 
 

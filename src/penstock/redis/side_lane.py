@@ -19,10 +19,10 @@ class SideLane:
         self._locator, self._key = Locator(settings), key
         self._connection: Connection | None = None
 
-    def run(self, script: Script, args: Command) -> Reply:
+    def run(self, script: Script, args: Command, timeout_s: float | None = None) -> Reply:
         """Run a script once; `args` begin with the number of keys. The caller decides whether to try again."""
         try:
-            return self._run(self._open(), script, args)
+            return self._run(self._open(), script, args, timeout_s=timeout_s)
         except Redirected as error:
             if error.asked is None:
                 self.abort()
@@ -41,10 +41,12 @@ class SideLane:
         return connection
 
     @staticmethod
-    def _run(connection: Connection, script: Script, args: Command, *before: Command) -> Reply:
-        reply = connection.pipeline([*before, ("EVALSHA", script.sha, *args)])[-1]
+    def _run(
+        connection: Connection, script: Script, args: Command, *before: Command, timeout_s: float | None = None
+    ) -> Reply:
+        reply = connection.pipeline([*before, ("EVALSHA", script.sha, *args)], timeout_s)[-1]
         if isinstance(reply, ScriptMissing):
-            reply = connection.pipeline([*before, ("EVAL", script.source, *args)])[-1]
+            reply = connection.pipeline([*before, ("EVAL", script.source, *args)], timeout_s)[-1]
         if isinstance(reply, PenstockError):
             raise reply
         return reply

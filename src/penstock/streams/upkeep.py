@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from penstock.config import ConsumerConfig
-from penstock.errors import OutOfMemory
+from penstock.errors import ConnectionLost, OutOfMemory
 from penstock.events import EventName
 from penstock.keys import StreamKeys
 from penstock.redis.client import StreamClient
@@ -40,8 +40,8 @@ class Upkeep:
         command = ("SET", key, self._consumer, "NX", "PX", max(1, interval_ms - interval_ms // 10))
         try:
             is_ours = await self._client.call(key, *command, repeat=Repeat.ONCE) is not None
-        except OutOfMemory:
-            is_ours = True  # rather twice than never: trimming is what makes room
+        except (OutOfMemory, ConnectionLost):
+            is_ours = True  # rather twice than never: trimming is what makes room, and a lost reply may have been a yes
         if not is_ours:
             return
         removed = await self._group.remove_dead_consumers(self._config.consumer_ttl_ms, except_for=self._consumer)

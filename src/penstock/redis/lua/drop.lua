@@ -1,11 +1,13 @@
 -- Drops messages that the group has not been handed yet: queued -> dropped. Their deduplication keys are free again.
--- KEYS: 1 stream, 2.. deduplication key of each message that has one, in order
--- ARGV: 1 group, 2 drop only while the stream has at least so many entries, then per message: id, '1' = it has a
---       deduplication key
--- Returns: ids that were dropped; the others were handed out, or dropped, meanwhile.
--- Called twice: the second call finds them gone and drops nothing.
+-- KEYS: 1 stream, 2 operation, 3.. deduplication key of each message that has one, in order
+-- ARGV: 1 group, 2 drop only while the stream has at least so many entries, 3 TTL of the operation in s,
+--       then per message: id, '1' = it has a deduplication key
+-- Returns: 'id id ...' of those that were dropped; the others were handed out, or dropped, meanwhile.
+-- Called twice: the second call gets the recorded answer. Else whoever lost a reply would drop the next ones as well.
 -- include: needed.lua
-local stream, key_index, dropped = KEYS[1], 2, {}
+local stream, key_index, dropped = KEYS[1], 3, {}
+local done = redis.call('GET', KEYS[2])
+if done then return done end
 local delivered = '0-0'
 for _, info in ipairs(redis.call('EXISTS', stream) == 1 and redis.call('XINFO', 'GROUPS', stream) or {}) do
   if info[2] == ARGV[1] then
@@ -15,7 +17,7 @@ for _, info in ipairs(redis.call('EXISTS', stream) == 1 and redis.call('XINFO', 
   end
 end
 local least = tonumber(ARGV[2]) -- another producer may have made room meanwhile
-for i = 3, #ARGV, 2 do
+for i = 4, #ARGV, 2 do
   local id = ARGV[i]
   local key
   if ARGV[i + 1] == '1' then key, key_index = KEYS[key_index], key_index + 1 end
@@ -25,4 +27,6 @@ for i = 3, #ARGV, 2 do
     if key and redis.call('GET', key) == id then redis.call('DEL', key) end
   end
 end
-return dropped
+local answer = table.concat(dropped, ' ')
+if #dropped > 0 then redis.call('SET', KEYS[2], answer, 'EX', ARGV[3]) end
+return answer

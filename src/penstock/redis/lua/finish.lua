@@ -29,7 +29,7 @@ if ARGV[4] == '1' then
   local reply = record(redis.pcall)
   if type(reply) == 'table' and reply.err then answer = 2 end
 end
-if entry[4] > 1 then redis.call('HDEL', KEYS[2], id) end
+redis.call('HDEL', KEYS[2], id) -- a first delivery has attempts on record too, if its reply got lost
 if published == id then redis.call('DEL', marker) end
 discard(stream, id)
 return answer

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from penstock.redis.retry import Repeat
+import secrets
+
+from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.queue.desk import GROUP
 from penstock.sync.redis.client import StreamClient
 
@@ -20,8 +22,9 @@ def drop_unread(client: StreamClient, queue: str, count: int, at_least: int = 0)
         has_room = at_least and client.call(keys.stream, "XLEN", keys.stream) < at_least
         return [] if has_room else None
     markers = [keys.dedup(key.decode()) for _, key in oldest if key]
-    args: list[bytes | str | int] = [GROUP, at_least]
+    args: list[bytes | str | int] = [GROUP, at_least, OPERATION_TTL_S]
     for entry_id, key in oldest:
         args += (entry_id, int(bool(key)))
-    dropped = client.run("drop", [keys.stream, *markers], args, Repeat.IDEMPOTENT)
-    return [entry_id.decode() for entry_id in dropped]
+    operation = keys.operation(secrets.token_hex(8))
+    dropped: bytes = client.run("drop", [keys.stream, operation, *markers], args, Repeat.IDEMPOTENT)
+    return dropped.decode().split()

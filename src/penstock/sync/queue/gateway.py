@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -17,7 +18,7 @@ from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.lease_keeper import Lease, LeaseKeeper
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
-from penstock.redis.retry import Repeat, RetryBudget
+from penstock.redis.retry import OPERATION_TTL_S, Repeat, RetryBudget
 from penstock.runtime.threads import call_home, home
 from penstock.streams.outgoing import Outgoing
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
@@ -272,10 +273,10 @@ class RedisGateway(AbstractRedisGateway):
         desk, claim = found
         log = self._client.keys(to_queue).stream
         most = ("MAXLEN", max_length) if max_length else ()
+        keys = [log, desk.keys.operation(secrets.token_hex(8))]
+        args = [OPERATION_TTL_S, "XADD", *most, "*", *claim.fields, *log_record(claim, error)]
         try:
-            self._client.call(
-                log, "XADD", log, *most, "*", *claim.fields, *log_record(claim, error), repeat=Repeat.ONCE
-            )
+            self._client.run("once", keys, args, Repeat.IDEMPOTENT)
         except PenstockError as refusal:
             logger.warning("%s failed, but %s refused its record: %s", claim.entry_id, log, refusal)
             self._emit(desk.keys.stream, EventName.UNLOGGED, id=claim.entry_id, log=log)

@@ -27,11 +27,20 @@ class Slot:
         self._client, self._stream = client, keys.stream
         self.consumer = consumer
         self.ledger = Ledger(client, keys, group, consumer, dead_letters)
-        self.is_doubtful = False  # a reply got lost: a message may be pending here that nobody holds
+        self.is_doubtful = False  # a message may be pending here that nobody holds: until it is in a caller's hands
+        self.is_given_up = False  # it keeps a message that can be settled in no way
+        self._has_read = False  # what is in doubt was new; else it was taken from another consumer
         self._connection: Connection | None = None
         self._home: object = None
         self._asked: Host | None = None
         self._begun: tuple[str, int, int] | None = None  # told to the server, which may not have answered
+
+    def _doubt(self, *, has_read: bool) -> None:
+        self.is_doubtful, self._has_read, self._begun = True, has_read, None
+
+    def is_sure(self) -> None:
+        """Take note that what is pending here is in a caller's hands, or that nothing is."""
+        self.is_doubtful, self._begun = False, None
 
     def read(self, block_ms: int | None) -> tuple[str, list[bytes]] | None:
         """Take the next new message, waiting for one; None = none came in time."""
@@ -39,7 +48,7 @@ class Slot:
         command = self.ledger.read_command(1, block_ms)
         commands: list[Command] = [("ASKING",), command] if self._asked else [command]
         timeout_s = self._client.settings.socket_timeout_s + (block_ms or 0) / 1000
-        self.is_doubtful = True
+        self._doubt(has_read=True)
         try:
             reply = (connection.pipeline(commands, timeout_s=timeout_s))[-1]
         except PenstockError as error:
@@ -48,24 +57,24 @@ class Slot:
         except BaseException:  # cancelled, or interrupted: the server must not hand a message to nobody
             connection.abort()
             raise
-        self.is_doubtful = False
+        rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
+        self.is_doubtful = bool(rows)
         if isinstance(reply, PenstockError):
             raise reply
-        rows = parse_rows(reply)
         return (rows[0][0].decode(), rows[0][1]) if rows else None
 
     def take_due(self) -> tuple[int | None, list[LedgerClaim], list[str]]:
         """Take a message whose waiting time is over; return also the ms until the next one is due."""
-        self.is_doubtful = True  # until the reply is here
+        self._doubt(has_read=False)
         wait_ms, claims, missing = self.ledger.take_due(1)
-        self.is_doubtful = False
+        self.is_doubtful = bool(claims)
         return wait_ms, claims, missing
 
     def recover(self, lease_ms: int, cursor: str, page: int) -> tuple[str, list[LedgerClaim], list[str]]:
         """Take a message whose holder has been silent for a lease; return also where to look next."""
-        self.is_doubtful = True
+        self._doubt(has_read=False)
         following, claims, missing = self.ledger.recover(lease_ms, 1, cursor, page)
-        self.is_doubtful = False
+        self.is_doubtful = bool(claims)
         return following, claims, missing
 
     def take_lost(self) -> tuple[list[LedgerClaim], list[str]]:
@@ -76,21 +85,20 @@ class Slot:
             own = [entry_id for entry_id, _, _ in self.ledger.own_pending(start, _PAGE)]
             if own:
                 start = f"({own[-1]}"
-                claims, missing = self.ledger.take(own, is_own_read=True)
+                claims, missing = self.ledger.take(own, is_own_read=self._has_read)
             if len(own) < _PAGE:
                 break
-        self.is_doubtful = False
+        self.is_doubtful = bool(claims)
         return claims, missing
 
     def begin(self, entry_id: str, deliveries: int, attempts: int) -> bool:
         """Count the coming run of a message that was handed out before; False = it is not ours any more."""
-        self.is_doubtful, self._begun = True, (entry_id, deliveries, attempts)
+        self._begun = entry_id, deliveries, attempts
         (is_begun,) = self.ledger.begin([self._begun])
-        self.is_doubtful, self._begun = False, None
         return is_begun
 
     def counts_of(self, found: LedgerClaim) -> tuple[int, int]:
-        """Return deliveries and attempts of a message before its coming run: a lost reply to begin() is no attempt."""
+        """Return deliveries and attempts of a message before its coming run: a run that never was is no attempt."""
         if self._begun is not None and self._begun[0] == found.id:
             return self._begun[1:]
         return found.deliveries, found.attempts

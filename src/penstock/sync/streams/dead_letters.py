@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -10,7 +11,7 @@ from penstock import envelope
 from penstock.errors import ConfigurationError
 from penstock.keys import check_same_slot
 from penstock.model import DeadLetter
-from penstock.redis.retry import Repeat
+from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.redis.client import StreamClient
 
 _PAGE = 500
@@ -25,7 +26,7 @@ class DeadLetters:
     def __init__(self, client: StreamClient, stream: str, dlq_stream: str | None = None) -> None:
         self._client, self.stream = client, stream
         keys = client.keys(stream)
-        self._stream = keys.stream
+        self._keys, self._stream = keys, keys.stream
         self._key = client.keys(dlq_stream).stream if dlq_stream else keys.default_dead_letters()
         if client.is_cluster:
             check_same_slot(self._stream, self._key, "dlq_stream")
@@ -75,22 +76,25 @@ class DeadLetters:
             if is_wanted and (reason is None or letter.reason == reason) and letter.data is not None:
                 chosen.append(letter)
         added: Ids = []
+        operation = self._keys.operation(secrets.token_hex(8))
         for letter in chosen:
             if limit is not None and len(added) >= limit:
                 break
             if letter.redrives < max_redrives:
-                new_id = self._put_back(letter)
+                new_id = self._put_back(letter, operation)
                 if new_id is not None:
                     added.append(new_id)
         return added
 
-    def _put_back(self, letter: DeadLetter) -> str | None:
+    def _put_back(self, letter: DeadLetter, operation: str) -> str | None:
         kept = {name: value for name, value in letter.fields.items() if not name.startswith(_MARK)}
         kept.pop(envelope.EXPIRES_AT, None)  # whoever redrives an expired message wants it handled
         kept.setdefault(ORIGIN, f"{letter.source_stream}/{letter.source_id}".encode())
         kept[envelope.REDRIVES] = str(letter.redrives + 1).encode()
         flat = [part for pair in kept.items() for part in pair]
-        reply = self._client.run("redrive", [self._key, self._stream], [letter.id, *flat], Repeat.IDEMPOTENT)
+        keys = [self._key, self._stream, operation]
+        args = [letter.id, OPERATION_TTL_S, *flat]
+        reply = self._client.run("redrive", keys, args, Repeat.IDEMPOTENT)
         return reply.decode() if reply else None
 
     def purge(self, ids: Sequence[str] | None = None) -> int:

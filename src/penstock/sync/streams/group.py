@@ -51,7 +51,8 @@ class ConsumerGroup:
 
         What was pending when the position was last recorded becomes pending again, with the given consumer.
         """
-        keys = [self._keys.stream, self._keys.position(self.group)]
+        names = self._keys
+        keys = [names.stream, names.position(self.group), names.retries(self.group), names.attempts(self.group)]
         position: bytes = self._client.run("restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
         return position.decode() or None
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from penstock.config import ConsumerConfig
-from penstock.errors import OutOfMemory
+from penstock.errors import ConnectionLost, OutOfMemory
 from penstock.events import EventName
 from penstock.keys import StreamKeys
 from penstock.redis.retry import Repeat
@@ -41,8 +41,8 @@ class Upkeep:
         command = ("SET", key, self._consumer, "NX", "PX", max(1, interval_ms - interval_ms // 10))
         try:
             is_ours = self._client.call(key, *command, repeat=Repeat.ONCE) is not None
-        except OutOfMemory:
-            is_ours = True  # rather twice than never: trimming is what makes room
+        except (OutOfMemory, ConnectionLost):
+            is_ours = True  # rather twice than never: trimming is what makes room, and a lost reply may have been a yes
         if not is_ours:
             return
         removed = self._group.remove_dead_consumers(self._config.consumer_ttl_ms, except_for=self._consumer)

@@ -1,0 +1,80 @@
+"""Whatever command gets lost on its way there or back, the outcome is the same as if nothing had been lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import redis
+
+from penstock import StreamClient
+from penstock.redis.scripts import script
+from penstock.testing import FaultProxy
+from tests.queue.audit import SCRIPTS, Recorder, Request, Stage, commands_in_the_source
+from tests.queue.audit_stories import STORIES
+
+pytestmark = pytest.mark.servers("7.0")
+NOT_OF_QUEUES = {"ack", "take_name", "spark_run", "spark_write"}
+# With no budget the caller publishes again what he does not know to be there: without a key that adds it twice.
+NEED_A_BUDGET = {"publish_plain"}
+
+
+@pytest.fixture
+async def audited(fault_proxy: FaultProxy, raw: redis.Redis) -> AsyncIterator[StreamClient]:
+    for name in SCRIPTS:
+        raw.script_load(script(name).source)
+    async with StreamClient.from_url(fault_proxy.url) as client:
+        yield client
+
+
+async def told(name: str, client: StreamClient, raw: redis.Redis, budget_s: float) -> dict[str, Any]:
+    """Tells a story from an empty server on and returns its outcome."""
+    raw.flushall()
+    stage = Stage(client, raw, budget_s)
+    await STORIES[name](stage)
+    await stage.close()
+    return stage.outcome()
+
+
+async def recorded(
+    name: str, client: StreamClient, raw: redis.Redis, proxy: FaultProxy
+) -> tuple[dict[str, Any], list[Request]]:
+    with Recorder(proxy) as recorder:
+        expected = await told(name, client, raw, 20.0)
+    return expected, recorder.requests()
+
+
+@pytest.mark.parametrize("budget_s", [20.0, 0.0], ids=["budget", "no-budget"])
+@pytest.mark.parametrize("loses", ["reply", "request"])
+@pytest.mark.parametrize("name", STORIES)
+async def test_every_command_may_get_lost(
+    name: str, loses: str, budget_s: float, audited: StreamClient, raw: redis.Redis, fault_proxy: FaultProxy
+) -> None:
+    if not budget_s and name in NEED_A_BUDGET:
+        pytest.skip("the caller cannot know")
+    expected, requests = await recorded(name, audited, raw, fault_proxy)
+    comparable = of_value(budget_s)
+    for request in requests:
+        fault = request.arm(fault_proxy, loses)
+        outcome = await told(name, audited, raw, budget_s)
+        assert comparable(outcome) == comparable(expected), f"{request}: lost {loses}"
+        assert fault.has_happened or request.nth > 1, f"{request} was not sent again"
+        fault_proxy.heal()
+
+
+def of_value(budget_s: float) -> Callable[[dict[str, Any]], Any]:
+    """Returns what of an outcome must be the same: with no budget calls fail and are made again, the state is as it was."""
+    if budget_s:
+        return lambda outcome: outcome
+    return lambda outcome: {kind: found for kind, found in outcome.items() if kind not in {"results", "events"}}
+
+
+async def test_no_command_is_forgotten(audited: StreamClient, raw: redis.Redis, fault_proxy: FaultProxy) -> None:
+    seen: set[str] = set()
+    for name in STORIES:
+        _, requests = await recorded(name, audited, raw, fault_proxy)
+        seen |= {request.script or request.command for request in requests}
+    assert seen | {"take"} >= SCRIPTS - NOT_OF_QUEUES, "a script that no story runs"  # take: only after a loss
+    assert commands_in_the_source() - {"XREADGROUP"} <= seen | {"take", "XADD"}, "a command that no story sends"
+    assert "XREADGROUP" in seen

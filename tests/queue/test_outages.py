@@ -1,0 +1,307 @@
+"""Redis goes away and comes back: waits stay bounded, nothing is lost, and the next call goes on where this one was."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import redis
+
+from penstock import EventDrivenInterruptHandler, RedisMessageQueue, StreamClient
+from penstock.errors import ConnectionFailed, ConnectionLost, PublishUnknown, TransientError, WrongType
+from penstock.events import EventName
+from penstock.redis.scripts import script
+from penstock.testing import FaultProxy
+from tests.helpers.aio import eventually, join, start
+from tests.queue.scenes import (
+    DEAD_LETTERS,
+    QUEUE,
+    Events,
+    Held,
+    age,
+    at_most_once,
+    look_again,
+    payloads,
+    pending,
+    queue_of,
+    quick_gateway,
+    take,
+    taken,
+)
+
+pytestmark = pytest.mark.servers("7.0")
+
+
+@pytest.fixture
+async def shaky(fault_proxy: FaultProxy) -> AsyncIterator[StreamClient]:
+    """A client with little patience, behind a proxy."""
+    async with StreamClient.from_url(fault_proxy.url, socket_timeout=0.3, socket_connect_timeout=0.3) as client:
+        yield client
+
+
+async def taken_at_last(queue: RedisMessageQueue) -> Held:
+    """Takes a message with no budget: a thread learns that its connection is broken when it uses it."""
+    for _ in range(3):
+        with contextlib.suppress(ConnectionLost):
+            return await taken(queue)
+    raise AssertionError("the connection broke again and again")
+
+
+def of_script(name: str) -> bytes:
+    return script(name).sha.encode()
+
+
+# --- one loss after the other -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [quick_gateway, at_most_once])
+async def test_a_claim_may_be_lost_again_and_again(
+    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis, make: Any
+) -> None:
+    queue = queue_of(make(shaky, message_wait_interval_seconds=5))
+    await queue.publish("a")
+    faults = [
+        fault_proxy.drop_reply("XREADGROUP"),
+        fault_proxy.drop_reply("XPENDING"),
+        *(fault_proxy.drop_reply("EVALSHA", containing=of_script(name)) for name in ("take", "take", "begin", "begin")),
+    ]
+    held = await taken(queue)
+    assert (held.message, held.number, held.processing.attempts) == ("a", 1, 1)
+    assert all(fault.has_happened for fault in faults)
+    await held.end()
+    assert raw.xlen(QUEUE) == 0
+
+
+@pytest.mark.parametrize("make", [quick_gateway, at_most_once])
+@pytest.mark.parametrize("lost", ["XREADGROUP", "begin"])
+async def test_without_a_budget_the_next_call_gets_what_the_lost_one_was_handed(
+    shaky: StreamClient, fault_proxy: FaultProxy, make: Any, lost: str
+) -> None:
+    queue = queue_of(make(shaky, retry_budget_seconds=0, message_wait_interval_seconds=5))
+    await queue.publish("a")
+    fault_proxy.drop_reply("XREADGROUP")
+    with pytest.raises(ConnectionLost):
+        await take(queue)
+    await queue.publish("b")
+    if lost == "begin":
+        for _ in range(3):  # the client itself tries thrice
+            fault_proxy.drop_reply("EVALSHA", containing=of_script("begin"))
+        with pytest.raises(ConnectionLost):
+            await take(queue)
+    held = await taken(queue)
+    assert (held.message, held.number, held.processing.attempts) == ("a", 1, 1)
+    assert (await taken(queue)).message == "b"
+
+
+@pytest.mark.parametrize("lost", ["XREADGROUP", "begin"])
+async def test_closing_hands_back_what_a_lost_reply_handed_out(
+    shaky: StreamClient, fault_proxy: FaultProxy, lost: str
+) -> None:
+    queue = queue_of(quick_gateway(shaky, retry_budget_seconds=0, message_wait_interval_seconds=5))
+    await queue.publish("a")
+    fault_proxy.drop_reply("XREADGROUP")
+    with pytest.raises(ConnectionLost):
+        await take(queue)
+    if lost == "begin":
+        for _ in range(3):
+            fault_proxy.drop_reply("EVALSHA", containing=of_script("begin"))
+        with pytest.raises(ConnectionLost):
+            await take(queue)
+    assert await queue.drain(5)
+    held = await taken(queue_of(quick_gateway(shaky)))
+    assert (held.message, held.processing.attempts) == ("a", 1)
+
+
+async def test_what_was_taken_from_a_dead_holder_keeps_its_count_when_the_reply_is_lost(
+    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    await queue_of(quick_gateway(shaky)).publish("a")
+    dead = await taken(queue_of(quick_gateway(shaky)))
+    age(raw)
+    fault = fault_proxy.drop_reply("EVALSHA", containing=of_script("recover"))
+    held = await taken(queue_of(quick_gateway(shaky)))
+    assert fault.has_happened
+    assert held.number > dead.number
+    assert held.processing.attempts == 2
+
+
+async def test_an_end_that_could_not_be_told_is_told_by_the_next_call(
+    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    events = Events()
+    queue = queue_of(quick_gateway(shaky, retry_budget_seconds=0, on_event=events))
+    await queue.publish("a")
+    await queue.publish("b")
+    held = await taken(queue)
+    fault_proxy.refuse()
+    fault_proxy.reset_all()
+    with pytest.raises(TransientError):
+        await held.end()
+    assert len(events.of(EventName.UNSETTLED)) == 1
+    assert len(pending(raw)) == 1
+    fault_proxy.heal()
+    assert (await taken_at_last(queue)).message == "b"
+    assert payloads(raw, QUEUE) == ["b"]
+
+
+async def test_an_end_that_can_never_be_told_does_not_stop_the_others(
+    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    gateway = quick_gateway(shaky, retry_budget_seconds=0, max_delivery_count=1)
+    queue = queue_of(gateway)
+    await queue.publish("a")
+    await queue.publish("b")
+    held = await taken(queue)
+    fault_proxy.refuse()
+    fault_proxy.reset_all()
+    await held.end(ValueError("failed"))
+    fault_proxy.heal()
+    raw.set(DEAD_LETTERS, "no stream")
+    await (await taken_at_last(queue)).end()
+    assert payloads(raw, QUEUE) == ["a"]
+    raw.delete(DEAD_LETTERS)
+    age(raw)
+    look_again(gateway)
+    assert await take(queue) is None
+    assert payloads(raw, DEAD_LETTERS) == ["a"]
+
+
+async def test_an_undecodable_message_whose_dead_letter_is_refused_does_not_stop_the_others(
+    shaky: StreamClient, raw: redis.Redis
+) -> None:
+    gateway = quick_gateway(shaky)
+    queue = queue_of(gateway)
+    raw.xadd(QUEUE, {"data": b"\xff"})
+    await queue.publish("a")
+    raw.set(DEAD_LETTERS, "no stream")
+    with pytest.raises(WrongType):
+        await take(queue)
+    held = await taken(queue)
+    assert held.message == "a"
+    await held.end()
+    raw.delete(DEAD_LETTERS)
+    age(raw)
+    look_again(gateway)
+    assert await take(queue) is None
+    assert [record[b"dlq_reason"] for _, record in raw.xrange(DEAD_LETTERS)] == [b"decode_error"]
+
+
+# --- bounded waits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["black_hole", "refuse"])
+async def test_a_wait_stays_bounded_when_redis_does_not_answer(
+    shaky: StreamClient, fault_proxy: FaultProxy, how: str
+) -> None:
+    queue = queue_of(quick_gateway(shaky, message_wait_interval_seconds=0.5, retry_budget_seconds=60))
+    await queue.publish("a")
+    await (await taken(queue)).end()
+    if how == "refuse":
+        fault_proxy.refuse()
+        fault_proxy.reset_all()
+    else:
+        fault_proxy.black_hole()
+    began = time.monotonic()
+    with pytest.raises((ConnectionLost, ConnectionFailed)):
+        await take(queue)
+    # Nowhere near the budget: the wait, a command that times out, one more look.
+    assert time.monotonic() - began < 30
+    fault_proxy.heal()
+    await queue.publish("b")
+    assert (await taken(queue)).message == "b"
+
+
+async def test_after_the_deadline_nothing_new_is_taken_but_what_was_handed_out_is(
+    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    queue = queue_of(quick_gateway(shaky, message_wait_interval_seconds=0.2, retry_initial_delay_seconds=0.01))
+    await queue.publish("a")
+    fault_proxy.drop_reply("XREADGROUP", ending="black_hole")  # noticed only after the deadline
+    held = await taken(queue)
+    assert (held.message, held.number) == ("a", 1)
+    await queue.publish("b")
+    fault_proxy.drop_request("XREADGROUP", ending="black_hole")
+    with contextlib.suppress(ConnectionLost):
+        assert await take(queue) is None
+    assert [count for _, count in pending(raw).values()] == [1]
+    assert (await taken(queue)).message == "b"
+
+
+async def test_a_call_without_a_wait_looks_once(shaky: StreamClient) -> None:
+    queue = queue_of(quick_gateway(shaky, message_wait_interval_seconds=0))
+    assert await take(queue) is None
+    await queue.publish("a")
+    assert (await taken(queue)).message == "a"
+
+
+async def test_publishing_gives_up_after_its_budget_and_says_what_is_unknown(
+    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    queue = queue_of(quick_gateway(shaky, retry_budget_seconds=0.2))
+    await queue.publish("a")
+    fault_proxy.drop_reply("EVALSHA", containing=of_script("publish"), ending="black_hole")
+    fault_proxy.refuse()
+    with pytest.raises(PublishUnknown):
+        await queue.publish("b")
+    fault_proxy.heal()
+    assert not await queue.publish("b")  # it was there already
+    assert payloads(raw, QUEUE) == ["a", "b"]
+
+
+async def test_an_outage_within_the_budget_is_not_noticed(shaky: StreamClient, fault_proxy: FaultProxy) -> None:
+    queue = queue_of(quick_gateway(shaky, message_wait_interval_seconds=20))
+    await queue.publish("a")
+    held = await taken(queue)
+    fault_proxy.refuse()
+    fault_proxy.reset_all()
+    ending = start(held.end)
+    publishing = start(queue.publish, "b")
+    taking = start(take, queue)
+    time.sleep(0.2)  # noqa: ASYNC251 (nothing answers meanwhile)
+    fault_proxy.heal()
+    await join(ending)
+    assert await join(publishing)
+    assert (await join(taking)).message == "b"
+
+
+# --- interrupts -------------------------------------------------------------------------------------
+
+
+async def test_an_interrupt_ends_a_wait(shaky: StreamClient, raw: redis.Redis) -> None:
+    stop = threading.Event()
+    gateway = quick_gateway(
+        shaky, message_wait_interval_seconds=60, interrupt=EventDrivenInterruptHandler(stop), retry_budget_seconds=60
+    )
+    waiting = start(take, queue_of(gateway))
+    await eventually(lambda: raw.info("clients")["blocked_clients"])
+    stop.set()
+    assert await join(waiting) is None
+
+
+async def test_an_interrupt_ends_the_tries_and_the_message_is_not_lost(
+    shaky: StreamClient, fault_proxy: FaultProxy
+) -> None:
+    stop = threading.Event()
+    gateway = quick_gateway(
+        shaky, message_wait_interval_seconds=60, interrupt=EventDrivenInterruptHandler(stop), retry_budget_seconds=60
+    )
+    queue = queue_of(gateway)
+    await queue.publish("first")
+    await (await taken(queue)).end()
+    await queue.publish("a")
+    faults = [fault_proxy.drop_reply("XREADGROUP"), fault_proxy.drop_reply("XPENDING")]
+    fault_proxy.refuse()  # what is open stays, until the replies are lost with it
+    waiting = start(take, queue)
+    await eventually(lambda: all(fault.has_happened for fault in faults))
+    stop.set()
+    with pytest.raises(TransientError):
+        await join(waiting)
+    fault_proxy.heal()
+    assert await take(queue) is None  # still interrupted
+    stop.clear()
+    held = await taken(queue)
+    assert (held.message, held.number, held.processing.attempts) == ("a", 1, 1)
