@@ -22,16 +22,16 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class WorkerProcess:
-    """One `tests.faults.worker`; its lines are collected as they come."""
+    """One `tests.faults.worker`, or another module like it; its lines are collected as they come."""
 
-    def __init__(self, job: dict[str, Any], log: Path) -> None:
+    def __init__(self, job: dict[str, Any], log: Path, module: str = "tests.faults.worker") -> None:
         self.log = log
         self._lines: list[Line] = []
         self._changed = threading.Condition()
         self._is_over = False
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.worker", json.dumps(job)],
+                [sys.executable, "-m", module, json.dumps(job)],
                 stdin=subprocess.PIPE,  # its end tells the worker that we are gone
                 stdout=subprocess.PIPE,
                 stderr=errors,

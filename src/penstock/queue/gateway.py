@@ -60,6 +60,7 @@ class RedisGateway(AbstractRedisGateway):
         on_event: EventSink | None = None,
     ) -> None:
         self._client: StreamClient = client_of(redis_client, "redis_client")
+        self._given = redis_client  # held: the way to Redis ends with the client that was given
         self._is_text = decodes(redis_client)
         self.is_redis_cluster = is_cluster(redis_client)
         check_number("retry_budget_seconds", retry_budget_seconds, is_whole=False, may_be_zero=True)
