@@ -1,0 +1,272 @@
+"""Processes of a queue are killed, frozen and cut off; servers are killed, filled up and emptied. Nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+import penstock
+from penstock import sync
+from penstock.errors import OutOfMemory, TransientError
+from penstock.redis.embedded import EmbeddedServer
+from tests.faults.waiting import eventually
+from tests.faults.worker_process import WorkerProcess
+
+QUEUE, COMPLETED, DEAD = "orders", "orders::completed", "orders::dlq"
+LEASE_S = 1.0
+
+
+class Crew:
+    """The processes of one test, and the queue that they serve."""
+
+    def __init__(self, url: str, raw: redis.Redis, folder: Path, half: str) -> None:
+        self.url, self.raw, self._folder, self._half = url, raw, folder, half
+        self.gate = folder / "gate"
+        self.workers: list[WorkerProcess] = []
+        self._client = redis.Redis.from_url(url, decode_responses=True)
+        self.queue = sync.RedisMessageQueue(QUEUE, client=self._client, enable_completed_queue=True)
+
+    def worker(self, **job: Any) -> WorkerProcess:
+        """Starts a process and returns it when it is ready."""
+        given = {"url": self.url, "half": self._half, "lease_s": LEASE_S, "gate": str(self.gate), **job}
+        log = self._folder / f"worker-{len(self.workers)}.log"
+        self.workers.append(WorkerProcess(given, log, "tests.faults.queue_worker"))
+        self.workers[-1].wait_for("ready")
+        return self.workers[-1]
+
+    def completed(self) -> list[str]:
+        return sorted(fields[b"data"].decode() for _, fields in self.raw.xrange(COMPLETED))
+
+    def wait_until_done(self, messages: list[str]) -> None:
+        """Waits until these, each once, are done, and nothing is left."""
+        story = lambda: "\n".join(worker.story() for worker in self.workers)  # noqa: E731
+        eventually(lambda: self.completed() == sorted(messages), "all is done", story=story)
+        stats = self.queue.stats()
+        assert (stats.pending, stats.processing, stats.retrying, stats.dead_letter) == (0, 0, 0, 0)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.queue.close()
+        self._client.close()
+
+
+@pytest.fixture
+def crew_on(tmp_path: Path, half: str) -> Iterator[Callable[[EmbeddedServer], Crew]]:
+    made: list[Crew] = []
+
+    def make(server: EmbeddedServer) -> Crew:
+        made.append(Crew(server.url, redis.Redis(unix_socket_path=server.unix_socket, protocol=2), tmp_path, half))
+        return made[-1]
+
+    yield make
+    for crew in made:
+        crew.close()
+        crew.raw.close()
+
+
+@pytest.fixture
+def crew(crew_on: Callable[[EmbeddedServer], Crew], server: EmbeddedServer) -> Crew:
+    return crew_on(server)
+
+
+# --- processes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beat_s", [None, 0.2])
+def test_what_a_killed_process_held_is_done_by_another(crew: Crew, beat_s: float | None) -> None:
+    crew.queue.publish("hold")
+    crew.worker(beat_s=beat_s).wait_for("began")
+    crew.queue.publish("other")
+    crew.workers[0].kill()
+    crew.gate.touch()
+    heir = crew.worker(beat_s=beat_s)
+    assert heir.wait_for("began", message="hold")["number"] == 2
+    crew.wait_until_done(["hold", "other"])
+
+
+@pytest.mark.servers("7.0")
+def test_a_message_that_kills_its_process_ends_in_the_dead_letters(crew: Crew) -> None:
+    crew.queue.publish("hold")
+    for number in (1, 2):
+        worker = crew.worker(most=2)
+        assert worker.wait_for("began")["number"] == number
+        worker.kill()
+    crew.worker(most=2)
+    eventually(lambda: crew.raw.xlen(DEAD), "it is dead")
+    assert crew.queue.stats().processing == 0
+    assert crew.queue.publish("hold")  # the producer's retry is welcome
+
+
+def test_a_frozen_process_can_settle_nothing_when_it_wakes_up(crew: Crew) -> None:
+    crew.queue.publish("hold")
+    frozen = crew.worker(beat_s=0.2)
+    frozen.wait_for("began")
+    frozen.freeze()
+    heir = crew.worker(beat_s=0.2)
+    assert heir.wait_for("began")["number"] == 2
+    crew.gate.touch()
+    assert not heir.wait_for("ended")["lease_lost"]
+    frozen.thaw()
+    assert frozen.wait_for("ended")["lease_lost"]
+    crew.wait_until_done(["hold"])
+
+
+def test_a_living_process_keeps_its_message_whoever_else_is_there(crew: Crew) -> None:
+    crew.queue.publish("hold")
+    holder = crew.worker(beat_s=0.2)
+    holder.wait_for("began")
+    rival = crew.worker(beat_s=0.2)
+    holder.wait_for("event", 12, name="renewed")  # more than two leases
+    assert rival.said("began") == []
+    crew.gate.touch()
+    crew.wait_until_done(["hold"])
+
+
+@pytest.mark.servers("7.0")
+def test_a_forked_process_has_slots_of_its_own(server: EmbeddedServer, raw: redis.Redis) -> None:
+    client = redis.Redis.from_url(server.url, decode_responses=True)
+    queue = sync.RedisMessageQueue(QUEUE, client=client, visibility_timeout_seconds=60)
+    for message in ("a", "b", "c"):
+        queue.publish(message)
+    with queue.process_message() as message:
+        assert message == "a"
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with queue.process_message() as own:
+                    code = 0 if own == "b" else 2
+                code = code if queue.publish("d") else 3
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        holders = {row["consumer"] for row in raw.xpending_range(QUEUE, "queue", "-", "+", 10)}
+        assert len(holders) == 1
+    assert [fields[b"data"] for _, fields in raw.xrange(QUEUE)] == [b"c", b"d"]
+    with queue.process_message() as message:
+        assert message == "c"
+    queue.close()
+    client.close()
+
+
+# --- servers ----------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_killed_and_comes_back_has_lost_nothing(
+    crew_on: Callable[[EmbeddedServer], Crew], start_server: Callable[..., EmbeddedServer], tmp_path: Path
+) -> None:
+    server = start_server(directory=tmp_path / "data", port=0, options={"appendfsync": "always"})
+    crew = crew_on(server)
+    crew.queue.publish("hold")
+    worker = crew.worker(beat_s=0.2)
+    worker.wait_for("began")
+    crew.queue.publish("other")
+    server.kill()
+    server.restart()
+    crew.gate.touch()
+    for message in ("after", "hold"):
+        eventually(lambda message=message: _published(crew, message), "the server answers")
+    eventually(lambda: crew.completed() == ["after", "hold", "other"], "all is done", story=worker.story)
+    assert len(worker.said("began")) <= 4
+
+
+def _published(crew: Crew, message: str) -> bool:
+    try:
+        crew.queue.publish(message)
+    except TransientError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("how", ["destroyed", "flushed"])
+def test_a_group_that_vanishes_is_made_again(crew: Crew, how: str) -> None:
+    worker = crew.worker()
+    crew.queue.publish("before")
+    crew.wait_until_done(["before"])
+    if how == "destroyed":
+        crew.raw.xgroup_destroy(QUEUE, "queue")
+    else:
+        crew.raw.flushall()
+        crew.raw.script_flush()
+    crew.queue.publish("after")
+    eventually(lambda: "after" in crew.completed(), "it is done", story=worker.story)
+
+
+@pytest.mark.servers("7.0")
+def test_what_waited_when_the_group_vanished_has_one_holder(server: EmbeddedServer, raw: redis.Redis) -> None:
+    client = redis.Redis.from_url(server.url, decode_responses=True)
+    queue = sync.RedisMessageQueue(QUEUE, client=client, retry_delay_seconds=0.3, max_retry_delay_seconds=0.3)
+    queue.publish("a")
+    with pytest.raises(ValueError, match="failed"), queue.process_message():
+        raise ValueError("failed")
+    raw.xgroup_destroy(QUEUE, "queue")
+    processing = queue.process_message()
+    with processing as message:
+        assert message == "a"
+        with queue.process_message() as other:  # longer than the delay
+            assert other is None
+    assert not processing.lease_lost
+    queue.close()
+    client.close()
+
+
+def test_a_full_server_is_drained(server: EmbeddedServer, raw: redis.Redis, half: str) -> None:
+    client = redis.Redis.from_url(server.url, decode_responses=True)
+    options: dict[str, Any] = {"visibility_timeout_seconds": 60, "enable_completed_queue": True}
+    queue = sync.RedisMessageQueue(QUEUE, client=client, **options)
+    for number in range(6):
+        queue.publish(f"{number}")
+    stuck = queue.process_message()
+    stuck.__enter__()
+    retried = queue.process_message()
+    retried.__enter__()
+    retried.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    raw.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(OutOfMemory):
+            queue.publish("more")
+        assert queue._gateway.renew_message_lease(QUEUE, "0", str(stuck.lease_token))
+        for row in raw.xpending_range(QUEUE, "queue", "-", "+", 10):
+            raw.xclaim(QUEUE, "queue", row["consumer"], 0, [row["message_id"]], idle=120_000, justid=True)
+        drain = _drain_sync if half == "sync" else _drain_async
+        assert sorted(drain(server.url, options)) == ["0", "1", "2", "3", "4", "5"]
+    finally:
+        raw.config_set("maxmemory", 0)
+    assert raw.xlen(QUEUE) == 0
+    assert raw.xlen(COMPLETED) == 6
+    queue.close()
+    client.close()
+
+
+def _drain_sync(url: str, options: dict[str, Any]) -> list[str]:
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        queue, done = sync.RedisMessageQueue(QUEUE, client=client, **options), []
+        while len(done) < 6:
+            with queue.process_message() as message:
+                if message is not None:
+                    done.append(str(message))
+        queue.close()
+        return done
+
+
+def _drain_async(url: str, options: dict[str, Any]) -> list[str]:
+    async def drain() -> list[str]:
+        done: list[str] = []
+        async with redis.asyncio.Redis.from_url(url, decode_responses=True) as client:
+            queue = penstock.RedisMessageQueue(QUEUE, client=client, **options)
+            while len(done) < 6:
+                async with queue.process_message() as message:
+                    if message is not None:
+                        done.append(str(message))
+            await queue.close()
+        return done
+
+    return asyncio.run(drain())
