@@ -24,7 +24,7 @@ async def test_a_full_queue_refuses_what_does_not_fit_and_says_what_to_do(
     )
     for n in range(3):
         assert await queue.publish(f"message {n}") is True
-    with pytest.raises(QueueFull, match="max_pending_length=3 .*add consumers.*'block' or 'drop_oldest'") as caught:
+    with pytest.raises(QueueFull, match=r"max_pending_length=3 .*add consumers.*'block' or 'drop_oldest'") as caught:
         await queue.publish("message 3")
     assert isinstance(caught.value, StreamFull)
     assert raw.xlen(NAME) == 3
@@ -145,7 +145,7 @@ async def test_when_all_is_in_flight_the_new_message_is_refused(client: StreamCl
     queue = make_queue(client, max_pending_length=1, pending_overload_policy="drop_oldest")
     await queue.publish("a")
     async with queue.process_message():
-        with pytest.raises(QueueFull, match="all of them are being processed.*raise max_pending_length"):
+        with pytest.raises(QueueFull, match=r"all of them are being processed.*raise max_pending_length"):
             await queue.publish("b")
         assert (payloads(raw), len(markers(raw))) == ([b"a"], 1)
     assert await queue.publish("b") is True

@@ -8,7 +8,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from types import FrameType
-from typing import ClassVar
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError
 
@@ -16,6 +15,7 @@ logger = logging.getLogger("penstock.queue")
 _DEFAULT_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )  # Windows has no SIGHUP
+_NEVER_CAUGHT = tuple(getattr(signal, name) for name in ("SIGKILL", "SIGSTOP") if hasattr(signal, name))
 
 
 class BaseGracefulInterruptHandler(ABC):
@@ -45,44 +45,16 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
     It is installed only in the main thread, and only where the signal has its default disposition: one owner a signal.
     """
 
-    _owned: ClassVar[dict[signal.Signals, GracefulInterruptHandler]] = {}
-
     def __init__(self, verbose: bool = True, signals: Iterable[signal.Signals] = _DEFAULT_SIGNALS) -> None:
+        if not isinstance(verbose, bool):
+            raise ConfigurationTypeError(f"verbose={verbose!r} must be True or False, not {type(verbose).__name__}")
         self._verbose, self._is_interrupted = verbose, False
         self._previous: dict[signal.Signals, object] = {}
-        wanted = self._checked(signals)
+        wanted = _checked(signals)
         for number in wanted:
-            self._check_free(number)
+            _check_free(number)
         for number in wanted:
             self._previous[number] = signal.signal(number, self._handle)
-            self._owned[number] = self
-
-    @staticmethod
-    def _checked(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
-        try:
-            wanted = [signal.Signals(number) for number in signals]
-        except (TypeError, ValueError) as error:
-            raise ConfigurationTypeError(f"signals must be signals such as signal.SIGTERM: {error}") from error
-        if not wanted:
-            raise ConfigurationError("signals must name at least one signal, such as signal.SIGTERM")
-        if threading.current_thread() is not threading.main_thread():
-            raise ConfigurationError(
-                "GracefulInterruptHandler must be made in the main thread, where Python delivers signals; "
-                "elsewhere use EventDrivenInterruptHandler"
-            )
-        return list(dict.fromkeys(wanted))
-
-    @classmethod
-    def _check_free(cls, number: signal.Signals) -> None:
-        if number in cls._owned:
-            raise ConfigurationError(
-                f"another GracefulInterruptHandler owns {number.name}: share that one, or release() it first"
-            )
-        if signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler):
-            raise ConfigurationError(
-                f"{number.name} has a handler already, which would be lost: install this one first, or call an "
-                f"EventDrivenInterruptHandler's event from the handler that is there"
-            )
 
     def is_interrupted(self) -> bool:
         """Return whether a signal has come."""
@@ -95,7 +67,6 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
 
     def _give_back(self, number: signal.Signals) -> None:
         previous = self._previous.pop(number, signal.SIG_DFL)
-        self._owned.pop(number, None)
         if signal.getsignal(number) == self._handle:  # else somebody else has taken it over since
             signal.signal(number, previous)  # type: ignore[arg-type]  # what signal.signal() returned before
 
@@ -107,3 +78,33 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
         self._is_interrupted = True
         if self._verbose:
             logger.warning("%s: finishing what is in hand; once more ends at once", signal.Signals(number).name)
+
+
+def _checked(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
+    try:
+        wanted = [signal.Signals(number) for number in signals]
+    except (TypeError, ValueError) as error:
+        raise ConfigurationTypeError(f"signals must be a tuple such as (signal.SIGTERM,): {error}") from error
+    if not wanted:
+        raise ConfigurationError("signals must name at least one signal, such as signal.SIGTERM")
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError(
+            "GracefulInterruptHandler must be made in the main thread, where Python delivers signals; "
+            "elsewhere use EventDrivenInterruptHandler"
+        )
+    return list(dict.fromkeys(wanted))
+
+
+def _check_free(number: signal.Signals) -> None:
+    if number in _NEVER_CAUGHT:
+        raise ConfigurationError(f"{number.name} cannot be caught by any process: use SIGINT, SIGTERM or SIGHUP")
+    present = signal.getsignal(number)
+    if isinstance(getattr(present, "__self__", None), GracefulInterruptHandler):
+        raise ConfigurationError(
+            f"another GracefulInterruptHandler owns {number.name}: share that one, or release() it first"
+        )
+    if present not in (signal.SIG_DFL, signal.default_int_handler):
+        raise ConfigurationError(
+            f"{number.name} has a handler already, which would be lost: make this one first (before asyncio.run(), "
+            f"which has one for SIGINT), or set the event of an EventDrivenInterruptHandler in the one that is there"
+        )

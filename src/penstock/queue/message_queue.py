@@ -24,6 +24,7 @@ from penstock.queue.options import (
     Unset,
     check_count,
     check_seconds,
+    check_sink,
     checked_backoff,
     checked_heartbeat,
     checked_key_maker,
@@ -74,13 +75,14 @@ class RedisMessageQueue:
         on_event: EventSink | None = None,
     ) -> None:
         self.key = QueueKeys.of(name, key_separator)
+        check_sink(on_event)
         self._on_event, self._interrupt = on_event, check_interrupt(interrupt)
         make_key = checked_key_maker(deduplication, get_deduplication_key, is_async=IS_ASYNC)
         completed = checked_log_length("completed", enable_completed_queue, max_completed_length)
         failed = checked_log_length("failed", enable_failed_queue, max_failed_length)
         backoff = checked_backoff(on_failure, retry_delay_seconds, max_retry_delay_seconds)
         longest_s = check_seconds("max_processing_seconds", max_processing_seconds)
-        given = {
+        given: dict[str, Any] = {
             "visibility_timeout_seconds": visibility_timeout_seconds,
             "max_delivery_count": max_delivery_count,
             "max_pending_length": UNSET if max_pending_length is None else max_pending_length,
@@ -88,6 +90,8 @@ class RedisMessageQueue:
         if (client is None) == (gateway is None):
             raise ConfigurationError("pass exactly one of client (of redis-py, or a StreamClient) and gateway")
         if gateway is not None:
+            given["pending_overload_policy"] = UNSET if pending_overload_policy == "raise" else pending_overload_policy
+            given["interrupt"] = interrupt if interrupt is not None and isinstance(gateway, RedisGateway) else UNSET
             _check_gateway(gateway, given)
             self._gateway = gateway
             if on_event is not None and isinstance(gateway, RedisGateway):
@@ -161,7 +165,9 @@ class RedisMessageQueue:
             self._fewer_in_hand.set()
 
     def _may_begin(self) -> bool:
-        return not self._is_draining and (self._interrupt is None or not self._interrupt.is_interrupted())
+        if self._is_draining or (self._interrupt is not None and self._interrupt.is_interrupted()):
+            return False
+        return not (isinstance(self._gateway, RedisGateway) and self._gateway.is_interrupted())
 
     # --- administration -----------------------------------------------------------------------------
 
@@ -242,6 +248,9 @@ class RedisMessageQueue:
 
 def _check_gateway(gateway: object, given: dict[str, Any]) -> None:
     if not isinstance(gateway, AbstractRedisGateway):
+        if any(base.__name__ == AbstractRedisGateway.__name__ for base in type(gateway).__mro__):
+            there = "penstock.sync" if IS_ASYNC else "penstock"
+            raise ConfigurationTypeError(f"gateway is of the other half: pass it to the queue of {there}")
         raise ConfigurationTypeError(
             f"gateway must be a RedisGateway or derive from AbstractRedisGateway, not {type(gateway).__name__}; "
             f"a client of redis-py goes into client="
@@ -250,6 +259,8 @@ def _check_gateway(gateway: object, given: dict[str, Any]) -> None:
         if value is not UNSET:
             own = "message_visibility_timeout_seconds" if name.startswith("visibility") else name
             raise ConfigurationError(f"{name} belongs to the gateway: pass {own} to it, not to the queue")
+    if gateway.message_visibility_timeout_seconds is not None:
+        check_seconds("message_visibility_timeout_seconds", gateway.message_visibility_timeout_seconds)
 
 
 def _bind(gateway: AbstractRedisGateway, key: QueueKeys) -> None:

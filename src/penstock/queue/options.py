@@ -50,12 +50,13 @@ def check_flag(name: str, value: object) -> bool:
     return value
 
 
-def check_seconds(name: str, value: object) -> float:
-    """Return the value if it is a positive number of seconds."""
+def check_seconds(name: str, value: object, *, may_be_zero: bool = False) -> float:
+    """Return the value if it is a positive number of seconds, or, where that makes sense, none at all."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigurationTypeError(f"{name}={value!r} must be a number of seconds, not {type(value).__name__}")
-    if not 0 < value < math.inf:
-        raise ConfigurationError(f"{name}={value!r} must be a positive, finite number of seconds")
+    if not (0 < value < math.inf or (may_be_zero and value == 0)):
+        kind = "finite number of seconds, 0 or more" if may_be_zero else "positive, finite number of seconds"
+        raise ConfigurationError(f"{name}={value!r} must be a {kind}")
     return value
 
 
@@ -68,11 +69,19 @@ def check_count(name: str, value: object) -> int:
     return value
 
 
+def check_sink(sink: object) -> None:
+    """Raise ConfigurationTypeError unless events can be told to it."""
+    if sink is not None and not callable(sink):
+        raise ConfigurationTypeError(f"on_event must be a function of one event, not {type(sink).__name__}")
+    if _is_async_function(sink):
+        raise ConfigurationTypeError("on_event must be a plain function: it is called in the midst of things")
+
+
 def checked_key_maker(is_on: object, make: DedupKey | Unset | None, *, is_async: bool) -> DedupKey | None:
     """Return the function that makes deduplication keys, or None."""
     check_flag("deduplication", is_on)
     if not is_on:
-        if not isinstance(make, Unset):
+        if make is not None and not isinstance(make, Unset):
             raise ConfigurationError(
                 "get_deduplication_key has no use with deduplication=False: leave one of the two out"
             )

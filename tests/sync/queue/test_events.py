@@ -150,10 +150,14 @@ def test_outages_are_told_and_so_is_what_could_not_be_settled(fault_proxy: Fault
     with StreamClient.from_url(fault_proxy.url) as client:
         queue = make_queue(client, on_event=witness, retry_budget_seconds=0.2, enable_completed_queue=True)
         queue.publish("hello")
-        with pytest.raises(TransientError):
+
+        def work() -> None:
             with queue.process_message():
                 fault_proxy.refuse()
                 fault_proxy.reset_all()
+
+        with pytest.raises(TransientError):
+            work()
         assert "trying_again" in witness.names
         assert witness.names[-1] == "unsettled"
         fault_proxy.heal()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, get_args
 
 from penstock import envelope, ids
-from penstock.config import check_number
 from penstock.errors import ConfigurationError, ConfigurationTypeError, PenstockError, QueueFull, StreamFull, text_of
 from penstock.events import Event, EventName, EventSink
 from penstock.keys import QueueKeys
@@ -17,6 +16,7 @@ from penstock.policy import Limits, Reason
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.lease_keeper import Lease, LeaseKeeper
 from penstock.queue.model import ClaimedMessage
+from penstock.queue.options import check_count, check_seconds, check_sink
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
 from penstock.redis.retry import OPERATION_TTL_S, Repeat, RetryBudget
 from penstock.runtime.threads import call_home, home
@@ -64,11 +64,12 @@ class RedisGateway(AbstractRedisGateway):
         self._given = redis_client  # kept: when nobody has it any more, our client of it is given up
         self._is_text = decodes(redis_client)
         self.is_redis_cluster = is_cluster(redis_client)
-        check_number("retry_budget_seconds", retry_budget_seconds, is_whole=False, may_be_zero=True)
-        check_number("retry_max_delay_seconds", retry_max_delay_seconds, is_whole=False)
-        check_number("retry_initial_delay_seconds", retry_initial_delay_seconds, is_whole=False)
-        check_number("message_deduplication_log_ttl_seconds", message_deduplication_log_ttl_seconds, is_whole=False)
-        check_number("message_wait_interval_seconds", message_wait_interval_seconds, is_whole=False, may_be_zero=True)
+        check_sink(on_event)
+        check_seconds("retry_budget_seconds", retry_budget_seconds, may_be_zero=True)
+        check_seconds("retry_max_delay_seconds", retry_max_delay_seconds)
+        check_seconds("retry_initial_delay_seconds", retry_initial_delay_seconds)
+        check_seconds("message_deduplication_log_ttl_seconds", message_deduplication_log_ttl_seconds)
+        check_seconds("message_wait_interval_seconds", message_wait_interval_seconds, may_be_zero=True)
         if retry_initial_delay_seconds > retry_max_delay_seconds:
             raise ConfigurationError(
                 f"retry_initial_delay_seconds={retry_initial_delay_seconds} must not exceed "
@@ -429,9 +430,9 @@ def check_interrupt(interrupt: object) -> BaseGracefulInterruptHandler | None:
 
 def _check_leases(lease_s: float | None, max_deliveries: int | None, dead_letters: str | None) -> None:
     if lease_s is not None:
-        check_number("message_visibility_timeout_seconds", lease_s, is_whole=False)
+        check_seconds("message_visibility_timeout_seconds", lease_s)
     if max_deliveries is not None:
-        check_number("max_delivery_count", max_deliveries)
+        check_count("max_delivery_count", max_deliveries)
         if lease_s is None:
             raise ConfigurationError(
                 "max_delivery_count needs message_visibility_timeout_seconds: without leases a message is handed out "
@@ -450,9 +451,9 @@ def _check_leases(lease_s: float | None, max_deliveries: int | None, dead_letter
 
 def _check_overload(max_pending: int | None, policy: object, block_timeout_s: float) -> None:
     if max_pending is not None:
-        check_number("max_pending_length", max_pending)
+        check_count("max_pending_length", max_pending)
     if policy not in get_args(Overload):
         raise ConfigurationError(f"pending_overload_policy={policy!r} must be one of {', '.join(get_args(Overload))}")
     if policy != "raise" and max_pending is None:
         raise ConfigurationError(f"pending_overload_policy={policy!r} needs max_pending_length")
-    check_number("pending_block_timeout_seconds", block_timeout_s, is_whole=False)
+    check_seconds("pending_block_timeout_seconds", block_timeout_s)
