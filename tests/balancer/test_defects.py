@@ -25,7 +25,7 @@ from tests.balancer.stage import (
     plain,
     quick,
 )
-from tests.helpers.aio import eventually, pause, throughout
+from tests.helpers.aio import eventually, outcomes, pause, start, throughout
 
 DLQ = "{svc-input}_dlq"
 GO = "redis-consumer-go-1"
@@ -197,6 +197,20 @@ async def test_8_a_claimed_stream_is_kept_from_the_first_moment_on(client: Strea
             await throughout(1.0, lambda: len(a.owned) + len(b.owned) == 100)
             assert not set(a.owned) & set(b.owned)
             assert a.disowned == b.disowned == []
+
+
+async def test_8_claims_of_one_process_side_by_side_give_one_ownership(client: StreamClient, raw: redis.Redis) -> None:
+    dead = quick(client, "dead")
+    async with following(dead) as (first,):
+        entry_id = add_raw(raw, "session-1")
+        await eventually(lambda: first.added)
+        await crash(dead)
+        await eventually(lambda: not locks(raw))
+        async with following(quick(client, "a", sweep_interval_ms=60_000), claims=False) as (a,):
+            info = LBSInfo("session-1", entry_id)
+            results = await outcomes([start(a.balancer.claim, info) for _ in range(8)])
+            assert sum(isinstance(result, AlreadyClaimed) for result in results) == 7
+            assert a.owned == ["session-1"]
 
 
 async def test_9_one_name_added_twice_has_one_owner_and_the_second_entry_follows_the_first(
