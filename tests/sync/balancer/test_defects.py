@@ -128,8 +128,8 @@ def test_6_twelve_thousand_pending_entries_do_not_hold_up_the_start(client: Stre
             many.xadd(LBS, {"lbs-input": f'{{"DataStreamName":"session-{number}"}}'})
         many.execute()
     ids = [row[0] for _, rows in raw.xreadgroup(GROUP, GO, {LBS: ">"}) for row in rows]
-    for start in range(0, len(ids), 1000):
-        raw.xclaim(LBS, GROUP, GO, 0, ids[start : start + 1000], idle=50_000, justid=True)
+    for first in range(0, len(ids), 1000):
+        raw.xclaim(LBS, GROUP, GO, 0, ids[first : first + 1000], idle=50_000, justid=True)
     balancer, began_s = plain(client, "a", capacity=12_500), time.monotonic()
     with following(balancer) as (a,):
         eventually(lambda: a.owned)
