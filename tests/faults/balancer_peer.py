@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock import OwnedStream, StreamAdded, StreamExpired
+from penstock import LBSInfo, OwnedStream, StreamAdded, StreamExpired
 from penstock.balancer.listener import Listener
 from penstock.errors import AlreadyClaimed, OwnershipLost
 
@@ -38,14 +38,19 @@ def told(notice: Any) -> None:
 async def follow(job: dict[str, Any]) -> None:
     async with penstock.StreamClient.from_url(job["url"]) as client:
         balancer = penstock.StreamBalancer(client, SERVICE, id=job["name"], **job.get("settings", {}))
-        async with balancer as notices:
+
+        async def claim(payload: LBSInfo) -> None:
+            with suppress(AlreadyClaimed):
+                ownership = await balancer.claim(payload)
+                say("claimed", stream=payload.data_stream_name, token=ownership.token)
+
+        # Claims side by side travel together, as a program does that has many streams.
+        async with balancer as notices, asyncio.TaskGroup() as claims:
             say("ready")
             async for notice in notices:
                 told(notice)
                 if isinstance(notice, StreamExpired):
-                    with suppress(AlreadyClaimed):
-                        ownership = await balancer.claim(notice.payload)
-                        say("claimed", stream=notice.payload.data_stream_name, token=ownership.token)
+                    claims.create_task(claim(notice.payload))
                 elif isinstance(notice, StreamAdded) and job.get("cpu"):
                     usage(balancer)
 

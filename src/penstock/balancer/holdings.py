@@ -28,6 +28,7 @@ class Holdings:
         self._by_name: dict[str, Ownership] = {}
         self._by_id: dict[str, Ownership] = {}
         self._settling: dict[str, bool] = {}  # entry id -> whether it is kept until that is done
+        self._claiming: set[str] = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -46,6 +47,22 @@ class Holdings:
     def has_entry(self, entry_id: str) -> bool:
         """Tell whether a stream is owned by this entry."""
         return entry_id in self._by_id
+
+    def begin_claim(self, name: str) -> bool:
+        """Reserve a stream for one claim; False = it is owned, or another claim of this process is under way.
+
+        To the server two claims of one process look like one that is repeated: it would grant both.
+        """
+        with self._lock:
+            if name in self._by_name or name in self._claiming:
+                return False
+            self._claiming.add(name)
+            return True
+
+    def end_claim(self, name: str) -> None:
+        """Give the reservation back, after the ownership, if there is one, was added."""
+        with self._lock:
+            self._claiming.discard(name)
 
     def settle(self, ownership: Ownership, *, is_kept: bool) -> bool:
         """Mark an ownership that is about to be finished or handed over; False = it is about to be already.

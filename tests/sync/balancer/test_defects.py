@@ -14,7 +14,7 @@ from penstock.balancer.messages import LBSInfo
 from penstock.balancer.recorder import NoRecorder
 from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, StreamNotOwned
 from penstock.sync import StreamClient
-from tests.helpers.threads import eventually, pause, throughout
+from tests.helpers.threads import eventually, outcomes, pause, start, throughout
 from tests.sync.balancer.stage import (
     GROUP,
     LBS,
@@ -128,8 +128,8 @@ def test_6_twelve_thousand_pending_entries_do_not_hold_up_the_start(client: Stre
             many.xadd(LBS, {"lbs-input": f'{{"DataStreamName":"session-{number}"}}'})
         many.execute()
     ids = [row[0] for _, rows in raw.xreadgroup(GROUP, GO, {LBS: ">"}) for row in rows]
-    for start in range(0, len(ids), 1000):
-        raw.xclaim(LBS, GROUP, GO, 0, ids[start : start + 1000], idle=50_000, justid=True)
+    for first in range(0, len(ids), 1000):
+        raw.xclaim(LBS, GROUP, GO, 0, ids[first : first + 1000], idle=50_000, justid=True)
     balancer, began_s = plain(client, "a", capacity=12_500), time.monotonic()
     with following(balancer) as (a,):
         eventually(lambda: a.owned)
@@ -188,6 +188,20 @@ def test_8_a_claimed_stream_is_kept_from_the_first_moment_on(client: StreamClien
             throughout(1.0, lambda: len(a.owned) + len(b.owned) == 100)
             assert not set(a.owned) & set(b.owned)
             assert a.disowned == b.disowned == []
+
+
+def test_8_claims_of_one_process_side_by_side_give_one_ownership(client: StreamClient, raw: redis.Redis) -> None:
+    dead = quick(client, "dead")
+    with following(dead) as (first,):
+        entry_id = add_raw(raw, "session-1")
+        eventually(lambda: first.added)
+        crash(dead)
+        eventually(lambda: not locks(raw))
+        with following(quick(client, "a", sweep_interval_ms=60_000), claims=False) as (a,):
+            info = LBSInfo("session-1", entry_id)
+            results = outcomes([start(a.balancer.claim, info) for _ in range(8)])
+            assert sum(isinstance(result, AlreadyClaimed) for result in results) == 7
+            assert a.owned == ["session-1"]
 
 
 def test_9_one_name_added_twice_has_one_owner_and_the_second_entry_follows_the_first(
