@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import penstock
-from penstock import errors, model
+from penstock import errors, model, tasks
 from penstock.events import EventName
 from penstock.keys import StreamKeys
 from penstock.policy import Reason
@@ -36,6 +36,8 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
         ("producer.md", "## push", penstock.StreamProducer.push),
         ("consumer.md", "## Constructor", penstock.StreamConsumer.__init__),
         ("consumer-config.md", "## Settings", penstock.ConsumerConfig),
+        ("tasks.md", "## RedisTaskQueue", tasks.RedisTaskQueue.__init__),
+        ("tasks.md", "## Worker", tasks.Worker.__init__),
     ],
 )
 def test_parameters_and_defaults_are_those_of_the_code(page: str, heading: str, function: Callable[..., Any]) -> None:
