@@ -33,6 +33,17 @@ def check_id(what: str, value: object) -> None:
         )
 
 
+_KINDS: set[str] = set()  # that were checked: there are few kinds and many tasks
+_MOST_KINDS = 1_000
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in _KINDS:
+        check_name("kind", kind)
+        if len(_KINDS) < _MOST_KINDS:
+            _KINDS.add(kind)
+
+
 class Status(StrEnum):
     """How a task ended."""
 
@@ -72,7 +83,7 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for what no queue could carry, or this version does not understand."""
-        check_name("kind", self.kind)
+        _check_kind(self.kind)
         check_id("id", self.id)
         if self.requires:
             self._check_requires()
@@ -115,7 +126,7 @@ class Result(msgspec.Struct, kw_only=True, frozen=True):
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for what no back-end could store."""
-        check_name("kind", self.kind)
+        _check_kind(self.kind)
         check_id("task_id", self.task_id)
         if not isinstance(self.status, Status):
             msgspec.structs.force_setattr(self, "status", _status(self.status))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import penstock
-from penstock import errors, model
+from penstock import errors, model, tasks
 from penstock.events import EventName
 from penstock.keys import BalancerKeys, StreamKeys
 from penstock.policy import Reason
@@ -37,6 +37,8 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
         ("consumer.md", "## Constructor", penstock.StreamConsumer.__init__),
         ("consumer-config.md", "## Settings", penstock.ConsumerConfig),
         ("balancer.md", "## Constructor", penstock.StreamBalancer.__init__),
+        ("tasks.md", "## RedisTaskQueue", tasks.RedisTaskQueue.__init__),
+        ("tasks.md", "## Worker", tasks.Worker.__init__),
     ],
 )
 def test_parameters_and_defaults_are_those_of_the_code(page: str, heading: str, function: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ import redis
 
 from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.task import Priority, Result, Status, Task
-from penstock.tasks import RedisTaskQueue
+from penstock.tasks import Handlers, RedisTaskQueue, Worker
 from tests.helpers.aio import DEADLINE_S, join, start
 
 pytestmark = [pytest.mark.servers("7.0")]
@@ -236,6 +236,39 @@ async def test_a_result_whose_notice_got_lost_is_found_by_looking(
     raw.delete("{jobs}:awaited")
     await finish(queue, task, 1)
     assert (await join(waiting)).data == 1
+
+
+# --- cost -----------------------------------------------------------------------------------------
+
+
+async def test_a_worker_needs_few_commands_when_batches_fill(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    handlers = Handlers()
+
+    @handlers.task("noop")
+    async def noop(task: Task) -> None:
+        return None
+
+    await queue.enqueue_many([Task(kind="noop") for _ in range(5_000)])
+    raw.config_resetstat()
+    report = await Worker(queue, handlers, burst=True, handles_signals=False).run()
+    assert report.ok == 5_000
+    calls = {name.removeprefix("cmdstat_"): stats["calls"] for name, stats in raw.info("commandstats").items()}
+    in_scripts = {"xadd"}  # one for each result: the stream of results has an entry for each
+    assert sum(count for name, count in calls.items() if name not in in_scripts) <= 0.5 * 5_000
+    assert calls["evalsha"] <= 0.05 * 5_000
+    assert calls["xadd"] == 5_000
+
+
+async def test_a_worker_without_work_asks_seldom(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    handlers = Handlers()
+    handlers.task("noop")(lambda _: None)
+    await queue.enqueue(Task(kind="other"))
+    await queue.enqueue(Task(kind="noop", requires=frozenset({"gpu"})))
+    raw.config_resetstat()
+    await Worker(queue, handlers, max_uptime_s=2.0, handles_signals=False).run()
+    calls = {name: stats["calls"] for name, stats in raw.info("commandstats").items()}
+    assert calls["cmdstat_evalsha"] < 40  # it looks at most a few times a second, though two tasks wait for others
+    assert await queue.pending_count() == 2
 
 
 # --- settings -------------------------------------------------------------------------------------

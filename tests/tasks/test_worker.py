@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -254,6 +254,30 @@ async def test_a_task_whose_result_cannot_be_saved_is_not_acknowledged_and_runs_
         result = await result_of(queue, task)
     assert set(runs) == {0}
     assert backend.saved == {task.id: result}
+
+
+@pytest.mark.skipif(not IS_ASYNC, reason="a thread cannot be interrupted")
+async def test_a_back_end_that_hangs_holds_up_no_task_for_ever(queue: TaskQueue, redis_url: str) -> None:
+    handlers, may_go_on = Handlers(), Event()
+
+    class Hanging(MemoryBackend):
+        async def save_many(self, results: Sequence[Result]) -> list[bool]:
+            await wait_for(may_go_on)
+            return await super().save_many(results)
+
+    @handlers.task("work")
+    async def work(task: Task) -> int:
+        return task.attempts
+
+    task, backend = Task(kind="work"), Hanging()
+    await queue.enqueue(task)
+    worker = quick(queue, handlers, results=backend, save_timeout_s=0.05)
+    async with running(worker):
+        await eventually(lambda: worker.tally.backend_failures)
+        assert await queue.pending_count() == 1
+        may_go_on.set()
+        assert (await result_of(queue, task)).data == 0
+    assert list(backend.saved) == [task.id]
 
 
 async def test_one_result_that_cannot_be_saved_stops_no_other(queue: TaskQueue, redis_url: str) -> None:

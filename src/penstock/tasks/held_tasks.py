@@ -56,9 +56,12 @@ class HeldTasks:
 
     def add(self, tasks: Iterable[HeldTask]) -> None:
         """Hold tasks."""
+        lane, entries = None, dict[str, HeldTask]()
         for held in tasks:
+            if held.lane is not lane:
+                lane, entries = held.lane, self.of(held.lane).entries
             self._by_id[held.task.id] = held
-            self.of(held.lane).entries[held.entry_id] = held
+            entries[held.entry_id] = held
 
     def get(self, task_id: str) -> HeldTask | None:
         """Return a task if it is held."""
@@ -69,6 +72,14 @@ class HeldTasks:
         if self._by_id.get(held.task.id) is held:
             del self._by_id[held.task.id]
         self.of(held.lane).entries.pop(held.entry_id, None)
+
+    def release_all(self, lane: Lane, tasks: Iterable[HeldTask]) -> None:
+        """Let go of tasks of one lane."""
+        entries = self.of(lane).entries
+        for held in tasks:
+            if self._by_id.get(held.task.id) is held:
+                del self._by_id[held.task.id]
+            entries.pop(held.entry_id, None)
 
     def lose(self, lane: Lane, entry_ids: Iterable[str]) -> list[HeldTask]:
         """Let go of entries that belong to another consumer now; return their tasks."""

@@ -193,14 +193,17 @@ class RedisTaskQueue:
         """
         answers = [False] * len(results)
         by_lane: dict[Lane, list[tuple[int, HeldTask, Result]]] = {}
+        lane, group = None, list[tuple[int, HeldTask, Result]]()
         for place, result in enumerate(results):
             held = self._held.get(result.task_id)
             if held is not None:
-                by_lane.setdefault(held.lane, []).append((place, held, result))
-        for lane, rows in by_lane.items():
+                if held.lane is not lane:
+                    lane, group = held.lane, by_lane.setdefault(held.lane, [])
+                group.append((place, held, result))
+        for same, rows in by_lane.items():
             for start in range(0, len(rows), _STEP):
                 page = rows[start : start + _STEP]
-                for (place, _, _), is_stored in zip(page, await self._finish(lane, page), strict=True):
+                for (place, _, _), is_stored in zip(page, await self._finish(same, page), strict=True):
                     answers[place] = is_stored
         return answers
 
@@ -211,8 +214,7 @@ class RedisTaskQueue:
         ]
         is_again = any(held.is_again for _, held, _ in rows)
         answers = await self._lanes.books(lane).finish(outcomes, is_again)
-        for _, held, _ in rows:
-            self._held.release(held)
+        self._held.release_all(lane, [held for _, held, _ in rows])
         return [answer == 1 for answer in answers]
 
     async def admit(self, task: Task, limits: Limits) -> bool:

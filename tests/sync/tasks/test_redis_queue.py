@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError, OutOfMemory
-from penstock.sync.tasks import RedisTaskQueue
+from penstock.sync.tasks import Handlers, RedisTaskQueue, Worker
 from penstock.task import Priority, Result, Status, Task
 from tests.helpers.threads import DEADLINE_S, join, start
 
@@ -235,6 +235,39 @@ def test_a_result_whose_notice_got_lost_is_found_by_looking(
     raw.delete("{jobs}:awaited")
     finish(queue, task, 1)
     assert (join(waiting)).data == 1
+
+
+# --- cost -----------------------------------------------------------------------------------------
+
+
+def test_a_worker_needs_few_commands_when_batches_fill(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    handlers = Handlers()
+
+    @handlers.task("noop")
+    def noop(task: Task) -> None:
+        return None
+
+    queue.enqueue_many([Task(kind="noop") for _ in range(5_000)])
+    raw.config_resetstat()
+    report = Worker(queue, handlers, burst=True, handles_signals=False).run()
+    assert report.ok == 5_000
+    calls = {name.removeprefix("cmdstat_"): stats["calls"] for name, stats in raw.info("commandstats").items()}
+    in_scripts = {"xadd"}  # one for each result: the stream of results has an entry for each
+    assert sum(count for name, count in calls.items() if name not in in_scripts) <= 0.5 * 5_000
+    assert calls["evalsha"] <= 0.05 * 5_000
+    assert calls["xadd"] == 5_000
+
+
+def test_a_worker_without_work_asks_seldom(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    handlers = Handlers()
+    handlers.task("noop")(lambda _: None)
+    queue.enqueue(Task(kind="other"))
+    queue.enqueue(Task(kind="noop", requires=frozenset({"gpu"})))
+    raw.config_resetstat()
+    Worker(queue, handlers, max_uptime_s=2.0, handles_signals=False).run()
+    calls = {name: stats["calls"] for name, stats in raw.info("commandstats").items()}
+    assert calls["cmdstat_evalsha"] < 40  # it looks at most a few times a second, though two tasks wait for others
+    assert queue.pending_count() == 2
 
 
 # --- settings -------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -255,6 +255,30 @@ def test_a_task_whose_result_cannot_be_saved_is_not_acknowledged_and_runs_again(
         result = result_of(queue, task)
     assert set(runs) == {0}
     assert backend.saved == {task.id: result}
+
+
+@pytest.mark.skipif(not IS_ASYNC, reason="a thread cannot be interrupted")
+def test_a_back_end_that_hangs_holds_up_no_task_for_ever(queue: TaskQueue, redis_url: str) -> None:
+    handlers, may_go_on = Handlers(), Event()
+
+    class Hanging(MemoryBackend):
+        def save_many(self, results: Sequence[Result]) -> list[bool]:
+            wait_for(may_go_on)
+            return super().save_many(results)
+
+    @handlers.task("work")
+    def work(task: Task) -> int:
+        return task.attempts
+
+    task, backend = Task(kind="work"), Hanging()
+    queue.enqueue(task)
+    worker = quick(queue, handlers, results=backend, save_timeout_s=0.05)
+    with running(worker):
+        eventually(lambda: worker.tally.backend_failures)
+        assert queue.pending_count() == 1
+        may_go_on.set()
+        assert (result_of(queue, task)).data == 0
+    assert list(backend.saved) == [task.id]
 
 
 def test_one_result_that_cannot_be_saved_stops_no_other(queue: TaskQueue, redis_url: str) -> None:

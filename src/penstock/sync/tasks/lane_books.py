@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from penstock import ids
 from penstock.errors import ConnectionLost, GroupLost
@@ -21,8 +21,7 @@ _PAGE = 1_000
 _HEARD = {"ack": b"acked", "bury": b"dead"}
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A result on its way to the books, with the entry that it settles."""
 
     entry_id: str
