@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,10 +57,8 @@ class Stream:
         return Progress(self.position(stop), self.position(start), tuple(self.entries[n - 1][0] for n in cuts))
 
     def rows(self, start: int, stop: int, size: int = 7) -> list[pa.RecordBatch]:
-        made = []
-        for low in range(start, stop, size):
-            made.append(pa.RecordBatch.from_pylist([self._row(n) for n in range(low, min(stop, low + size))], _SCHEMA))
-        return made
+        ranges = [range(low, min(stop, low + size)) for low in range(start, stop, size)]
+        return [pa.RecordBatch.from_pylist([self._row(n) for n in each], _SCHEMA) for each in ranges]
 
     def _row(self, n: int) -> dict[str, Any]:
         entry_id, fields = self.entries[n]
@@ -90,7 +89,7 @@ def archive(archiver: BatchArchiver, stream: Stream, start: int, stop: int, cuts
     bounds = [start, *cuts, stop]
 
     def write(task: ArchiveTask) -> list[StagedFile]:
-        parts = list(zip(bounds, bounds[1:], strict=False))
+        parts = list(itertools.pairwise(bounds))
         return [made for low, high in reversed(parts) for made in task.write(stream.rows(low, high))]
 
     return archiver.archive(Offsets({stream.name: stream.progress(start, stop, cuts)}), write)

@@ -60,7 +60,8 @@ class BatchArchiver:
     def open(self) -> None:
         """Read the manifest, and remove what an earlier run left aside."""
         self.state = self.log.load()
-        shutil.rmtree(self.layout.staging, ignore_errors=True)
+        for place in self.layout.staging.glob("batch-*"):  # a compaction may be at work beside us
+            shutil.rmtree(place, ignore_errors=True)
 
     def archive(self, offsets: Offsets, write: Write, batch: int = 0) -> Commit | None:
         """Archive what is new in a batch; return None if nothing was."""
@@ -68,7 +69,7 @@ class BatchArchiver:
         wanted = [each for name, progress in sorted(offsets.streams.items()) if (each := self._new(name, progress))]
         if not wanted:
             return None
-        staging = self.layout.staging / secrets.token_hex(8)
+        staging = self.layout.staging / f"batch-{secrets.token_hex(8)}"
         make_directory(staging)
         try:
             task = ArchiveTask(str(staging), tuple(p for each in wanted for p in each.pieces), self.max_file_rows)
