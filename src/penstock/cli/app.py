@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
+from penstock.cli.archive import archive
 from penstock.cli.demo import demo
+from penstock.cli.replay import replay
 from penstock.errors import PenstockError
 
 app = typer.Typer(
@@ -18,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # it prints local variables, and those may hold passwords
 )
 app.command()(demo)
+app.command()(replay)
+app.add_typer(archive, name="archive")
 
 
 def _show_version(is_wanted: bool) -> None:

@@ -11,7 +11,7 @@ import pytest
 import redis
 from pyspark.errors import StreamingQueryException
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, StreamMissing
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import ArchiveRun
 from penstock.spark.archive.layout import Layout
@@ -99,8 +99,9 @@ def test_bad_input_is_refused_and_writes_nothing(
         (file / "cold", options, "is no directory"),
         (tmp_path / "cold", {}, "url is missing"),
         (tmp_path / "cold", {**options, "nonsense": "1"}, "unknown option"),
+        (tmp_path / "cold", options, "there is no stream 'orders'"),
     ):
-        with pytest.raises(ConfigurationError, match=why):
+        with pytest.raises((ConfigurationError, StreamMissing), match=why):
             ArchiveRun(root, "orders", given).start(spark, once=True)
     assert not (tmp_path / "cold").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -76,9 +77,14 @@ def move(source: Path, target: Path) -> None:
 def check_writable(place: Path) -> None:
     """Raise ConfigurationError unless files can be made in a directory, or in the nearest that exists above it."""
     existing = place
-    while not existing.exists():
+    while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
         raise ConfigurationError(f"archive {place}: {existing} is no directory")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"archive {place}: nothing can be written in {existing}; check its owner and rights")
+    try:
+        Path(tempfile.mkdtemp(prefix=".penstock-", dir=existing)).rmdir()  # rights alone do not tell it
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigurationError(
+            f"archive {place}: nothing can be written in {existing} ({reason}); check its owner and rights"
+        ) from None

@@ -14,10 +14,12 @@ from penstock.spark.archive.checkpoint import last_committed, offsets_of
 from penstock.spark.archive.durable import Step, check_writable, make_directory, no_step
 from penstock.spark.archive.layout import Layout
 from penstock.spark.archive.log import ManifestLog
-from penstock.spark.archive.manifest import FileEntry
+from penstock.spark.archive.manifest import FileEntry, State
 from penstock.spark.archive.rows import READ_DDL
 from penstock.spark.archive.task import TOLD_DDL, ArchiveTask, StagedFile
 from penstock.spark.master import is_connect
+from penstock.spark.patience import patiently
+from penstock.spark.reading.catalogue import look, require
 from penstock.spark.reading.offsets import Position
 from penstock.spark.reading.options import SourceOptions
 
@@ -54,11 +56,9 @@ class ArchiveRun:
         if is_connect(spark):
             raise ConfigurationError("the archive needs a classic Spark session: its commits are made by the driver")
         layout = Layout.of(self.root)
-        check_writable(layout.root)
+        options = self.check()
         archiver = BatchArchiver(layout, self.fail_on_data_loss, self.max_file_rows, self.step)
         archiver.open()
-        options = self._options(layout, archiver)
-        SourceOptions.parse(options).check_streaming()
         make_directory(layout.root)
         rows = spark.readStream.format("redis_streams").schema(READ_DDL).options(**options).load()
         writer = rows.writeStream.queryName(f"archive {layout.root}").option(
@@ -71,7 +71,21 @@ class ArchiveRun:
         writer = writer.foreachBatch(archive)
         return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=self.trigger)).start()
 
-    def _options(self, layout: Layout, archiver: BatchArchiver) -> dict[str, str]:
+    def check(self) -> dict[str, str]:
+        """Look at everything that can be wrong, without Spark and without writing; return the options of the source."""
+        layout = Layout.of(self.root)
+        check_writable(layout.root)
+        given = self._options(layout, ManifestLog(layout).load())
+        options = SourceOptions.parse(given)
+        options.check_streaming()
+        if not options.selection.is_pattern and not options.wait_for_streams:
+            client = options.link.client()
+            require(
+                patiently(lambda: look(client, options.selection.names), options.retry_timeout.total_seconds()), client
+            )
+        return given
+
+    def _options(self, layout: Layout, state: State) -> dict[str, str]:
         given = {
             "maxRowsPerTrigger": str(self.max_batch_rows),
             **self.options,
@@ -79,7 +93,7 @@ class ArchiveRun:
             "group": self.group,
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
         }
-        ends = {name: end for name in archiver.state.streams if (end := archiver.state.end(name)) is not None}
+        ends = {name: end for name in state.streams if (end := state.end(name)) is not None}
         # Without its checkpoint a query goes on where the manifest ends, and notices what is gone since.
         given["startingOffsets"] = (
             starting_after(ends) if ends and last_committed(layout.checkpoint) is None else "earliest"
@@ -101,8 +115,3 @@ def write(frame: DataFrame, task: ArchiveTask) -> list[StagedFile]:
         StagedFile(row["staged"], FileEntry(**{name: row[name] for name in FileEntry.__dataclass_fields__}))
         for row in made
     ]
-
-
-def is_archive(root: str | Path) -> bool:
-    """Tell whether there is an archive."""
-    return ManifestLog(Layout.of(root)).exists()
