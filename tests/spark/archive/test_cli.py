@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -31,13 +33,15 @@ def call(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def test_archive_run_once_copies_and_ends(
+def test_archive_run_copies_what_comes_and_ends_in_order_when_it_is_told_to(
     java: Path, stream_redis: redis.Redis, stream_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     fill(stream_redis, "orders", 250)
-    command = [sys.executable, "-m", "penstock", "archive", "run", "--once", "--master", "local[2]"]
+    command = [sys.executable, "-m", "penstock", "archive", "run", "--every", "1 second", "--master", "local[2]"]
     words = ["--root", str(tmp_path / "cold"), "--streams", "orders", "--url", stream_server.url]
     with Process([*command, *words], tmp_path, {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}) as process:
+        process.wait_for_line("batch 0: 250 entries")
+        os.kill(process.pid, signal.SIGTERM)
         lines = process.end()
     assert any("orders" in line and "250" in line for line in lines), lines
     [stream] = json.loads(call("archive", "status", "--root", tmp_path / "cold", "--json").stdout)

@@ -70,7 +70,7 @@ class Replay:
         if rate is not None and rate <= 0:
             raise ConfigurationError(f"--rate {rate:g} must be more than 0 messages a second")
         self._origin, self._where, self._rate = origin, where, rate
-        self._selection = _digest(origin.name, where and where.condition, into)
+        self._selection = _digest(origin.name, None if where is None else where.condition, into)
         self.name = self._selection[:12] if name is None else check_name("--name", name, 200)
         self._query = f"replay:{self.name}"
         size = _CHUNK if rate is None else max(1, min(_CHUNK, int(rate / _SLICES_A_SECOND)))
