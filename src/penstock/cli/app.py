@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
+from penstock.cli.archive import archive
 from penstock.cli.config import config
 from penstock.cli.demo import demo
 from penstock.cli.exporter import exporter
 from penstock.cli.queue import queue_app
+from penstock.cli.replay import replay
 from penstock.cli.task import task_app
 from penstock.cli.worker import worker
 from penstock.errors import PenstockError, SettingsError
@@ -28,6 +30,8 @@ app.command()(exporter)
 app.add_typer(task_app, name="task")
 app.add_typer(queue_app, name="queue")
 app.add_typer(config, name="config")
+app.command()(replay)
+app.add_typer(archive, name="archive")
 
 
 def _show_version(is_wanted: bool) -> None:

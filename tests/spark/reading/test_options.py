@@ -52,6 +52,12 @@ def test_names_are_case_insensitive_as_spark_hands_them_over() -> None:
             "starting",
             Bound(by_stream={"orders": "5-1", "b": "latest"}),
         ),
+        (
+            "startingOffsets",
+            '{"orders": {"id": "5-1", "n": 7}, "b": {"id": "6-0"}}',
+            "starting",
+            Bound(by_stream={"orders": "(5-1", "b": "(6-0"}, ranks={"orders": 7}),
+        ),
         ("startingOffsets", "17", "starting", Bound(common="17-0")),
         ("endingOffsets", "(17-3", "ending", Bound(common="(17-3")),
     ],

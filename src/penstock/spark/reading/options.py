@@ -30,6 +30,7 @@ class Bound:
     common: str | None = None
     by_stream: Mapping[str, str] | None = None
     ms: int | None = None
+    ranks: Mapping[str, int] | None = None  # of ids behind which nothing may be missing
 
     def of(self, stream: str) -> str:
         """Return the word or id for a stream."""
@@ -195,22 +196,30 @@ def _bound(options: Options, side: Literal["starting", "ending"]) -> Bound | Non
     if offsets is not None and timestamp is not None:
         raise ConfigurationError(f"give {side}Offsets or {side}Timestamp, not both")
     if timestamp is not None:
-        return Bound(ms=_milliseconds(f"{side}Timestamp", timestamp))
+        return Bound(ms=milliseconds(f"{side}Timestamp", timestamp))
     if offsets is None:
         return None
     if offsets.strip().startswith("{"):
-        return Bound(by_stream=_by_stream(f"{side}Offsets", offsets))
+        return _by_stream(f"{side}Offsets", offsets)
     return Bound(common=_place(f"{side}Offsets", offsets))
 
 
-def _by_stream(name: str, text: str) -> dict[str, str]:
+def _by_stream(name: str, text: str) -> Bound:
     try:
         document = json.loads(text)
     except ValueError as error:
         raise ConfigurationError(f"option {name} is no JSON: {error}") from None
     if not document:
         raise ConfigurationError(f"option {name} names no stream")
-    return {str(stream): _place(f"{name} of {stream!r}", str(place)) for stream, place in document.items()}
+    places, ranks = {}, {}
+    for stream, place in document.items():
+        if isinstance(place, dict):  # a position as this source writes them: behind it, and with nothing missing
+            places[stream] = "(" + _place(f"{name} of {stream!r}", str(place.get("id"))).removeprefix("(")
+            if isinstance(place.get("n"), int):
+                ranks[stream] = place["n"]
+        else:
+            places[stream] = _place(f"{name} of {stream!r}", str(place))
+    return Bound(by_stream=places, ranks=ranks or None)
 
 
 def _place(name: str, text: str) -> str:
@@ -226,7 +235,8 @@ def _place(name: str, text: str) -> str:
     return f"({ms}-{seq}" if text.startswith("(") else f"{ms}-{seq}"
 
 
-def _milliseconds(name: str, text: str) -> int:
+def milliseconds(name: str, text: str) -> int:
+    """Return a time that was given as a text, in milliseconds since 1970."""
     text = text.strip()
     if text.isdigit():
         return int(text)

@@ -27,7 +27,10 @@ def start_of(client: StreamClient, stream: str, bound: Bound, state: StreamState
     if place == GROUP:
         assert group is not None
         return placed(group_position(client, stream, group), state)
-    return placed(place[1:] if place.startswith("(") else ids.before(place), state)
+    after = place[1:] if place.startswith("(") else ids.before(place)
+    rank = (bound.ranks or {}).get(stream)
+    # Whoever knows the rank has been there: what is gone since is a loss, and not merely past.
+    return placed(after, state) if rank is None else Position(after, rank)
 
 
 def end_of(stream: str, bound: Bound | None, state: StreamState) -> Position:

@@ -1,0 +1,145 @@
+"""`penstock archive`: streams into a Parquet log, and what can be asked of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.bad_input import bad_input, query_failed
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+archive = typer.Typer(help="Copy streams into a Parquet log, verify it, compact it.", no_args_is_help=True)
+Root = Annotated[str, typer.Option("--root", help="Where the archive lies: a path that driver and executors share.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_CONF = {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC"}
+_PATIENCE_S = 60.0
+
+
+@archive.command()
+def run(
+    root: Root,
+    streams: Annotated[str, typer.Option(help="One stream, several with commas, or a pattern such as 'orders:*'.")],
+    url: Annotated[str, typer.Option(envvar="PENSTOCK_URL", help="Where Redis is.")],
+    once: Annotated[bool, typer.Option("--once", help="Archive what is there now, and end.")] = False,
+    group: Annotated[str, typer.Option(help="Consumer group that shows how far the archive is.")] = "penstock-archive",
+    every: Annotated[str, typer.Option(help="How often a batch begins.")] = "10 seconds",
+    max_batch_rows: Annotated[int, typer.Option(min=1, help="Entries of a batch at most.")] = 1_000_000,
+    allow_data_loss: Annotated[
+        bool, typer.Option("--allow-data-loss", help="Go on when entries were trimmed before; they are recorded.")
+    ] = False,
+    master: Annotated[str | None, typer.Option(help="Spark master; all cores of this machine if left out.")] = None,
+) -> None:
+    """Copy streams into the archive, until stopped or, with --once, up to now."""
+    from penstock.spark.archive import ArchiveRun
+    from penstock.spark.session import session
+
+    job = ArchiveRun(
+        root,
+        streams,
+        {"url": url},
+        group=group,
+        fail_on_data_loss=not allow_data_loss,
+        max_batch_rows=max_batch_rows,
+        trigger=every,
+    )
+    with bad_input():
+        job.check()
+        spark = session("penstock archive", master, short=once, conf=_CONF)
+        query = job.start(spark, once=once)
+    try:
+        _attend(query)
+    finally:
+        spark.stop()
+    _show(root, as_json=False)
+
+
+def _attend(query: StreamingQuery) -> None:
+    """Wait for the end of the query; SIGTERM and SIGINT let it finish the batch that it is at."""
+    from pyspark.errors import StreamingQueryException
+
+    stop_s: list[float] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop_s.append(time.monotonic()))
+    told = -1
+    try:
+        while not query.awaitTermination(1):
+            progress = query.lastProgress
+            if progress is not None and progress.batchId != told and progress.numInputRows:
+                told = progress.batchId
+                rate = progress.processedRowsPerSecond or 0.0
+                print(f"batch {told}: {progress.numInputRows:,} entries, {rate:,.0f}/s", flush=True)
+            if stop_s and (not query.status["isTriggerActive"] or time.monotonic() - stop_s[0] > _PATIENCE_S):
+                query.stop()
+    except StreamingQueryException as error:
+        raise query_failed(error) from None
+
+
+@archive.command()
+def status(root: Root, as_json: AsJson = False) -> None:
+    """Show what is archived."""
+    with bad_input():
+        _show(root, as_json)
+
+
+def _show(root: str, as_json: bool) -> None:
+    from penstock.spark.archive import status as of
+
+    found = of(root)
+    if as_json:
+        print(json.dumps([asdict(each) for each in found], indent=2))
+        return
+    table = Table("stream", "entries", "files", "bytes", "days", "first", "archived up to", "lost before")
+    for each in found:
+        lost = "unknown" if each.lost is None else f"{each.lost:,}"
+        numbers = (f"{each.rows:,}", f"{each.files:,}", f"{each.bytes:,}", str(each.days))
+        table.add_row(each.stream, *numbers, each.first or "-", each.upto, lost)
+    Console(soft_wrap=True).print(table)
+
+
+@archive.command()
+def verify(
+    root: Root,
+    rows: Annotated[bool, typer.Option("--rows", help="Decode the files and compare their rows, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every file and every range with the manifest; code 1 if anything is not as it should be."""
+    from penstock.spark.archive import verify as examine
+
+    with bad_input():
+        report = examine(root, rows=rows)
+    if as_json:
+        print(json.dumps({"is_sound": report.is_sound, **asdict(report)}, indent=2))
+    else:
+        for finding in report.findings:
+            print(finding)
+        for loss in report.known_losses:
+            print(f"note: {loss}")
+        verdict = "sound" if report.is_sound else f"{len(report.findings):,} findings"
+        print(f"{verdict}: {report.commits:,} commits, {report.files:,} files, {report.rows:,} entries")
+    if not report.is_sound:
+        raise typer.Exit(1)
+
+
+@archive.command()
+def compact(
+    root: Root,
+    target_mb: Annotated[int, typer.Option(min=1, help="Size that files are brought up to.")] = 256,
+    grace_s: Annotated[
+        float, typer.Option(min=0, help="How long replaced files stay for who still reads them.")
+    ] = 3600,
+) -> None:
+    """Make few big files of the many small ones of a day."""
+    from penstock.spark.archive import compact as merge
+
+    with bad_input():
+        done = merge(root, target_bytes=target_mb << 20, grace_s=grace_s)
+    print(f"{done.merged:,} files became {done.made:,}; {done.cleaned:,} replaced files were removed")

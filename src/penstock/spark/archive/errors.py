@@ -1,0 +1,13 @@
+"""What can be wrong with an archive."""
+
+from __future__ import annotations
+
+from penstock.errors import PenstockError
+
+
+class ArchiveDamaged(PenstockError):
+    """The archive is not what its manifest says, or the manifest itself is not whole."""
+
+
+class ArchiveConflict(PenstockError):
+    """Somebody else wrote to the archive, or a stream has come back with ids that are archived already."""

@@ -1,0 +1,77 @@
+"""Where the parts of an archive lie.
+
+<root>/stream=<safe name>/date=YYYY-MM-DD/<first id>_<last id>.parquet    the entries
+<root>/_manifest/<number>.json                                          what is archived: one file a commit
+<root>/_staging/<token>/                                                files that nothing refers to yet
+<root>/_checkpoint/                                                     of the Spark query
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from penstock.errors import ConfigurationError
+
+DAY_MS = 86_400_000
+_LONGEST = 200  # most file systems end a name at 255 bytes
+_KEPT = 160
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The paths of one archive."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, root: str | Path) -> Layout:
+        """Take a path or a file: address; raise ConfigurationError for other stores."""
+        text = str(root)
+        scheme = urlsplit(text).scheme if "://" in text or text.startswith("file:") else ""
+        if scheme and scheme != "file":
+            raise ConfigurationError(
+                f"archive {text!r}: an archive lies on a file system that the driver and all executors share, since "
+                "its commits need atomic links; give a path, for example /mnt/archive"
+            )
+        if not text.strip():
+            raise ConfigurationError("the archive has no path: give one, for example /mnt/archive")
+        return cls(Path(unquote(urlsplit(text).path) if scheme else text).absolute())
+
+    @property
+    def manifest(self) -> Path:
+        """The directory of the commits."""
+        return self.root / "_manifest"
+
+    @property
+    def staging(self) -> Path:
+        """The directory of what is being written."""
+        return self.root / "_staging"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The directory of Spark's checkpoint."""
+        return self.root / "_checkpoint"
+
+
+def safe_name(stream: str) -> str:
+    """Return the name of a stream as a part of a path; different streams have different ones."""
+    quoted = quote(stream, safe="")
+    if quoted.startswith("."):
+        quoted = f"%2E{quoted[1:]}"
+    if len(quoted) > _LONGEST:
+        return f"{quoted[:_KEPT]}~{hashlib.sha256(stream.encode()).hexdigest()[:16]}"
+    return quoted
+
+
+def date_of(ms: int) -> str:
+    """Return the day of a time, in UTC."""
+    return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%d")
+
+
+def path_of(stream: str, date: str, first: str, last: str) -> str:
+    """Return where a file lies, from the root on."""
+    return f"stream={safe_name(stream)}/date={date}/{first}_{last}.parquet"

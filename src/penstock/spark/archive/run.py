@@ -1,0 +1,117 @@
+"""The query that archives: streams in, files and commits out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigurationError
+from penstock.spark.archive.batch import MAX_FILE_ROWS, BatchArchiver
+from penstock.spark.archive.checkpoint import last_committed, offsets_of
+from penstock.spark.archive.durable import Step, check_writable, make_directory, no_step
+from penstock.spark.archive.layout import Layout
+from penstock.spark.archive.log import ManifestLog
+from penstock.spark.archive.manifest import FileEntry, State
+from penstock.spark.archive.rows import READ_DDL
+from penstock.spark.archive.task import TOLD_DDL, ArchiveTask, StagedFile
+from penstock.spark.master import is_connect
+from penstock.spark.patience import patiently
+from penstock.spark.reading.catalogue import look, require
+from penstock.spark.reading.offsets import Position
+from penstock.spark.reading.options import SourceOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+GROUP = "penstock-archive"
+MAX_BATCH_ROWS = 1_000_000
+
+
+@dataclass(frozen=True)
+class ArchiveRun:
+    """What is archived, and where to. `options` are those of the source, `url` among them."""
+
+    root: str | Path
+    streams: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    group: str = GROUP
+    fail_on_data_loss: bool = True
+    max_batch_rows: int = MAX_BATCH_ROWS
+    max_file_rows: int = MAX_FILE_ROWS
+    trigger: str = "10 seconds"
+    step: Step = no_step
+
+    def start(self, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
+        """Start the query; with `once` it ends when everything that is there now is archived.
+
+        Guarantees: the consumer group `group` stands where the archive is committed, never ahead of it, so retention
+        trims what is archived and nothing else.
+
+        Raises: ConfigurationError for what cannot work; nothing is written then.
+        """
+        if is_connect(spark):
+            raise ConfigurationError("the archive needs a classic Spark session: its commits are made by the driver")
+        layout = Layout.of(self.root)
+        options = self.check()
+        archiver = BatchArchiver(layout, self.fail_on_data_loss, self.max_file_rows, self.step)
+        archiver.open()
+        make_directory(layout.root)
+        rows = spark.readStream.format("redis_streams").schema(READ_DDL).options(**options).load()
+        writer = rows.writeStream.queryName(f"archive {layout.root}").option(
+            "checkpointLocation", str(layout.checkpoint)
+        )
+
+        def archive(frame: DataFrame, batch: int) -> None:
+            archiver.archive(offsets_of(layout.checkpoint, batch), lambda task: write(frame, task), batch)
+
+        writer = writer.foreachBatch(archive)
+        return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=self.trigger)).start()
+
+    def check(self) -> dict[str, str]:
+        """Look at everything that can be wrong, without Spark and without writing; return the options of the source."""
+        layout = Layout.of(self.root)
+        check_writable(layout.root)
+        given = self._options(layout, ManifestLog(layout).load())
+        options = SourceOptions.parse(given)
+        options.check_streaming()
+        if not options.selection.is_pattern and not options.wait_for_streams:
+            client = options.link.client()
+            require(
+                patiently(lambda: look(client, options.selection.names), options.retry_timeout.total_seconds()), client
+            )
+        return given
+
+    def _options(self, layout: Layout, state: State) -> dict[str, str]:
+        given = {
+            "maxRowsPerTrigger": str(self.max_batch_rows),
+            **self.options,
+            "streams": self.streams,
+            "group": self.group,
+            "failOnDataLoss": str(self.fail_on_data_loss).lower(),
+        }
+        ends = {name: end for name in state.streams if (end := state.end(name)) is not None}
+        # Without its checkpoint a query goes on where the manifest ends, and notices what is gone since.
+        given["startingOffsets"] = (
+            starting_after(ends) if ends and last_committed(layout.checkpoint) is None else "earliest"
+        )
+        return given
+
+
+def starting_after(ends: Mapping[str, Position]) -> str:
+    """Return the option startingOffsets for reading on behind some positions; other streams begin at their start."""
+    return json.dumps(
+        {name: f"({at.id}" if at.rank is None else {"id": at.id, "n": at.rank} for name, at in ends.items()}
+    )
+
+
+def write(frame: DataFrame, task: ArchiveTask) -> list[StagedFile]:
+    """Run the task over a DataFrame; return the files."""
+    made = frame.mapInArrow(task, TOLD_DDL).collect()
+    return [
+        StagedFile(row["staged"], FileEntry(**{name: row[name] for name in FileEntry.__dataclass_fields__}))
+        for row in made
+    ]

@@ -1,0 +1,134 @@
+"""What a task of the archive does: sorts the rows of its partition into files, and tells of them.
+
+A partition of the source holds whole pieces of id ranges, each in order. A file never goes beyond a piece or a day, so
+the files of one batch do not overlap, whichever task made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from penstock import ids
+from penstock.spark.archive.file_writer import FileWriter
+from penstock.spark.archive.layout import DAY_MS
+from penstock.spark.archive.manifest import FileEntry
+from penstock.spark.archive.rows import stored
+from penstock.spark.link import spare_the_collector
+from penstock.spark.reading.offsets import IdRange
+
+_Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+_Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+TOLD_DDL = (
+    "staged string, path string, stream string, date string, first string, last string, rows bigint, bytes bigint, "
+    "sha256 string, row_sum string"
+)
+_TOLD = pa.schema(
+    [(f.name, pa.int64() if f.name in ("rows", "bytes") else pa.string()) for f in fields(FileEntry)]
+).insert(0, pa.field("staged", pa.string()))
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """A file that is written and verified, and not yet part of the archive."""
+
+    staged: str
+    entry: FileEntry
+
+
+@dataclass(frozen=True)
+class ArchiveTask:
+    """Settings that travel to the tasks; calling it runs one."""
+
+    staging: str
+    pieces: tuple[IdRange, ...]
+    max_file_rows: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows of a partition; return one row for each file."""
+        told = [{"staged": made.staged, **asdict(made.entry)} for made in self.write(batches)]
+        spare_the_collector()
+        if told:
+            yield pa.RecordBatch.from_pylist(told, schema=_TOLD)
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
+        """Write rows as the source gives them."""
+        sorter = _Sorter(Path(self.staging), self.pieces, self.max_file_rows)
+        try:
+            for batch in batches:
+                sorter.take(batch)
+            return sorter.close()
+        except BaseException:
+            sorter.abandon()
+            raise
+
+
+class _Sorter:
+    """Puts rows into the file of their piece and day; one file is open at a time."""
+
+    def __init__(self, staging: Path, pieces: Sequence[IdRange], max_rows: int) -> None:
+        self._staging, self._max_rows = staging, max_rows
+        self._pieces: dict[str, list[IdRange]] = {}
+        for piece in pieces:
+            self._pieces.setdefault(piece.stream, []).append(piece)
+        self._writer: FileWriter | None = None
+        self._place: tuple[str, int, int] | None = None
+        self._made: list[StagedFile] = []
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Take rows of any streams."""
+        if not batch.num_rows:
+            return
+        names = batch.column("stream").to_pylist()
+        ends = [n for n in range(1, len(names)) if names[n] != names[n - 1]] + [len(names)]
+        start = 0
+        for end in ends:
+            self._take_stream(names[start], batch.slice(start, end - start))
+            start = end
+
+    def _take_stream(self, stream: str, batch: pa.RecordBatch) -> None:
+        ms = batch.column("ms").to_numpy()
+        seq = batch.column("seq").to_numpy().view(np.uint64)
+        numbers = np.full(len(ms), -1, np.int64)  # of the piece; -1 = not wanted, because it is archived already
+        for number, piece in enumerate(self._pieces.get(stream, ())):
+            numbers[_is_behind(ms, seq, piece.after) & ~_is_behind(ms, seq, piece.upto)] = number
+        days = ms // DAY_MS
+        changes = np.flatnonzero((np.diff(numbers) != 0) | (np.diff(days) != 0)) + 1
+        start = 0
+        for end in [*changes.tolist(), len(ms)]:
+            if numbers[start] >= 0:
+                self._put((stream, int(numbers[start]), int(days[start])), batch.slice(start, end - start))
+            start = end
+
+    def _put(self, place: tuple[str, int, int], batch: pa.RecordBatch) -> None:
+        is_full = self._writer is not None and self._writer.rows >= self._max_rows
+        if self._writer is None or place != self._place or is_full:
+            self._finish()
+            self._writer, self._place = FileWriter(self._staging, place[0]), place
+        self._writer.add(stored(batch))
+
+    def _finish(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            self._made.append(StagedFile(str(writer.staged), writer.close()))
+
+    def close(self) -> list[StagedFile]:
+        """End the last file; return all."""
+        self._finish()
+        return self._made
+
+    def abandon(self) -> None:
+        """Forget the file that is open."""
+        if self._writer is not None:
+            self._writer.abandon()
+
+
+def _is_behind(ms: _Numbers, seq: _Numbers, entry_id: str) -> _Mask:
+    at_ms, at_seq = ids.parse(entry_id)
+    found: _Mask = (ms > at_ms) | ((ms == at_ms) & (seq > np.uint64(at_seq)))
+    return found

@@ -1,0 +1,18 @@
+"""Replay: messages out of an archive, of dead letters or of a file, into a stream again."""
+
+from penstock.spark.replay.origins import ArchiveOrigin, DeadLetterOrigin, FileOrigin, Origin, Span
+from penstock.spark.replay.rewrite import Counts
+from penstock.spark.replay.run import Replay, Replayed
+from penstock.spark.replay.where import Where
+
+__all__ = [
+    "ArchiveOrigin",
+    "Counts",
+    "DeadLetterOrigin",
+    "FileOrigin",
+    "Origin",
+    "Replay",
+    "Replayed",
+    "Span",
+    "Where",
+]

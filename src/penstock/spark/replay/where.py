@@ -1,0 +1,42 @@
+"""A filter in SQL, which Spark applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Where:
+    """A condition over the columns of an origin."""
+
+    def __init__(self, condition: str, schema: pa.Schema, start: Callable[[], SparkSession]) -> None:
+        from pyspark.errors import PySparkException
+
+        self.spark = start()
+        self.condition, self._schema = condition, schema
+        try:
+            self.spark.createDataFrame(schema.empty_table()).where(condition)  # classic Spark looks at it at once
+        except PySparkException as error:
+            told = " ".join(str(error).split("\n\n", maxsplit=1)[0].split("JVM stacktrace")[0].split())
+            raise ConfigurationError(f"--where {condition!r}: {told[:400]}") from None
+
+    def kept(self, table: pa.Table) -> list[pa.RecordBatch]:
+        """Return the rows that it lets through, in their order."""
+        if not table.num_rows:
+            return []
+        return self._collected(self.spark.createDataFrame(table).where(self.condition))
+
+    def sorted(self, rows: DataFrame) -> list[pa.RecordBatch]:
+        """Return the rows that it lets through, in the order of their ids."""
+        return self._collected(rows.where(self.condition).orderBy("ms", "seq"))
+
+    def _collected(self, rows: DataFrame) -> list[pa.RecordBatch]:
+        batches: list[pa.RecordBatch] = rows.toArrow().cast(self._schema).to_batches()
+        return batches

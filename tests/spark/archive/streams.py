@@ -1,0 +1,95 @@
+"""Streams as lists, and archives of them without Spark: the code of the driver and of the tasks, called directly."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock import ids
+from penstock.spark.archive.batch import BatchArchiver
+from penstock.spark.archive.file_writer import read_batches
+from penstock.spark.archive.layout import DAY_MS, Layout
+from penstock.spark.archive.log import ManifestLog
+from penstock.spark.archive.rows import whole_fields
+from penstock.spark.archive.task import ArchiveTask, StagedFile
+from penstock.spark.reading.offsets import Offsets, Position, Progress
+
+START_MS = 19_676 * DAY_MS  # 2023-11-15, the beginning of the day
+_SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("id", pa.string()),
+        ("ms", pa.int64()),
+        ("seq", pa.int64()),
+        ("key", pa.string()),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("message_id", pa.string()),
+        ("fields", pa.map_(pa.string(), pa.binary())),
+    ]
+)
+
+
+class Crash(BaseException):
+    """Stands for the end of the process: nothing catches it."""
+
+
+@dataclass
+class Stream:
+    """A stream that nobody trims."""
+
+    name: str = "orders"
+    entries: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
+
+    def add(self, count: int, *, every_ms: int = 1) -> None:
+        for _ in range(count):
+            n = len(self.entries)
+            self.entries.append((f"{START_MS + n * every_ms}-{n % 3}", {"data": b"%d" % n, "n": b"x" * (n % 5)}))
+
+    def position(self, n: int) -> Position:
+        return Position(self.entries[n - 1][0] if n else ids.ZERO, n)
+
+    def progress(self, start: int, stop: int, cuts: Sequence[int] = ()) -> Progress:
+        return Progress(self.position(stop), self.position(start), tuple(self.entries[n - 1][0] for n in cuts))
+
+    def rows(self, start: int, stop: int, size: int = 7) -> list[pa.RecordBatch]:
+        ranges = [range(low, min(stop, low + size)) for low in range(start, stop, size)]
+        return [pa.RecordBatch.from_pylist([self._row(n) for n in each], _SCHEMA) for each in ranges]
+
+    def _row(self, n: int) -> dict[str, Any]:
+        entry_id, fields = self.entries[n]
+        ms, seq = ids.parse(entry_id)
+        return {
+            "stream": self.name, "id": entry_id, "ms": ms, "seq": seq, "key": None, "headers": [], "message_id": None,
+            "fields": list(fields.items()),
+        }  # fmt: skip
+
+
+def archived(root: Path, stream: str = "orders") -> list[tuple[str, dict[str, bytes]]]:
+    """Returns what an archive holds of a stream, by its manifest, in order."""
+    found = []
+    for entry in ManifestLog(Layout.of(root)).load().files_of(stream):
+        for batch in read_batches(root / entry.path):
+            found += list(zip(batch.column("id").to_pylist(), whole_fields(batch), strict=True))
+    return found
+
+
+def opened(root: Path, step: Callable[[str], None] = lambda _: None, **settings: Any) -> BatchArchiver:
+    archiver = BatchArchiver(Layout.of(root), step=step, **settings)
+    archiver.open()
+    return archiver
+
+
+def archive(archiver: BatchArchiver, stream: Stream, start: int, stop: int, cuts: Sequence[int] = ()) -> Any:
+    """Archives entries of a stream as one batch, whose partitions are read the last one first."""
+    bounds = [start, *cuts, stop]
+
+    def write(task: ArchiveTask) -> list[StagedFile]:
+        parts = list(itertools.pairwise(bounds))
+        return [made for low, high in reversed(parts) for made in task.write(stream.rows(low, high))]
+
+    return archiver.archive(Offsets({stream.name: stream.progress(start, stop, cuts)}), write)

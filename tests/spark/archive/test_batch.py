@@ -1,0 +1,142 @@
+"""A batch is archived once, whole, and whatever happens in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import DataLost
+from penstock.spark.archive import ArchiveConflict, ArchiveDamaged
+from penstock.spark.archive.layout import Layout, path_of, safe_name
+from penstock.spark.archive.log import ManifestLog
+from penstock.spark.archive.manifest import Commit
+from penstock.spark.reading.offsets import Offsets, Position, Progress
+from tests.spark.archive.streams import Crash, Stream, archive, archived, opened
+
+
+@pytest.fixture
+def stream() -> Stream:
+    made = Stream()
+    made.add(60)
+    return made
+
+
+def test_the_archive_holds_the_entries_as_they_were(tmp_path: Path, stream: Stream) -> None:
+    archiver = opened(tmp_path)
+    archive(archiver, stream, 0, 25)
+    archive(archiver, stream, 25, 60, cuts=[30, 41])
+    assert archived(tmp_path) == stream.entries
+    assert [each.rows for each in archiver.state.ranges["orders"]] == [25, 35]
+    assert [entry.rows for entry in archiver.state.files_of("orders")] == [25, 5, 11, 19]
+
+
+def test_a_file_ends_with_the_day_and_at_its_greatest_size(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(30, every_ms=6_000_000)  # 14.4 a day
+    archive(opened(tmp_path), stream, 0, 30)
+    files = ManifestLog(Layout.of(tmp_path)).load().files_of("orders")
+    assert [(entry.date, entry.rows) for entry in files] == [("2023-11-15", 15), ("2023-11-16", 14), ("2023-11-17", 1)]
+    assert all((tmp_path / entry.path).is_file() for entry in files)
+    assert files[0].path == path_of("orders", "2023-11-15", stream.entries[0][0], stream.entries[14][0])
+    small = Stream("small")
+    small.add(20)
+    archive(opened(tmp_path, max_file_rows=5), small, 0, 20)
+    assert max(e.rows for e in ManifestLog(Layout.of(tmp_path)).load().files_of("small")) <= 7  # and a batch of rows
+    assert archived(tmp_path, "small") == small.entries
+
+
+def test_killed_at_any_step_and_restarted_every_entry_is_archived_once(tmp_path: Path, stream: Stream) -> None:
+    steps: list[str] = []
+    for number in range(20):
+        root = tmp_path / str(number)
+        archive(opened(root), stream, 0, 20)
+        seen: list[str] = []
+
+        def crash(name: str, seen: list[str] = seen, at: int = number) -> None:
+            seen.append(name)
+            if len(seen) > at:
+                raise Crash(name)
+
+        try:
+            archive(opened(root, crash), stream, 20, 60, cuts=[33])
+        except Crash:
+            pass
+        else:
+            steps = seen
+            break
+        assert archived(root) in (stream.entries[:20], stream.entries), seen
+        again = opened(root)
+        archive(again, stream, 20, 60, cuts=[33])
+        assert archived(root) == stream.entries
+        assert archive(again, stream, 20, 60, cuts=[33]) is None  # it is known, and not written again
+    assert steps == ["written", "checked", "placed", "placed", "drafted", "linked", "committed"]
+
+
+def test_a_batch_that_overlaps_what_is_archived_adds_what_is_new(tmp_path: Path, stream: Stream) -> None:
+    archive(opened(tmp_path), stream, 0, 30)
+    archive(opened(tmp_path), stream, 10, 50)  # as after a checkpoint was brought back from a backup
+    archive(opened(tmp_path), stream, 10, 20)
+    assert archived(tmp_path) == stream.entries[:50]
+
+
+def test_a_gap_is_an_error_or_is_recorded(tmp_path: Path, stream: Stream) -> None:
+    archive(opened(tmp_path), stream, 0, 20)
+    with pytest.raises(DataLost, match=r"10 entries between .* are in no archive"):
+        archive(opened(tmp_path), stream, 30, 60)
+    assert archived(tmp_path) == stream.entries[:20]
+    careless = opened(tmp_path, fail_on_data_loss=False)
+    archive(careless, stream, 30, 60)
+    assert [each.lost for each in careless.state.ranges["orders"]] == [0, 10]
+
+
+def test_ids_that_nobody_got_are_no_gap(tmp_path: Path, stream: Stream) -> None:
+    archiver = opened(tmp_path)
+    archive(archiver, stream, 0, 20)
+    later = Progress(stream.position(60), Position(stream.entries[20][0].replace("-", "-0"), 20))
+    archiver.archive(Offsets({"orders": later}), lambda task: task.write(stream.rows(21, 60)))
+    assert [each.lost for each in archiver.state.ranges["orders"]] == [0, 0]
+
+
+def test_a_stream_that_was_created_anew_with_old_ids_is_refused(tmp_path: Path, stream: Stream) -> None:
+    archive(opened(tmp_path), stream, 0, 60)
+    anew = Progress(Position(stream.entries[30][0], 3), Position("0-0", 0))
+    with pytest.raises(ArchiveConflict, match="created anew"):
+        opened(tmp_path).archive(Offsets({"orders": anew}), lambda _: pytest.fail("nothing may be written"))
+
+
+def test_of_two_archivers_one_commits(tmp_path: Path, stream: Stream) -> None:
+    first, second = opened(tmp_path), opened(tmp_path)
+
+    def meanwhile(name: str) -> None:
+        if name == "checked":
+            archive(first, stream, 0, 40)
+
+    second.step = meanwhile
+    with pytest.raises(ArchiveConflict, match="another run"):
+        archive(second, stream, 0, 60)
+    assert archived(tmp_path) == stream.entries[:40]
+
+
+def test_a_manifest_that_was_changed_is_not_believed(tmp_path: Path, stream: Stream) -> None:
+    archiver = opened(tmp_path)
+    for start in range(0, 60, 20):
+        archive(archiver, stream, start, start + 20)
+    file = archiver.log.path(2)
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b'"rows":20', b'"rows":21', 1))
+    with pytest.raises(ArchiveDamaged, match="was changed"):
+        archiver.log.load()
+    file.unlink()
+    with pytest.raises(ArchiveDamaged, match="commit 2 is missing"):
+        archiver.log.load()
+    file.write_bytes(Commit(2, "append", 0).dump())
+    with pytest.raises(ArchiveDamaged, match="does not follow"):
+        archiver.log.load()
+
+
+def test_names_of_streams_become_safe_and_stay_different() -> None:
+    names = ["orders", "a/b", "a%2Fb", "..", ".", "x" * 300, "x" * 301, "{tag}:ä", "a=b"]
+    made = [safe_name(name) for name in names]
+    assert len(set(made)) == len(names)
+    assert not any("/" in name or name.startswith(".") or len(name) > 200 for name in made)

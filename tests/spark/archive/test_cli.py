@@ -1,0 +1,145 @@
+"""The commands: what they print, and the codes that they end with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+from typer.testing import CliRunner, Result
+
+from penstock.cli.app import app
+from penstock.redis.embedded import EmbeddedServer
+from tests.spark.archive.streams import START_MS, Stream, archive, opened
+from tests.spark.driver import ROOT, Process
+from tests.spark.end_to_end.queries import fill
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    stream = Stream()
+    stream.add(60)
+    archiver = opened(tmp_path / "cold")
+    for start in range(0, 60, 20):
+        archive(archiver, stream, start, start + 20)
+    return tmp_path / "cold"
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_archive_run_copies_what_comes_and_ends_in_order_when_it_is_told_to(
+    java: Path, stream_redis: redis.Redis, stream_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    fill(stream_redis, "orders", 250)
+    command = [sys.executable, "-m", "penstock", "archive", "run", "--every", "1 second", "--master", "local[2]"]
+    words = ["--root", str(tmp_path / "cold"), "--streams", "orders", "--url", stream_server.url]
+    with Process([*command, *words], tmp_path, {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}) as process:
+        process.wait_for_line("batch 0: 250 entries")
+        os.kill(process.pid, signal.SIGTERM)
+        lines = process.end()
+    assert any("orders" in line and "250" in line for line in lines), lines
+    [stream] = json.loads(call("archive", "status", "--root", tmp_path / "cold", "--json").stdout)
+    assert (stream["stream"], stream["rows"]) == ("orders", 250)
+    assert call("archive", "verify", "--root", tmp_path / "cold", "--rows").exit_code == 0
+
+
+def test_verify_prints_what_and_where_and_ends_with_1(root: Path) -> None:
+    sound = call("archive", "verify", "--root", root)
+    assert (sound.exit_code, sound.stdout) == (0, "sound: 3 commits, 3 files, 60 entries\n")
+    victim = sorted(root.glob("stream=*/date=*/*"))[1]
+    victim.unlink()
+    found = call("archive", "verify", "--root", root)
+    assert found.exit_code == 1
+    assert f"missing file: {victim}" in found.stdout
+    assert json.loads(call("archive", "verify", "--root", root, "--json").stdout)["is_sound"] is False
+
+
+def test_compact_and_status(root: Path) -> None:
+    done = call("archive", "compact", "--root", root, "--grace-s", 0)
+    assert done.stdout == "3 files became 1; 3 replaced files were removed\n"
+    assert "orders" in call("archive", "status", "--root", root).stdout
+
+
+def test_replay_counts_first_then_writes_then_has_nothing_to_do(
+    root: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis
+) -> None:
+    words = ("replay", "--archive", root, "--stream", "orders", "--into", "again", "--url", stream_server.url)
+    times = ("--from", START_MS + 10, "--to", START_MS + 40)
+    dry = call(*words, *times, "--dry-run")
+    assert dry.exit_code == 0, dry.output
+    assert "30 messages for stream 'again'" in dry.stdout
+    assert "nothing was written" in dry.stdout
+    assert not stream_redis.keys("*")
+    assert "30 messages written, 0 were there already" in call(*words, *times).stdout
+    again = call(*words, *times)
+    assert "30 of them were written by an earlier run" in again.stdout
+    assert "0 messages written, 30 were there already" in again.stdout
+    assert stream_redis.xlen("again") == 30
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--archive", "{root}", "--stream", "nobody"), "there is no stream 'nobody'"),
+        (("--archive", "{root}"), "--stream NAME"),
+        (("--archive", "{root}/nowhere", "--stream", "orders"), "there is no archive"),
+        (("--archive", "{root}", "--stream", "orders", "--from", "5", "--to", "4"), "must be before"),
+        (("--archive", "{root}", "--stream", "orders", "--from", "noon"), "from='noon'"),
+        (("--archive", "{root}", "--stream", "orders", "--rate", "0"), "--rate"),
+        (("--archive", "{root}", "--stream", "orders", "--dead-letters"), "one of --archive"),
+        (("--dead-letters", "--stream", "orders"), "no dead letters"),
+        (("--file", "{root}/nothing.jsonl"), "there is no file"),
+    ],
+)
+def test_bad_input_of_replay_is_one_line_and_code_2_and_writes_nothing(
+    words: tuple[str, ...], why: str, root: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis
+) -> None:
+    given = [word.format(root=root) for word in words]
+    result = call("replay", "--into", "again", "--url", stream_server.url, *given)
+    assert result.exit_code == 2, result.output
+    [line] = result.stderr.strip().splitlines()
+    assert line.startswith("penstock: ")
+    assert why in line
+    assert not stream_redis.keys("*")
+
+
+def test_a_condition_with_an_unknown_column_is_one_line_and_code_2(
+    root: Path, spark: object, stream_server: EmbeddedServer, stream_redis: redis.Redis
+) -> None:
+    words = ("replay", "--archive", root, "--stream", "orders", "--into", "again", "--url", stream_server.url)
+    result = call(*words, "--where", "customer = 'x'")
+    assert result.exit_code == 2, result.output
+    [line] = result.stderr.strip().splitlines()
+    assert "`customer`" in line
+    assert not stream_redis.keys("*")
+    result = call(*words, "--where", "cast(data as string) = '7'")
+    assert "1 messages written" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("run", "--root", "/proc/cold", "--streams", "orders"), "nothing can be written"),
+        (("run", "--root", "s3://bucket/cold", "--streams", "orders"), "file system"),
+        (("run", "--root", "{root}", "--streams", "nobody"), "there is no stream 'nobody'"),
+        (("run", "--root", "{root}", "--streams", " "), "option streams"),
+        (("status", "--root", "{root}/nowhere"), "there is no archive"),
+        (("verify", "--root", "{root}/nowhere"), "there is no archive"),
+        (("compact", "--root", "{root}/nowhere"), "there is no archive"),
+    ],
+)
+def test_bad_input_of_archive_is_one_line_and_code_2(
+    words: tuple[str, ...], why: str, root: Path, stream_server: EmbeddedServer
+) -> None:
+    given = [word.format(root=root) for word in words]
+    url = ["--url", stream_server.url] if given[0] == "run" else []
+    result = call("archive", *given, *url)
+    assert result.exit_code == 2, result.output
+    [line] = result.stderr.strip().splitlines()
+    assert why in line

@@ -1,0 +1,84 @@
+"""The archive as a table, with and without the hot tail: every entry once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from penstock.errors import ConfigurationError, DataLost, StreamMissing
+from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.archive import ArchiveRun, compact, read
+from tests.spark.end_to_end.queries import START_MS, entry_id, fill
+from tests.spark.end_to_end.queries import read as read_hot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture
+def root(spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path) -> Path:
+    """Two streams of 200, archived; 100 more are in Redis alone."""
+    fill(stream_redis, "orders", 200)
+    for n in range(200):
+        headers = '{"a":"b"}'
+        stream_redis.xadd("rich", {"data": f"{n}", "key": f"k{n}", "headers": headers, "x": b"\xff", "message_id": "m"})
+    place = tmp_path / "cold"
+    ArchiveRun(place, "orders,rich", {"url": stream_server.url}, max_batch_rows=150).start(
+        spark, once=True
+    ).awaitTermination()
+    fill(stream_redis, "orders", 100, first=200)
+    return place
+
+
+def numbers(rows: DataFrame) -> list[int]:
+    return sorted(int(bytes(row["data"])) for row in rows.select("data").collect())
+
+
+def table(rows: DataFrame) -> Counter[Any]:
+    return Counter(
+        (r["stream"], r["id"], r["ms"], r["seq"], r["timestamp"], r["data"], r["key"], str(r["headers"]), r["message_id"],
+         str(sorted(r["fields"].items())))
+        for r in rows.collect()
+    )  # fmt: skip
+
+
+def test_cold_and_hot_are_one_table_without_gap_or_repetition(
+    spark: SparkSession, root: Path, stream_redis: redis.Redis, stream_server: EmbeddedServer
+) -> None:
+    hot = {"url": stream_server.url}
+    truth = table(read_hot(spark, stream_server.url, "orders,rich", schema=None))
+    assert table(read(spark, root, hot=hot)) == truth
+    assert numbers(read(spark, root, "orders")) == list(range(200))
+
+    compact(root, grace_s=0)
+    stream_redis.xtrim("orders", minid=entry_id(200), approximate=False)  # exactly what is archived
+    assert table(read(spark, root, hot=hot)) == truth
+    low, high = START_MS + 50, START_MS + 250
+    assert numbers(read(spark, root, "orders", low, high, hot=hot)) == list(range(50, 250))
+    assert numbers(read(spark, root, ["orders"], low)) == list(range(50, 200))
+
+    late = read(spark, root, "orders", hot=hot)
+    stream_redis.xtrim("orders", minid=entry_id(210), approximate=False)  # after the table was made
+    with pytest.raises(Exception, match="10 entries"):
+        late.count()
+    with pytest.raises(DataLost, match=r"between the archive and Redis: .* 10 entries"):
+        read(spark, root, "orders", hot=hot)
+    assert numbers(read(spark, root, "orders", hot=hot, fail_on_data_loss=False)) == [*range(200), *range(210, 300)]
+    stream_redis.delete("orders")
+    with pytest.raises(DataLost, match="the stream was deleted"):
+        read(spark, root, "orders", hot=hot)
+
+    with pytest.raises(StreamMissing, match="'nobody'"):
+        read(spark, root, "nobody")
+    with pytest.raises(StreamMissing, match="neither in the archive nor in Redis"):
+        read(spark, root, "nobody", hot=hot)
+    with pytest.raises(ConfigurationError, match="must be before"):
+        read(spark, root, "orders", high, low)
+    with pytest.raises(ConfigurationError, match="from='yesterday'"):
+        read(spark, root, "orders", "yesterday")
+    with pytest.raises(ConfigurationError, match="there is no archive"):
+        read(spark, root / "nowhere")

@@ -1,0 +1,143 @@
+"""The query that archives, on real Spark: what it copies, what retention learns of it, and what a kill does to it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from pyspark.errors import StreamingQueryException
+
+from penstock.errors import ConfigurationError, StreamMissing
+from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.archive import ArchiveRun
+from penstock.spark.archive.layout import Layout
+from penstock.spark.archive.log import ManifestLog
+from penstock.spark.archive.run import GROUP
+from penstock.sync import ConsumerGroup, StreamClient
+from tests.spark.archive.streams import archived
+from tests.spark.driver import Driver
+from tests.spark.end_to_end.queries import entry_id, fill
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Run = Callable[..., None]
+
+
+@pytest.fixture
+def run(spark: SparkSession, stream_server: EmbeddedServer, tmp_path: Path) -> Run:
+    """Archives all that is there: `run("orders", **settings)`."""
+
+    def archive(streams: str = "orders", **settings: Any) -> None:
+        options = {"url": stream_server.url, "minPartitions": "2"}
+        given = {"options": options, **settings}
+        ArchiveRun(tmp_path / "cold", streams, **given).start(spark, once=True).awaitTermination()
+
+    return archive
+
+
+def entries(client: redis.Redis, stream: str) -> list[tuple[str, dict[str, bytes]]]:
+    return [(i.decode(), {k.decode(): v for k, v in fields.items()}) for i, fields in client.xrange(stream)]
+
+
+def group_at(client: redis.Redis, stream: str) -> str:
+    return {info["name"]: info["last-delivered-id"] for info in client.xinfo_groups(stream)}[GROUP.encode()].decode()
+
+
+def test_streams_are_archived_as_they_are_and_retention_trims_what_is_archived_and_nothing_else(
+    run: Run, stream_redis: redis.Redis, stream_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    fill(stream_redis, "orders", 500)
+    stream_redis.xadd("odd", {"data": b"\xff\x00", "headers": b'{"a":"b"}', "x": b"\xfe"})
+    stream_redis.xadd("odd", {"only": "other fields"})
+    before = {name: entries(stream_redis, name) for name in ("orders", "odd")}
+    run("orders,odd", max_batch_rows=200)
+    assert {name: archived(tmp_path / "cold", name) for name in before} == before
+    assert group_at(stream_redis, "orders") == entry_id(499)
+
+    fill(stream_redis, "orders", 100, first=500)
+    with StreamClient.from_url(stream_server.url) as client:
+        assert ConsumerGroup(client, "orders", GROUP).trim(keep=0) == 500
+    run("orders,odd")
+    assert [fields["data"] for _, fields in archived(tmp_path / "cold")] == [b"%d" % n for n in range(600)]
+    assert len(archived(tmp_path / "cold", "odd")) == 2
+
+
+def test_without_its_checkpoint_it_goes_on_from_the_manifest_and_notices_a_gap(
+    run: Run, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    fill(stream_redis, "orders", 100)
+    run()
+    shutil.rmtree(tmp_path / "cold" / "_checkpoint")
+    fill(stream_redis, "orders", 100, first=100)
+    stream_redis.xtrim("orders", minid=entry_id(100), approximate=False)  # what is archived, exactly
+    run()
+    assert [fields["data"] for _, fields in archived(tmp_path / "cold")] == [b"%d" % n for n in range(200)]
+    shutil.rmtree(tmp_path / "cold" / "_checkpoint")
+    fill(stream_redis, "orders", 100, first=200)
+    stream_redis.xtrim("orders", minid=entry_id(230), approximate=False)
+    with pytest.raises(StreamingQueryException, match="30 entries"):
+        run()
+    run(fail_on_data_loss=False)
+    state = ManifestLog(Layout.of(tmp_path / "cold")).load()
+    assert [each.lost for each in state.ranges["orders"]] == [0, 0, 30]
+    assert len(archived(tmp_path / "cold")) == 270
+
+
+def test_bad_input_is_refused_and_writes_nothing(
+    spark: SparkSession, stream_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    options = {"url": stream_server.url}
+    file = tmp_path / "file"
+    file.write_text("x")
+    for root, given, why in (
+        ("s3://bucket/cold", options, "file system"),
+        (file / "cold", options, "is no directory"),
+        (tmp_path / "cold", {}, "url is missing"),
+        (tmp_path / "cold", {**options, "nonsense": "1"}, "unknown option"),
+        (tmp_path / "cold", options, "there is no stream 'orders'"),
+    ):
+        with pytest.raises((ConfigurationError, StreamMissing), match=why):
+            ArchiveRun(root, "orders", given).start(spark, once=True)
+    assert not (tmp_path / "cold").exists()
+
+
+_KILLED = """
+import os, signal, sys
+from penstock.spark import session
+from penstock.spark.archive import ArchiveRun
+
+root, url, at = sys.argv[1:]
+steps = []
+
+def step(name):
+    steps.append(name)
+    if name == at and steps.count(name) == 2:
+        print("reached", name, flush=True)
+        signal.pause()
+
+conf = {"spark.driver.memory": "512m", "spark.log.level": "ERROR"}
+spark = session("killed", "local[2]", short=True, conf=conf)
+ArchiveRun(root, "orders", {"url": url}, max_batch_rows=1_000, step=step).start(spark, once=True).awaitTermination()
+"""
+
+
+def test_a_driver_that_is_killed_between_files_and_commit_leaves_nothing_out_and_nothing_twice(
+    run: Run,
+    start_driver: Callable[..., Driver],
+    stream_redis: redis.Redis,
+    stream_server: EmbeddedServer,
+    tmp_path: Path,
+) -> None:
+    fill(stream_redis, "orders", 3_000)
+    driver = start_driver(_KILLED, str(tmp_path / "cold"), stream_server.url, "drafted")
+    driver.wait_for_line("reached drafted")
+    driver.kill()
+    assert len(archived(tmp_path / "cold")) == 1_000
+    assert group_at(stream_redis, "orders") == entry_id(999)  # retention keeps the rest
+    run()
+    assert archived(tmp_path / "cold") == entries(stream_redis, "orders")
