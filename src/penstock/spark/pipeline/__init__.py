@@ -1,0 +1,8 @@
+"""Pipelines: streams to tables, declared once, run anywhere Spark runs."""
+
+from penstock.spark.pipeline.declaration import Pipeline
+from penstock.spark.pipeline.sinks import Console, Parquet, Postgres, RedisStreams
+from penstock.spark.pipeline.source import Source
+from penstock.spark.pipeline.steps import Function, Handler, Sql
+
+__all__ = ["Console", "Function", "Handler", "Parquet", "Pipeline", "Postgres", "RedisStreams", "Source", "Sql"]
