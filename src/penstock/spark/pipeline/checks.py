@@ -30,7 +30,7 @@ def check_positive(key: str, value: object) -> None:
 
 def duration_s(key: str, value: str) -> float:
     """Return a length of time in seconds; raise ConfigurationError for what is none."""
-    seconds = seconds_of(value) if isinstance(value, str) else None
+    seconds = seconds_of(value)
     if seconds is None:
         raise ConfigurationError(f"{key} = {value!r} must be a length of time such as 500ms, 30s, 15m or 1h")
     return seconds

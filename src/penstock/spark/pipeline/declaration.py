@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
@@ -15,6 +15,12 @@ from penstock.spark.pipeline.sinks import SINKS, Sink
 from penstock.spark.pipeline.source import Source
 from penstock.spark.pipeline.steps import STEPS, Step
 from penstock.spark.pipeline.tables import Places, build, refuse_unknown
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.pipeline.progress import Progress
+    from penstock.spark.pipeline.running import Report
 
 _TABLES = ("source", "step", "sink")
 _MAX_PIPELINE_NAME = 128
@@ -85,6 +91,21 @@ class Pipeline:
     def trigger_s(self) -> float:
         """How often a batch begins at most, in seconds."""
         return duration_s("trigger", self.trigger)
+
+    def validate(self, spark: SparkSession) -> None:
+        """Find what would make it fail; raise PipelineInvalid with every fault. Nothing is written."""
+        from penstock.spark.pipeline.validation import validate
+
+        validate(self, spark)
+
+    def run(self, spark: SparkSession, *, once: bool = True, tell: Callable[[Progress], None] | None = None) -> Report:
+        """Run until all is read (once), or until SIGTERM or SIGINT; `tell` is called after each batch.
+
+        Raises PipelineInvalid before anything is started, PipelineFailed when a batch fails.
+        """
+        from penstock.spark.pipeline.running import Run
+
+        return Run(self, spark, once=once, tell=tell).run()
 
     @classmethod
     def from_file(cls, path: str | Path) -> Pipeline:
