@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
+from penstock.cli import pipeline
 from penstock.cli.demo import demo
 from penstock.errors import PenstockError
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # it prints local variables, and those may hold passwords
 )
 app.command()(demo)
+app.add_typer(pipeline.app, name="pipeline")
 
 
 def _show_version(is_wanted: bool) -> None:
