@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,6 +95,8 @@ def _read(file: Path) -> Pipeline:
 def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
     from penstock.spark.session import session
 
+    # The bridge to Java logs the traceback of whatever ends a batch; we tell it in one line.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     conf = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false", **pipeline.spark}
     # Functions that the file names lie beside it or where the command is run, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))

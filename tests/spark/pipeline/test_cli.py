@@ -81,7 +81,7 @@ def test_faults_are_a_line_each_and_end_with_two(
 ) -> None:
     add_orders(stream_redis, 1)
     (tmp_path / "table").write_text("in the way")
-    file.write_text(file.read_text().replace("checkpoint = ", 'checkpoint = "/proc/none" #'))
+    file.write_text(file.read_text().replace("checkpoint = ", 'checkpoint = "/dev/null/here" #'))
     result = penstock(command, file)
     assert result.exit_code == 2
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["penstock", "penstock"]

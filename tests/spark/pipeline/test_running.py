@@ -183,6 +183,6 @@ def test_a_continuous_run_that_waits_for_entries_can_be_stopped(
 def test_a_failing_batch_is_told_in_one_line(stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce) -> None:
     add_orders(stream_redis, 5)
     with pytest.raises(PipelineFailed) as caught:
-        run(pipeline_of(Sql("SELECT raise_error('the sky fell') AS n FROM input")))
+        run(pipeline_of(Sql("SELECT CAST(raise_error('the sky fell') AS bigint) AS n FROM input")))
     assert "the sky fell" in str(caught.value)
     assert "\n" not in str(caught.value)

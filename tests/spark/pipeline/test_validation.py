@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from penstock.spark.pipeline import Function, Handler, Parquet, Pipeline, Postgres, RedisStreams, Sql
+from penstock.spark.pipeline import Delta, Function, Handler, Parquet, Pipeline, Postgres, RedisStreams, Sql
 from penstock.spark.pipeline.validation import PipelineInvalid
 from tests.spark.pipeline.conftest import SHOP, add_orders
 
@@ -75,7 +75,7 @@ def test_a_step_that_cannot_work_is_told(
         ({"source_schema": "id bigint"}, "source: 'id' is a field of the payload and a column of the entry as well"),
         ({"watermark": "1m", "dedup": ("m",)}, "source: dedup: there is no column 'm'"),
         ({"watermark": "1m", "watermark_column": "n"}, "source: watermark_column 'n' is bigint and no timestamp"),
-        ({"checkpoint": "/proc/none/here"}, "checkpoint: /proc/none/here cannot be written to"),
+        ({"checkpoint": "/dev/null/here"}, "checkpoint: /dev/null/here cannot be written to: /dev/null is no folder"),
     ],
 )
 def test_a_source_that_cannot_work_is_told(
@@ -96,6 +96,7 @@ def test_every_sink_that_cannot_work_is_told(
     postgres.execute("CREATE TABLE narrow (m bigint)")
     sinks = (
         Parquet(str(tmp_path / "file" / "table"), partition_by=("day",)),
+        Delta(str(tmp_path / "file" / "delta")),
         RedisStreams("text"),
         RedisStreams("copy", url="redis://127.0.0.1:1", name="away"),
         Postgres("postgresql://nobody@127.0.0.1:1/x", "t", name="gone"),
@@ -106,12 +107,13 @@ def test_every_sink_that_cannot_work_is_told(
     starts = [
         "sink 1 (parquet): partition_by: there is no column 'day'",
         f"sink 1 (parquet): {tmp_path}/file/table cannot be written to",
-        "sink 2 (redis_streams): stream 'text' is a string in Redis",
-        "sink 3 (away): ",
-        "sink 4 (gone): PostgreSQL cannot be used",
-        "sink 5 (missing): table 'missing' does not exist",
-        "sink 6 (narrow): key: there is no column 'k'",
-        "sink 6 (narrow): table 'narrow' has no column 'n'",
+        f"sink 2 (delta): {tmp_path}/file/delta cannot be written to",
+        "sink 3 (redis_streams): stream 'text' is a string in Redis",
+        "sink 4 (away): ",
+        "sink 5 (gone): PostgreSQL cannot be used",
+        "sink 6 (missing): table 'missing' does not exist",
+        "sink 7 (narrow): key: there is no column 'k'",
+        "sink 7 (narrow): table 'narrow' has no column 'n'",
     ]
     assert len(found) == len(starts)
     assert all(problem.startswith(start) for problem, start in zip(found, starts, strict=True)), found

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """A file below a folder."""
+
+    path: str
+    size: int
+    modified_ms: int
 
 
 class Files:
@@ -26,6 +36,17 @@ class Files:
         if not system.exists(place):
             return []
         return [str(status.getPath().getName()) for status in system.listStatus(place)]
+
+    def walk(self, folder: str) -> list[FileInfo]:
+        """Return all files below a folder, with paths relative to it."""
+        system, place = self._at(folder)
+        root = system.makeQualified(place).toUri().getPath().rstrip("/") + "/"
+        found, listed = [], system.listFiles(place, True)
+        while listed.hasNext():
+            status = listed.next()
+            path = status.getPath().toUri().getPath().removeprefix(root)
+            found.append(FileInfo(path, int(status.getLen()), int(status.getModificationTime())))
+        return sorted(found, key=lambda file: file.path)
 
     def delete(self, path: str) -> None:
         """Delete a file or a folder with all that is in it, if it is there."""

@@ -17,11 +17,13 @@ from penstock.policy import Reason
 from penstock.serializers import load_serializer
 from penstock.spark.link import spare_the_collector
 from penstock.spark.pipeline.checks import imported
-from penstock.spark.pipeline.dead_letters import DeadLetterOffice, Fate
+from penstock.spark.pipeline.dead_letters import DeadLetterDesk, DeadLetterOffice, Fate
 from penstock.spark.pipeline.steps import Handler
 
 logger = logging.getLogger("penstock.spark")
 NEEDED = ("stream", "id", "data")
+_OF_A_MESSAGE = (*NEEDED, "key", "message_id", "headers")
+Columns: TypeAlias = Mapping[str, list[Any]]
 _OUTPUT_MISSING: Mapping[str, Any] = {}
 
 
@@ -138,17 +140,18 @@ class HandlerTask:
             caller.close()
         spare_the_collector()
 
-    def _handled(self, batch: Any, caller: Caller, desk: Any, decode: Callable[[bytes], Any]) -> Any:
-        streams, ids = batch.column("stream").to_pylist(), batch.column("id").to_pylist()
+    def _handled(self, batch: Any, caller: Caller, desk: DeadLetterDesk, decode: Callable[[bytes], Any]) -> Any:
+        columns = {name: batch.column(name).to_pylist() for name in _OF_A_MESSAGE if name in batch.schema.names}
+        streams, ids = columns["stream"], columns["id"]
         kept: list[int] = []
         outputs: list[Mapping[str, Any]] = []
         for stream in dict.fromkeys(streams):
             given_up = desk.given_up(stream)
             rows = [row for row, name in enumerate(streams) if name == stream and ids[row] not in given_up]
-            outcome = self._of_stream(batch, stream, rows, caller, decode)
+            outcome = self._of_stream(columns, stream, rows, caller, decode)
             for row in rows:
                 if ids[row] in outcome.failed:
-                    desk.bury(stream, ids[row], _bytes(batch, row), outcome.failed[ids[row]])
+                    desk.bury(stream, ids[row], _bytes(columns, row), outcome.failed[ids[row]])
                 else:
                     kept.append(row)
                     outputs.append(outcome.done[ids[row]])
@@ -157,15 +160,15 @@ class HandlerTask:
         return self._with_output(rows_kept, [outputs[n] for n in in_order])
 
     def _of_stream(
-        self, batch: Any, stream: str, rows: Sequence[int], caller: Caller, decode: Callable[[bytes], Any]
+        self, columns: Columns, stream: str, rows: Sequence[int], caller: Caller, decode: Callable[[bytes], Any]
     ) -> Outcome:
         whole = Outcome()
         messages: dict[str, StreamMessage] = {}
         for row in rows:
             try:
-                message = _message(batch, row, stream, decode)
+                message = _message(columns, row, stream, decode)
             except DecodeError as error:
-                whole.failed[batch.column("id")[row].as_py()] = Fate(Reason.DECODE_ERROR, error)
+                whole.failed[columns["id"][row]] = Fate(Reason.DECODE_ERROR, error)
             else:
                 messages[message.id] = message
         waiting = list(messages.values())
@@ -178,17 +181,27 @@ class HandlerTask:
 
     def _check_outputs(self, outcome: Outcome, messages: Mapping[str, StreamMessage]) -> None:
         """Give up those whose output does not fit the columns, so that it harms no other row."""
-        if self.output is None:
+        if self.output is None or self._why_unfit(list(outcome.done.values())) is None:
             return
         for entry_id, output in list(outcome.done.items()):
-            try:
-                pa.RecordBatch.from_pylist([dict(output)], self.output).validate()
-                unknown = set(output) - set(self.output.names)
-                if unknown:
-                    raise ValueError(f"the output has no column {min(unknown)!r}")
-            except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError) as error:
+            error = self._why_unfit([output])
+            if error is not None:
                 del outcome.done[entry_id]
                 outcome.failed[entry_id] = Fate(Reason.INVALID, error, messages[entry_id].attempts)
+
+    def _why_unfit(self, outputs: list[Mapping[str, Any]]) -> Exception | None:
+        assert self.output is not None
+        unknown = {name for output in outputs for name in output} - set(self.output.names)
+        if unknown:
+            return ValueError(f"the output has no column {min(unknown)!r}")
+        try:
+            made = pa.RecordBatch.from_pylist([dict(output) for output in outputs], self.output)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError) as error:
+            return error
+        for column, known in zip(made.columns, self.output, strict=True):
+            if column.null_count and not known.nullable:
+                return ValueError(f"the output lacks the column {known.name!r}, which is NOT NULL")
+        return None
 
     def _with_output(self, rows: Any, outputs: list[Mapping[str, Any]]) -> Any:
         if self.output is None:
@@ -199,17 +212,15 @@ class HandlerTask:
         )
 
 
-def _bytes(batch: Any, row: int) -> bytes | None:
-    value = batch.column("data")[row].as_py()
+def _bytes(columns: Columns, row: int) -> bytes | None:
+    value = columns["data"][row]
     return value.encode() if isinstance(value, str) else value
 
 
-def _message(batch: Any, row: int, stream: str, decode: Callable[[bytes], Any]) -> StreamMessage:
-    raw = _bytes(batch, row)
+def _message(columns: Columns, row: int, stream: str, decode: Callable[[bytes], Any]) -> StreamMessage:
+    raw = _bytes(columns, row)
     if raw is None:
         raise DecodeError("the entry has no payload")
-    values = {
-        name: batch.column(name)[row].as_py() for name in ("id", "key", "message_id") if name in batch.schema.names
-    }
-    headers = dict(batch.column("headers")[row].as_py() or ()) if "headers" in batch.schema.names else {}
+    values = {name: columns[name][row] for name in ("id", "key", "message_id") if name in columns}
+    headers = dict(columns["headers"][row] or ()) if "headers" in columns else {}
     return StreamMessage(data=decode(raw), delivery_count=1, attempts=1, stream=stream, headers=headers, **values)

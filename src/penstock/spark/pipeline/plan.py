@@ -16,6 +16,7 @@ from penstock.spark.reading.columns import ENTRY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _DEDUP = "_penstock_dedup"
 _FORMAT = "redis_streams"
@@ -38,19 +39,21 @@ class Planner:
 
     def first(self) -> DataFrame:
         """Return what the first step is given: decoded, valid rows, without repetitions if that is wanted."""
-        return self._dedup(self._watermark(self._taken_in(self._source())))
+        rows = self._taken_in(self._source())
+        self._check_watermark(rows.schema)
+        return self._dedup(self._watermark(rows))
 
     # --- before the steps ---
 
     def _source(self) -> DataFrame:
-        from pyspark.sql.types import StructType
+        from pyspark.sql.types import StructType as Struct
 
         source = self._pipeline.source
         reader = self._spark.readStream.format(_FORMAT).options(**source.spark_options())
         wanted = {*source.columns, *NEEDED}
         # The schema that is given is the projection: columns that nobody wants are not even built.
         fields = [field for field in reader.load().schema.fields if field.name not in ENTRY or field.name in wanted]
-        return reader.schema(StructType(fields)).load()
+        return reader.schema(Struct(fields)).load()
 
     def _taken_in(self, rows: DataFrame) -> DataFrame:
         from pyspark.sql import functions as f
@@ -70,6 +73,15 @@ class Planner:
             rows = rows.withColumn(INVALID, mark)
         kept = [name for name in rows.columns if name != CORRUPT]
         return rows.select(*kept).mapInArrow(Intake(self._office, tuple(going_on)), schema)
+
+    def _check_watermark(self, schema: StructType) -> None:
+        pipeline = self._pipeline
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        found = types.get(pipeline.watermark_column)
+        if pipeline.watermark is None or (found is not None and found.startswith("timestamp")):
+            return
+        what = f"is {found} and no timestamp" if found else f"does not exist; there are {', '.join(types)}"
+        raise ConfigurationError(f"watermark_column {pipeline.watermark_column!r} {what}")
 
     def _watermark(self, rows: DataFrame) -> DataFrame:
         pipeline = self._pipeline
@@ -120,7 +132,7 @@ class Planner:
 
     def _handled(self, step: Handler, rows: DataFrame) -> DataFrame:
         from pyspark.sql.pandas.types import to_arrow_schema
-        from pyspark.sql.types import StructType
+        from pyspark.sql.types import StructType as Struct
 
         imported("handler", step.handler)
         missing = [name for name in NEEDED if name not in rows.columns]
@@ -131,13 +143,13 @@ class Planner:
             )
         schema, output = rows.schema, None
         if step.output is not None:
-            added = StructType.fromDDL(step.output)
-            assert isinstance(added, StructType)
+            added = Struct.fromDDL(step.output)
+            assert isinstance(added, Struct)
             output = to_arrow_schema(added, timezone="UTC")
             for name in added.names:
                 if name in rows.columns:
                     raise ConfigurationError(f"output: there is a column {name!r} already")
-            schema = StructType([*schema.fields, *added.fields])
+            schema = Struct([*schema.fields, *added.fields])
         task = HandlerTask(step, self._office, self._pipeline.source.format, output)
         return rows.mapInArrow(task, schema)
 

@@ -29,6 +29,19 @@ class Parquet:
 
 
 @dataclass(frozen=True)
+class Delta:
+    """A table of Delta Lake, in folders by `partition_by`; it is made if there is none."""
+
+    path: str
+    partition_by: tuple[str, ...] = ()
+    name: str = "delta"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        check_text("path", self.path)
+
+
+@dataclass(frozen=True)
 class RedisStreams:
     """Streams again. Without `stream` each row names its own in a column `stream`; `url` is the source's by default."""
 
@@ -76,7 +89,7 @@ class Console:
         check_positive("rows", self.rows)
 
 
-Sink: TypeAlias = Parquet | RedisStreams | Postgres | Console
+Sink: TypeAlias = Parquet | Delta | RedisStreams | Postgres | Console
 SINKS: dict[str, type[Sink]] = {
-    "parquet": Parquet, "redis_streams": RedisStreams, "postgres": Postgres, "console": Console,
+    "parquet": Parquet, "delta": Delta, "redis_streams": RedisStreams, "postgres": Postgres, "console": Console,
 }  # fmt: skip

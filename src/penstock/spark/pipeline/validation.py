@@ -77,7 +77,6 @@ class Validation:
         place = "source"
         try:
             rows = planner.first()
-            self._check_watermark(rows.schema)
             for number, step in enumerate(self._pipeline.steps, 1):
                 place = f"step {number} ({_kind(step)})"
                 rows = planner.step(number, step, rows)
@@ -92,17 +91,6 @@ class Validation:
         finally:
             planner.forget()
         return None
-
-    def _check_watermark(self, schema: StructType) -> None:
-        pipeline = self._pipeline
-        if pipeline.watermark is None:
-            return
-        types = {field.name: field.dataType.simpleString() for field in schema.fields}
-        if types.get(pipeline.watermark_column, "").startswith("timestamp"):
-            return
-        found = types.get(pipeline.watermark_column)
-        what = f"is {found} and no timestamp" if found else f"does not exist; there are {', '.join(types)}"
-        raise ConfigurationError(f"watermark_column {pipeline.watermark_column!r} {what}")
 
     def _check_streaming(self, rows: DataFrame) -> None:
         """Have Spark say now, and not when the query starts, what it cannot do with rows that never end."""

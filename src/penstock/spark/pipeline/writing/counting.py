@@ -13,6 +13,8 @@ def written(rows: DataFrame, path: str, *, partition_by: tuple[str, ...] = (), c
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
+    # Other readers of Parquet have no use for the times that Spark writes by default (INT96).
+    rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     seen = Observation()
     writer: DataFrameWriter = rows.observe(seen, f.count(f.lit(1)).alias("rows")).write
     writer = writer.mode("overwrite").option("compression", compression)
