@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
+from penstock.cli import pipeline
 from penstock.cli.archive import archive
 from penstock.cli.config import config
 from penstock.cli.demo import demo
@@ -32,6 +33,7 @@ app.add_typer(queue_app, name="queue")
 app.add_typer(config, name="config")
 app.command()(replay)
 app.add_typer(archive, name="archive")
+app.add_typer(pipeline.app, name="pipeline")
 
 
 def _show_version(is_wanted: bool) -> None:

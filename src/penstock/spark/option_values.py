@@ -73,7 +73,7 @@ class Options:
         value = self.text(name)
         if value is None:
             return default
-        seconds = _seconds(value)
+        seconds = seconds_of(value)
         if seconds is None:
             raise ConfigurationError(f"option {name}={value!r} must be a length of time such as 500ms, 30s, 15m or 1h")
         return timedelta(seconds=seconds)
@@ -97,7 +97,8 @@ class Options:
         return sorted(self._names.values(), key=str.lower)
 
 
-def _seconds(text: str) -> float | None:
+def seconds_of(text: str) -> float | None:
+    """Return a length of time such as 15m in seconds; None if it is none."""
     text = text.strip().lower()
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = text[len(number) :].strip()

@@ -1,0 +1,122 @@
+"""`penstock pipeline`: run, validate and look at the pipelines that TOML files declare."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from penstock.errors import ConfigurationError, PenstockError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.pipeline import Pipeline
+    from penstock.spark.pipeline.progress import Progress
+
+app = typer.Typer(help="Run data pipelines on Spark.", no_args_is_help=True)
+_INVALID = 2
+File = Annotated[Path, typer.Argument(help="The TOML file of the pipeline.", show_default=False)]
+Master = Annotated[
+    str | None, typer.Option(help="Spark's master, such as local[4], spark://host:7077, yarn, k8s://...")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def run(
+    file: File,
+    once: Annotated[
+        bool, typer.Option("--once/--continuous", help="End when all is read that is there now, or never.")
+    ] = True,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a pipeline from its checkpoint on.
+
+    It is validated first. SIGTERM and Ctrl-C end it after the batch that is under way. Started again, it goes on.
+    """
+
+    def tell(progress: Progress) -> None:
+        print(json.dumps(progress.as_dict()) if as_json else progress, file=sys.stdout if as_json else sys.stderr)
+
+    pipeline = _read(file)
+    with _session(pipeline, master) as spark, _told():
+        report = pipeline.run(spark, once=once, tell=tell)
+    how = "stopped" if report.is_stopped else "done"
+    print(f"{pipeline.name}: {how} after {report.batches} batches, {report.rows:,} rows", file=sys.stderr)
+
+
+@app.command()
+def validate(file: File, master: Master = None) -> None:
+    """Find what would make a pipeline fail, without running it: each fault is a line, and the exit code is 2."""
+    pipeline = _read(file)
+    with _session(pipeline, master) as spark, _told():
+        pipeline.validate(spark)
+    print(f"{file}: pipeline {pipeline.name!r} can run")
+
+
+@app.command()
+def status(file: File, as_json: AsJson = False) -> None:
+    """Show how far a pipeline has come; needs no Spark, but the disk with its checkpoint."""
+    pipeline = _read(file)
+    from penstock.spark.pipeline.status import status as status_of
+
+    with _told():
+        found = status_of(pipeline)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+        return
+    batch = "nothing yet" if found.committed_batch is None else f"batch {found.committed_batch}"
+    behind = "unknown" if found.lag is None else f"{found.lag:,}"
+    print(f"{found.name}: committed {batch}, lag {behind}")
+    for name, stream in found.streams.items():
+        print(f"  {name}: at {stream['at'] or 'the beginning'}, newest {stream['newest']}, lag {stream['lag']}")
+    if found.last is not None:
+        print(f"  last batch: {found.last['rows']:,} rows, {found.last['rows_per_s']:,.0f}/s, {found.last['time']}")
+
+
+def _read(file: Path) -> Pipeline:
+    try:
+        from penstock.spark.pipeline import Pipeline
+    except ModuleNotFoundError as error:
+        raise PenstockError(f"pipelines need {error.name}: pip install 'penstock[spark]'") from None
+    with _told():
+        return Pipeline.from_file(file)
+
+
+@contextmanager
+def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
+    from penstock.spark.session import session
+
+    # The bridge to Java logs the traceback of whatever ends a batch; we tell it in one line.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    conf = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false", **pipeline.spark}
+    # Functions that the file names lie beside it or where the command is run, as with `python -m`.
+    sys.path.insert(0, str(Path.cwd()))
+    spark = session(pipeline.name, master, conf=conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Print the faults of a pipeline, a line each, and end with code 2."""
+    try:
+        yield
+    except ConfigurationError as error:
+        _refuse(getattr(error, "problems", (str(error),)))
+
+
+def _refuse(problems: tuple[str, ...]) -> NoReturn:
+    for problem in problems:
+        print(f"penstock: {problem}", file=sys.stderr)
+    raise typer.Exit(_INVALID)

@@ -1,0 +1,19 @@
+"""Pipelines: streams to tables, declared once, run anywhere Spark runs."""
+
+from penstock.spark.pipeline.declaration import Pipeline
+from penstock.spark.pipeline.sinks import Console, Delta, Parquet, Postgres, RedisStreams
+from penstock.spark.pipeline.source import Source
+from penstock.spark.pipeline.steps import Function, Handler, Sql
+
+__all__ = [
+    "Console",
+    "Delta",
+    "Function",
+    "Handler",
+    "Parquet",
+    "Pipeline",
+    "Postgres",
+    "RedisStreams",
+    "Source",
+    "Sql",
+]

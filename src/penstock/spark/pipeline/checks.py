@@ -1,0 +1,57 @@
+"""What the values of a declaration have in common: lengths of time, choices, paths to functions."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.errors import ConfigurationError
+from penstock.spark.option_values import seconds_of
+
+
+def check_choice(key: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ConfigurationError unless the value is one of the choices."""
+    if value not in choices:
+        raise ConfigurationError(f"{key} = {value!r} must be one of {', '.join(choices)}")
+
+
+def check_text(key: str, value: object) -> None:
+    """Raise ConfigurationError unless the value is a text with something in it."""
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigurationError(f"{key} = {value!r} must be a text that is not empty")
+
+
+def check_positive(key: str, value: object) -> None:
+    """Raise ConfigurationError unless the value is a whole number above zero, or None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigurationError(f"{key} = {value!r} must be a whole number, 1 or more")
+
+
+def duration_s(key: str, value: str) -> float:
+    """Return a length of time in seconds; raise ConfigurationError for what is none."""
+    seconds = seconds_of(value)
+    if seconds is None:
+        raise ConfigurationError(f"{key} = {value!r} must be a length of time such as 500ms, 30s, 15m or 1h")
+    return seconds
+
+
+def check_function_path(key: str, path: str) -> None:
+    """Raise ConfigurationError unless the path is written as module:function."""
+    module, colon, name = path.partition(":")
+    if not (module and colon and name):
+        raise ConfigurationError(f"{key} = {path!r} must be written as 'package.module:function'")
+
+
+def imported(key: str, path: str) -> Callable[..., Any]:
+    """Import the function that a path names; raise ConfigurationError when there is none."""
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever the user's module raises while it is imported
+        raise ConfigurationError(f"{key} = {path!r} cannot be imported here: {type(error).__name__}: {error}") from None
+    if not callable(found):
+        raise ConfigurationError(f"{key} = {path!r} is no function, but {type(found).__name__}")
+    return found  # type: ignore[no-any-return]

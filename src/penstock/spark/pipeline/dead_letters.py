@@ -1,0 +1,106 @@
+"""Rows that cannot go on, into the dead letters of their stream: by the tasks, once each, with their reason.
+
+A task may run again, and so may a batch. A dead letter is therefore known by pipeline query, batch and entry: the
+script that adds it notes the id in a set beside the dead-letter stream. A row that was given up once stays given up:
+tasks ask for the set before they begin, so that a handler that fails today and not tomorrow cannot put a row into both
+places.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.errors import ConfigurationError
+from penstock.keys import StreamKeys
+from penstock.policy import Reason
+from penstock.redis.blocking import Reply
+from penstock.redis.retry import Repeat
+from penstock.spark.link import Link
+from penstock.spark.patience import patiently
+from penstock.streams.undertaker import dead_letter_record
+from penstock.sync.redis.client import StreamClient
+
+_REMEMBER_S = 7 * 24 * 3600
+_PATIENCE_S = 60.0
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+Id: TypeAlias = str
+
+
+@dataclass(frozen=True)
+class Fate:
+    """Why a row cannot go on."""
+
+    reason: Reason
+    error: BaseException | None = None
+    attempts: int = 1
+
+
+@dataclass(frozen=True)
+class DeadLetterOffice:
+    """How tasks reach the dead letters; it is pickled into them."""
+
+    link: Link
+    pipeline: str
+
+    def open(self) -> DeadLetterDesk:
+        """Return the desk of the task that runs here."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        query, batch = (None, None) if context is None else (context.getLocalProperty(name) for name in (QUERY, BATCH))
+        if query is None or batch is None:
+            raise ConfigurationError(
+                f"Spark does not say which query and batch this is ({QUERY}, {BATCH}), so dead letters cannot be "
+                "written once"
+            )
+        return DeadLetterDesk(self.link.client(), self.pipeline, f"{query}:{batch}")
+
+
+class DeadLetterDesk:
+    """The dead letters of one task."""
+
+    def __init__(self, client: StreamClient, pipeline: str, batch: str) -> None:
+        self._client, self._pipeline, self._batch = client, pipeline, batch
+        self._consumer = f"spark-{socket.gethostname()}"
+        self._known: dict[str, set[Id]] = {}
+
+    def given_up(self, stream: str) -> set[Id]:
+        """Return the ids of the stream that an earlier attempt of this batch has given up."""
+        if stream not in self._known:
+            _, marks = self._keys(stream)
+            found = self._patiently(lambda: self._client.call(marks, "SMEMBERS", marks))
+            self._known[stream] = {member.decode() for member in found}
+        return self._known[stream]
+
+    def bury(self, stream: str, entry_id: Id, data: bytes | None, fate: Fate) -> None:
+        """Add the dead letter of an entry, unless it is there already."""
+        dead, marks = self._keys(stream)
+        fields = self._fields(stream, entry_id, data)
+        source = self._client.keys(stream).stream
+        record = dead_letter_record(
+            fields, source, entry_id, self._pipeline, self._consumer, fate.reason, fate.error, fate.attempts,
+            fate.attempts,
+        )  # fmt: skip
+        arguments = [entry_id, _REMEMBER_S, *record]
+        self._patiently(lambda: self._client.run("spark_bury", [dead, marks], arguments, Repeat.IDEMPOTENT))
+        self.given_up(stream).add(entry_id)
+
+    def _fields(self, stream: str, entry_id: Id, data: bytes | None) -> list[bytes]:
+        # Asked for only now: to carry all fields of all rows through the plan would slow down those that are well.
+        key = self._client.keys(stream).stream
+        found = self._patiently(lambda: self._client.call(key, "XRANGE", key, entry_id, entry_id))
+        if found:
+            fields: list[bytes] = found[0][1]
+            return fields
+        return [] if data is None else [b"data", data]  # trimmed since it was read
+
+    def _keys(self, stream: str) -> tuple[str, str]:
+        dead = StreamKeys(self._client.keys(stream).default_dead_letters())
+        return dead.stream, dead.spark_buried(self._batch)
+
+    @staticmethod
+    def _patiently(call: Callable[[], Reply]) -> Reply:
+        return patiently(call, _PATIENCE_S, "writing dead letters")

@@ -1,0 +1,76 @@
+"""Folders and small files, wherever Spark itself can keep them: through Hadoop's file systems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """A file below a folder."""
+
+    path: str
+    size: int
+    modified_ms: int
+
+
+class Files:
+    """What the commit of a batch needs of a file system. A rename is one step on local disks and on HDFS."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows Hadoop's file systems nowhere else
+        self._conf: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - likewise
+
+    def exists(self, path: str) -> bool:
+        """Tell whether there is something at the path."""
+        system, place = self._at(path)
+        return bool(system.exists(place))
+
+    def names(self, folder: str) -> list[str]:
+        """Return what is in a folder; nothing if there is none."""
+        system, place = self._at(folder)
+        if not system.exists(place):
+            return []
+        return [str(status.getPath().getName()) for status in system.listStatus(place)]
+
+    def walk(self, folder: str) -> list[FileInfo]:
+        """Return all files below a folder, with paths relative to it."""
+        system, place = self._at(folder)
+        root = system.makeQualified(place).toUri().getPath().rstrip("/") + "/"
+        found, listed = [], system.listFiles(place, True)
+        while listed.hasNext():
+            status = listed.next()
+            path = status.getPath().toUri().getPath().removeprefix(root)
+            found.append(FileInfo(path, int(status.getLen()), int(status.getModificationTime())))
+        return sorted(found, key=lambda file: file.path)
+
+    def delete(self, path: str) -> None:
+        """Delete a file or a folder with all that is in it, if it is there."""
+        system, place = self._at(path)
+        system.delete(place, True)
+
+    def rename(self, old: str, new: str) -> None:
+        """Move a file or a folder to a place where nothing is; there is one driver, so nobody else makes it."""
+        system, place = self._at(new)
+        _, source = self._at(old)
+        system.mkdirs(place.getParent())
+        if system.exists(place) or not system.rename(source, place):
+            raise FileExistsError(f"{old} could not be renamed to {new}")
+
+    def qualified(self, path: str) -> str:
+        """Return the path with its file system."""
+        system, place = self._at(path)
+        return str(system.makeQualified(place).toString())
+
+    def _at(self, path: str) -> tuple[Any, Any]:
+        place = self._jvm.org.apache.hadoop.fs.Path(path)
+        return place.getFileSystem(self._conf), place
+
+
+def joined(folder: str, *names: str) -> str:
+    """Return a path below a folder."""
+    return "/".join([folder.rstrip("/"), *names])

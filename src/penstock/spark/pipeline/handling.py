@@ -1,0 +1,226 @@
+"""The batch handler of the workers, run on the executors over Arrow batches."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from penstock.errors import ConfigurationError, DecodeError, FatalError, PenstockError
+from penstock.model import StreamMessage
+from penstock.policy import Reason
+from penstock.serializers import load_serializer
+from penstock.spark.link import spare_the_collector
+from penstock.spark.pipeline.checks import imported
+from penstock.spark.pipeline.dead_letters import DeadLetterDesk, DeadLetterOffice, Fate
+from penstock.spark.pipeline.steps import Handler
+
+logger = logging.getLogger("penstock.spark")
+NEEDED = ("stream", "id", "data")
+_OF_A_MESSAGE = (*NEEDED, "key", "message_id", "headers")
+Columns: TypeAlias = Mapping[str, list[Any]]
+_OUTPUT_MISSING: Mapping[str, Any] = {}
+
+
+class NotDone(PenstockError):
+    """A handler did not return the id of a message, however often it was asked."""
+
+
+@dataclass
+class Outcome:
+    """What became of messages: the output of those that are done, by id, and the fate of the others."""
+
+    done: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    failed: dict[str, Fate] = field(default_factory=dict)
+
+
+Call: TypeAlias = Callable[[list[StreamMessage]], Any]
+
+
+class Caller:
+    """Calls a handler, async or plain, and decides what its answer means."""
+
+    def __init__(self, function: Call, attempts: int, *, has_output: bool) -> None:
+        self._function, self._attempts, self._has_output = function, attempts, has_output
+        self._runner: asyncio.Runner | None = None
+
+    def close(self) -> None:
+        """End the event loop, if an async handler needed one."""
+        if self._runner is not None:
+            self._runner.close()
+
+    def handle(self, messages: list[StreamMessage]) -> Outcome:
+        """Hand the messages over together, and those that are not done one by one."""
+        outcome = Outcome()
+        error = self._try(messages, outcome)
+        for message in messages:
+            if message.id not in outcome.done:
+                self._insist(message, error if len(messages) == 1 else None, outcome)
+        return outcome
+
+    def _insist(self, message: StreamMessage, error: BaseException | None, outcome: Outcome) -> None:
+        for attempt in range(2, self._attempts + 1):
+            if isinstance(error, FatalError):
+                break
+            message.attempts = message.delivery_count = attempt
+            error = self._try([message], outcome)
+            if message.id in outcome.done:
+                return
+        if error is None:
+            error = NotDone(f"the handler did not return the id {message.id} as done")
+        reason = Reason.FATAL if isinstance(error, FatalError) else Reason.MAX_DELIVERIES
+        outcome.failed[message.id] = Fate(reason, error, message.attempts)
+
+    def _try(self, messages: list[StreamMessage], outcome: Outcome) -> BaseException | None:
+        try:
+            answer = self._call(messages.copy())
+        except ConfigurationError:
+            raise  # the same for every message: the pipeline cannot go on
+        except Exception as error:
+            logger.info("the handler failed for %d message(s): %r", len(messages), error)
+            return error
+        asked = {message.id for message in messages}
+        for entry_id, output in _answers(answer, has_output=self._has_output):
+            if entry_id in asked:
+                outcome.done[entry_id] = output
+        return None
+
+    def _call(self, messages: list[StreamMessage]) -> Any:
+        answer = self._function(messages)
+        if not inspect.isawaitable(answer):
+            return answer
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(_awaited(answer))
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+def _answers(answer: Any, *, has_output: bool) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    if answer is None:
+        return []
+    if has_output:
+        if not isinstance(answer, Mapping) or not all(isinstance(value, Mapping) for value in answer.values()):
+            raise ConfigurationError(
+                f"the step has an output: its handler must return a mapping of ids to mappings of columns, not "
+                f"{type(answer).__name__}"
+            )
+        return list(answer.items())
+    if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
+        raise ConfigurationError(f"the handler must return a list of ids, not {answer!r}")
+    return [(str(entry_id), _OUTPUT_MISSING) for entry_id in answer]
+
+
+@dataclass(frozen=True)
+class HandlerTask:
+    """Runs the handler over the rows of a task; called by Spark with its Arrow batches."""
+
+    step: Handler
+    office: DeadLetterOffice
+    form: str
+    output: pa.Schema | None
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the rows that the handler has done, with its output."""
+        function = imported("handler", self.step.handler)
+        decode = bytes if self.form in ("raw", "avro") else load_serializer(self.form).decode
+        caller = Caller(function, self.step.attempts, has_output=self.output is not None)
+        desk = self.office.open()
+        try:
+            for batch in batches:
+                yield self._handled(batch, caller, desk, decode)
+        finally:
+            caller.close()
+        spare_the_collector()
+
+    def _handled(self, batch: Any, caller: Caller, desk: DeadLetterDesk, decode: Callable[[bytes], Any]) -> Any:
+        columns = {name: batch.column(name).to_pylist() for name in _OF_A_MESSAGE if name in batch.schema.names}
+        streams, ids = columns["stream"], columns["id"]
+        kept: list[int] = []
+        outputs: list[Mapping[str, Any]] = []
+        for stream in dict.fromkeys(streams):
+            given_up = desk.given_up(stream)
+            rows = [row for row, name in enumerate(streams) if name == stream and ids[row] not in given_up]
+            outcome = self._of_stream(columns, stream, rows, caller, decode)
+            for row in rows:
+                if ids[row] in outcome.failed:
+                    desk.bury(stream, ids[row], _bytes(columns, row), outcome.failed[ids[row]])
+                else:
+                    kept.append(row)
+                    outputs.append(outcome.done[ids[row]])
+        in_order = sorted(range(len(kept)), key=kept.__getitem__)
+        rows_kept = batch.take(pa.array([kept[n] for n in in_order], pa.int64()))
+        return self._with_output(rows_kept, [outputs[n] for n in in_order])
+
+    def _of_stream(
+        self, columns: Columns, stream: str, rows: Sequence[int], caller: Caller, decode: Callable[[bytes], Any]
+    ) -> Outcome:
+        whole = Outcome()
+        messages: dict[str, StreamMessage] = {}
+        for row in rows:
+            try:
+                message = _message(columns, row, stream, decode)
+            except DecodeError as error:
+                whole.failed[columns["id"][row]] = Fate(Reason.DECODE_ERROR, error)
+            else:
+                messages[message.id] = message
+        waiting = list(messages.values())
+        for first in range(0, len(waiting), self.step.batch_size):
+            outcome = caller.handle(waiting[first : first + self.step.batch_size])
+            self._check_outputs(outcome, messages)
+            whole.done |= outcome.done
+            whole.failed |= outcome.failed
+        return whole
+
+    def _check_outputs(self, outcome: Outcome, messages: Mapping[str, StreamMessage]) -> None:
+        """Give up those whose output does not fit the columns, so that it harms no other row."""
+        if self.output is None or self._why_unfit(list(outcome.done.values())) is None:
+            return
+        for entry_id, output in list(outcome.done.items()):
+            error = self._why_unfit([output])
+            if error is not None:
+                del outcome.done[entry_id]
+                outcome.failed[entry_id] = Fate(Reason.INVALID, error, messages[entry_id].attempts)
+
+    def _why_unfit(self, outputs: list[Mapping[str, Any]]) -> Exception | None:
+        assert self.output is not None
+        unknown = {name for output in outputs for name in output} - set(self.output.names)
+        if unknown:
+            return ValueError(f"the output has no column {min(unknown)!r}")
+        try:
+            made = pa.RecordBatch.from_pylist([dict(output) for output in outputs], self.output)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError) as error:
+            return error
+        for column, known in zip(made.columns, self.output, strict=True):
+            if column.null_count and not known.nullable:
+                return ValueError(f"the output lacks the column {known.name!r}, which is NOT NULL")
+        return None
+
+    def _with_output(self, rows: Any, outputs: list[Mapping[str, Any]]) -> Any:
+        if self.output is None:
+            return rows
+        added = pa.RecordBatch.from_pylist([dict(output) for output in outputs], self.output)
+        return pa.RecordBatch.from_arrays(
+            [*rows.columns, *added.columns], schema=pa.schema([*rows.schema, *self.output])
+        )
+
+
+def _bytes(columns: Columns, row: int) -> bytes | None:
+    value = columns["data"][row]
+    return value.encode() if isinstance(value, str) else value
+
+
+def _message(columns: Columns, row: int, stream: str, decode: Callable[[bytes], Any]) -> StreamMessage:
+    raw = _bytes(columns, row)
+    if raw is None:
+        raise DecodeError("the entry has no payload")
+    values = {name: columns[name][row] for name in ("id", "key", "message_id") if name in columns}
+    headers = dict(columns["headers"][row] or ()) if "headers" in columns else {}
+    return StreamMessage(data=decode(raw), delivery_count=1, attempts=1, stream=stream, headers=headers, **values)

@@ -1,0 +1,162 @@
+"""Runs a pipeline: validates it, starts its query, tells how it gets on, and ends it between two batches."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError
+from penstock.shutdown import SignalWatch
+from penstock.spark.master import is_connect
+from penstock.spark.pipeline.batch_key import Mark
+from penstock.spark.pipeline.batches import Batches, StopAsked, no_mark
+from penstock.spark.pipeline.declaration import Pipeline
+from penstock.spark.pipeline.files import Files
+from penstock.spark.pipeline.progress import Progress
+from penstock.spark.pipeline.spark_errors import one_line
+from penstock.spark.pipeline.staging import Staging
+from penstock.spark.pipeline.status import Places
+from penstock.spark.pipeline.validation import PipelineInvalid, validate
+from penstock.spark.pipeline.writing.writers import writer_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger("penstock.spark")
+_LOOK_EVERY_S = 0.5
+_QUERY_ID = "sql.streaming.queryId"
+# A plan with one of these keeps state; one too many costs a batch that is computed again after a crash.
+_STATEFUL = re.compile(r"Aggregate|Deduplicate|Distinct|Join|FlatMapGroups|TransformWithState|Limit")
+
+
+class PipelineFailed(PenstockError):
+    """A batch failed and the pipeline ended; started again, it goes on with that batch."""
+
+
+@dataclass
+class Report:
+    """What one run did."""
+
+    batches: int = 0
+    rows: int = 0
+    is_stopped: bool = False
+    last: Progress | None = None
+    alarms: list[str] = field(default_factory=list)
+
+
+class Run:
+    """One run of a pipeline, from its checkpoint on."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        *,
+        once: bool,
+        tell: Callable[[Progress], None] | None = None,
+        mark: Mark = no_mark,
+    ) -> None:
+        self._pipeline, self._spark, self._once = pipeline, spark, once
+        self._tell, self._mark = tell, mark
+        self._places = Places(pipeline.checkpoint)
+        self._batches: Batches | None = None
+        self._is_stopping = False
+        self._told = -1
+        self.report = Report()
+
+    def stop(self) -> None:
+        """End after the batch that is under way; may be called from a signal handler or another thread."""
+        self._is_stopping = True
+        if self._batches is not None:
+            self._batches.stop()
+
+    def run(self) -> Report:
+        """Run until all is read (once), or until stop(), SIGTERM or SIGINT.
+
+        Guarantees: a batch is in each sink that promises it once, whatever ends this process and whenever.
+
+        Raises:
+            PipelineInvalid: nothing was started.
+            PipelineFailed: a batch failed.
+
+        """
+        if is_connect(self._spark):
+            raise PipelineInvalid(("a pipeline needs a classic session, since it commits on the driver: use --master",))
+        rows = validate(self._pipeline, self._spark)
+        unsubscribe = SignalWatch.subscribe(self.stop)
+        try:
+            self._follow(self._start(rows))
+        finally:
+            unsubscribe()
+        return self.report
+
+    def _start(self, rows: DataFrame) -> StreamingQuery:
+        files = Files(self._spark)
+        writers = {sink.name: writer_of(sink, self._pipeline, files) for sink in self._pipeline.sinks}
+        plan = rows._jdf.queryExecution().analyzed().toString()  # noqa: SLF001 - PySpark shows it only by printing
+        self._batches = Batches(
+            self._query_id,
+            writers,
+            Staging(self._places.staging, files),
+            is_stateful=_STATEFUL.search(plan) is not None,
+            mark=self._mark,
+        )
+        if self._is_stopping:
+            self._batches.stop()
+        writer = rows.writeStream.foreachBatch(self._batches).outputMode(self._pipeline.output_mode)
+        writer = writer.queryName(self._pipeline.name).option("checkpointLocation", self._places.spark)
+        if self._once:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{int(self._pipeline.trigger_s * 1000)} milliseconds").start()
+
+    def _query_id(self) -> str:
+        # Asked in the thread of the query, which Spark has labelled with it.
+        found = self._spark.sparkContext.getLocalProperty(_QUERY_ID)
+        if found is None:
+            raise PenstockError(f"Spark does not say which query this is ({_QUERY_ID})")
+        return str(found)
+
+    # --- while it runs ---
+
+    def _follow(self, query: StreamingQuery) -> None:
+        from pyspark.errors import StreamingQueryException
+
+        try:
+            while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]  # its own docs show 0.5
+                self._look(query)
+                if self._is_stopping and not query.status["isTriggerActive"]:
+                    query.stop()
+        except StreamingQueryException as error:
+            if not (self._is_stopping and StopAsked.__name__ in str(error)):
+                raise PipelineFailed(
+                    f"pipeline {self._pipeline.name!r} failed: {one_line(error)}. Mend the cause and start it again: "
+                    "it goes on with the same batch"
+                ) from error
+        finally:
+            if query.isActive:
+                query.stop()
+            self._look(query)
+        self.report.is_stopped = self._is_stopping
+
+    def _look(self, query: StreamingQuery) -> None:
+        for told in query.recentProgress:
+            plain: Mapping[str, Any] = json.loads(told.json)  # its attributes leave some of it out
+            if plain["batchId"] <= self._told or not plain["durationMs"].get("addBatch"):
+                continue
+            self._told = plain["batchId"]
+            self._take(Progress.of(plain))
+
+    def _take(self, progress: Progress) -> None:
+        report = self.report
+        report.batches, report.rows, report.last = report.batches + 1, report.rows + progress.rows, progress
+        for alarm in progress.alarms(self._pipeline.max_lag, self._pipeline.trigger_s if not self._once else 0.0):
+            report.alarms.append(alarm)
+            logger.warning("pipeline %s: %s", self._pipeline.name, alarm)
+        self._places.note(progress)
+        if self._tell is not None:
+            self._tell(progress)

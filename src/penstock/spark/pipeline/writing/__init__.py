@@ -1,0 +1,1 @@
+"""How the batches of a pipeline get into its sinks, each of them once."""

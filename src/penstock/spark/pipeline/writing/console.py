@@ -1,0 +1,33 @@
+"""The console: shows what comes, for looking and trying out. A batch that is repeated is shown again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.sinks import Console
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+class ConsoleWriter:
+    """Prints the first rows of each batch."""
+
+    is_atomic = True
+
+    def __init__(self, sink: Console) -> None:
+        self._sink = sink
+
+    def problems(self, schema: StructType) -> Iterator[str]:  # noqa: ARG002
+        """Yield nothing: everything can be shown."""
+        yield from ()
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
+        """Show a batch."""
+        print(f"batch {key.number}")  # noqa: T201 - that is what it is for
+        rows.show(self._sink.rows, truncate=40)
+        mark("console shown")
+        return True

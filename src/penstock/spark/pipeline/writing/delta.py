@@ -1,0 +1,145 @@
+"""Delta Lake without jars: Spark writes the files, the driver commits them with the number of the batch.
+
+Files of a batch lie in `<path>/batch-<batch>` and belong to the table only when its log says so. The log also says
+which batch of which query and sink came last, in the same commit: a batch that is not above it is there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from penstock.errors import PenstockError
+from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.files import FileInfo, Files, joined
+from penstock.spark.pipeline.sinks import Delta
+from penstock.spark.pipeline.writing.counting import written
+from penstock.spark.pipeline.writing.parquet import unfit, unwritable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+class DeltaMissing(PenstockError):
+    """The library of Delta Lake is not installed."""
+
+
+def _library() -> Any:
+    try:
+        import deltalake
+    except ImportError as error:
+        raise DeltaMissing(
+            f"the sink delta needs deltalake, which cannot be imported ({error}): pip install 'penstock[delta]'"
+        ) from error
+    return deltalake
+
+
+class DeltaWriter:
+    """Appends batches to a Delta table, which it makes if there is none."""
+
+    is_atomic = True
+
+    def __init__(self, sink: Delta, files: Files) -> None:
+        self._sink, self._files = sink, files
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        library = _library()
+        for name in self._sink.partition_by:
+            if name not in schema.names:
+                yield f"partition_by: there is no column {name!r}; there are {', '.join(schema.names)}"
+        yield from unfit(schema)
+        faults = list(unwritable(self._sink.path))
+        yield from faults
+        if faults:
+            return
+        try:
+            if library.DeltaTable.is_deltatable(self._uri):
+                yield from self._misfits(library.DeltaTable(self._uri), schema)
+        except Exception as error:  # of the store: there is no common class
+            yield f"the table at {self._sink.path} cannot be read: {' '.join(str(error).split())}"
+
+    def _misfits(self, table: Any, schema: StructType) -> Iterator[str]:
+        library = _library()
+        wanted = {field.name: str(field.type) for field in library.Schema.from_arrow(_arrow(schema)).fields}
+        found = {field.name: str(field.type) for field in table.schema().fields}
+        for name, kind in wanted.items():
+            if found.get(name) != kind:
+                there = f"{found[name]} there" if name in found else "missing there"
+                yield f"the table at {self._sink.path} has other columns: {name!r} is {kind} here and {there}"
+        partitions = table.metadata().partition_columns
+        if partitions != list(self._sink.partition_by):
+            yield f"the table at {self._sink.path} is partitioned by {partitions}, not by partition_by"
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
+        """Write a batch, unless it is there; tell whether it was new."""
+        table = self._table(rows.schema)
+        owner = f"{key.query}.{self._sink.name}"
+        last = table.transaction_version(owner)
+        if last is not None and last >= key.number:
+            return False
+        folder = f"batch-{key.folder}"
+        place = joined(self._sink.path, folder)
+        self._files.delete(place)
+        count = written(rows, place, partition_by=self._sink.partition_by)
+        mark("delta written")
+        if count:
+            self._commit(table, rows.schema, self._files.walk(place), folder, (owner, key.number))
+        else:
+            self._files.delete(place)
+        mark("delta committed")
+        return True
+
+    def _table(self, schema: StructType) -> Any:
+        library = _library()
+        made = library.Schema.from_arrow(_arrow(schema))
+        partitions = list(self._sink.partition_by)
+        return library.DeltaTable.create(self._uri, schema=made, mode="ignore", partition_by=partitions)
+
+    def _commit(
+        self, table: Any, schema: StructType, found: list[FileInfo], folder: str, transaction: tuple[str, int]
+    ) -> None:
+        from deltalake.transaction import AddAction
+
+        library = _library()
+        actions = [
+            AddAction(
+                path=f"{folder}/{file.path}",
+                size=file.size,
+                partition_values=partition_values(file.path),
+                modification_time=file.modified_ms,
+                data_change=True,
+                stats="{}",
+            )
+            for file in found
+            if file.path.endswith(".parquet")
+        ]
+        table.create_write_transaction(
+            actions=actions,
+            mode="append",
+            schema=library.Schema.from_arrow(_arrow(schema)),
+            partition_by=list(self._sink.partition_by),
+            commit_properties=library.CommitProperties(app_transactions=[library.Transaction(*transaction)]),
+        )
+
+    @property
+    def _uri(self) -> str:
+        return self._sink.path.replace("s3a://", "s3://", 1)
+
+
+def partition_values(path: str) -> dict[str, str | None]:
+    """Return the values that the folders of a file name, as in `day=2026-11-15/part-0.parquet`."""
+    pairs = (part.partition("=") for part in path.split("/")[:-1])
+    return {name: None if value == _NULL else unquote(value) for name, _, value in pairs}
+
+
+def _arrow(schema: StructType) -> Any:
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructField, StructType
+
+    # Whoever appends may bring null in what has none today.
+    return to_arrow_schema(StructType([StructField(f.name, f.dataType) for f in schema.fields]), timezone="UTC")

@@ -1,0 +1,87 @@
+"""Parquet: a batch is written into a hidden folder, and one rename shows it.
+
+`<path>/_penstock/<batch>` is being written; `<path>/batch=<batch>` is there, and complete. Readers of Parquet skip
+names that begin with an underscore and takes `batch=...` for a column. A batch that is there is not written again. One
+without rows is not there at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.files import Files, joined
+from penstock.spark.pipeline.sinks import Parquet
+from penstock.spark.pipeline.writing.counting import written
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+COLUMN = "batch"
+_HIDDEN = "_penstock"
+
+
+class ParquetWriter:
+    """Writes batches as folders of Parquet files."""
+
+    is_atomic = True
+
+    def __init__(self, sink: Parquet, files: Files) -> None:
+        self._sink, self._files = sink, files
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        names = schema.names
+        for name in self._sink.partition_by:
+            if name not in names:
+                yield f"partition_by: there is no column {name!r}; there are {', '.join(names)}"
+        if self._sink.partition_by and set(names) <= set(self._sink.partition_by):
+            yield "partition_by: at least one column must be left for the files"
+        if COLUMN in names:
+            yield f"there is a column {COLUMN!r}, which the folders are named after: rename it"
+        yield from unfit(schema)
+        yield from unwritable(self._sink.path)
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
+        """Write a batch, unless it is there; tell whether it was new."""
+        path, files = self._sink.path, self._files
+        hidden, shown = joined(path, _HIDDEN, key.folder), joined(path, f"{COLUMN}={key.folder}")
+        if files.exists(shown):
+            return False
+        files.delete(hidden)
+        count = written(rows, hidden, partition_by=self._sink.partition_by, compression=self._sink.compression)
+        mark("parquet written")
+        if count:
+            files.rename(hidden, shown)
+        else:
+            files.delete(hidden)
+        mark("parquet shown")
+        return True
+
+
+def unfit(schema: StructType) -> Iterator[str]:
+    """Yield the columns that Parquet cannot hold."""
+    from pyspark.sql.types import NullType
+
+    for field in schema.fields:
+        if isinstance(field.dataType, NullType) or "interval" in field.dataType.simpleString():
+            yield f"column {field.name!r} is {field.dataType.simpleString()}, which Parquet cannot hold: cast it"
+
+
+def unwritable(path: str) -> Iterator[str]:
+    """Yield why nothing can be written below a path of this machine; other file systems are not asked."""
+    parts = urlsplit(path)
+    if parts.scheme not in ("", "file"):
+        return
+    place = Path(parts.path)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        yield f"{path} cannot be written to: {place} is no folder"
+    elif not os.access(place, os.W_OK | os.X_OK):
+        yield f"{path} cannot be written to: no permission for {place}"

@@ -1,0 +1,202 @@
+"""PostgreSQL: rows and the number of the batch in one transaction.
+
+The table `penstock_batches`, beside the target, holds the last batch of each sink of each query. A batch that is not
+above it is there already. Rows come through the driver, partition by partition, and go in with one COPY.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError
+from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.sinks import Postgres
+
+if TYPE_CHECKING:
+    import psycopg
+    from psycopg import sql
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+_BATCHES = "penstock_batches"
+_CONNECT_S = 10
+_TYPES = {
+    "boolean": "boolean", "tinyint": "smallint", "smallint": "smallint", "int": "integer", "bigint": "bigint",
+    "float": "real", "double": "double precision", "string": "text", "binary": "bytea", "date": "date",
+    "timestamp": "timestamptz", "timestamp_ntz": "timestamp",
+}  # fmt: skip
+
+
+class PostgresMissing(PenstockError):
+    """The driver of PostgreSQL is not installed."""
+
+
+def _driver() -> Any:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise PostgresMissing(
+            f"the sink postgres needs psycopg, which cannot be imported ({error}): pip install 'penstock[postgres]'"
+        ) from error
+    return psycopg
+
+
+class PostgresWriter:
+    """Appends batches to a table, or replaces rows in it by their key."""
+
+    is_atomic = True
+
+    def __init__(self, sink: Postgres) -> None:
+        self._sink = sink
+
+    # --- before anything runs ---
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        psycopg = _driver()
+        for name in self._sink.key:
+            if name not in schema.names:
+                yield f"key: there is no column {name!r}; there are {', '.join(schema.names)}"
+        try:
+            with self._connection() as connection:
+                found = self._columns(connection)
+        except psycopg.Error as error:
+            yield f"PostgreSQL cannot be used: {_line(error)}"
+            return
+        if found is None:
+            if self._sink.create:
+                yield from _without_type(schema)
+            else:
+                yield f"table {self._sink.table!r} does not exist: create it, or say create = true"
+            return
+        for name in schema.names:
+            if name not in found:
+                yield f"table {self._sink.table!r} has no column {name!r}; it has {', '.join(found)}"
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        made: psycopg.Connection[Any] = _driver().connect(self._sink.dsn, connect_timeout=_CONNECT_S)
+        return made
+
+    def _columns(self, connection: psycopg.Connection[Any]) -> list[str] | None:
+        query = (
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped "
+            "ORDER BY attnum"
+        )
+        names = [row[0] for row in connection.execute(query, [self._quoted().as_string(connection)])]
+        return names or None
+
+    # --- a batch ---
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
+        """Write a batch, unless it is there; tell whether it was new."""
+        with self._connection() as connection:  # commits at its end, or rolls back
+            if not self._is_new(connection, key):
+                return False
+            if self._sink.create and self._columns(connection) is None:
+                connection.execute(self._creation(rows.schema))
+            self._copy(connection, rows)
+            mark("postgres copied")
+        mark("postgres committed")
+        return True
+
+    def _is_new(self, connection: psycopg.Connection[Any], key: BatchKey) -> bool:
+        """Lock the line of this sink, and note the batch in it if it is above the last one."""
+        from psycopg import sql
+
+        table = self._quoted(_BATCHES)
+        who = [key.query, self._sink.name]
+        # Two pipelines that begin at once would both find no table, and one of them would fail.
+        connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [_BATCHES])
+        connection.execute(
+            sql.SQL(
+                "CREATE TABLE IF NOT EXISTS {} (query text, sink text, batch bigint NOT NULL, committed_at timestamptz "
+                "NOT NULL DEFAULT now(), PRIMARY KEY (query, sink))"
+            ).format(table)
+        )
+        noted = connection.execute(
+            sql.SQL(
+                "INSERT INTO {} AS t (query, sink, batch) VALUES (%s, %s, %s) ON CONFLICT (query, sink) DO UPDATE "
+                "SET batch = excluded.batch, committed_at = now() WHERE t.batch < excluded.batch RETURNING batch"
+            ).format(table),
+            [*who, key.number],
+        )
+        return noted.fetchone() is not None
+
+    def _copy(self, connection: psycopg.Connection[Any], rows: DataFrame) -> None:
+        from psycopg import sql
+
+        target = self._quoted()
+        names = sql.SQL(", ").join(map(sql.Identifier, rows.columns))
+        into: sql.Composable = target
+        if self._sink.key:
+            into = sql.Identifier("penstock_rows")
+            connection.execute(
+                sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {} FROM {} LIMIT 0").format(into, names, target)
+            )
+        types = [field.dataType for field in rows.schema.fields]
+        copying = sql.SQL("COPY {} ({}) FROM STDIN").format(into, names)
+        with connection.cursor() as cursor, cursor.copy(copying) as copy:
+            for row in rows.toLocalIterator():
+                copy.write_row([_value(value, kind) for value, kind in zip(row, types, strict=True)])
+        if self._sink.key:
+            connection.execute(self._merge(rows.columns))
+
+    def _merge(self, columns: list[str]) -> sql.Composed:
+        from psycopg import sql
+
+        key = sql.SQL(", ").join(map(sql.Identifier, self._sink.key))
+        names = sql.SQL(", ").join(map(sql.Identifier, columns))
+        rest = [name for name in columns if name not in self._sink.key]
+        action: sql.Composable = sql.SQL("NOTHING")
+        if rest:
+            one = sql.SQL("{0} = excluded.{0}")
+            action = sql.SQL("UPDATE SET ") + sql.SQL(", ").join([one.format(sql.Identifier(name)) for name in rest])
+        return sql.SQL(
+            "INSERT INTO {target} ({names}) SELECT DISTINCT ON ({key}) {names} FROM penstock_rows "
+            "ON CONFLICT ({key}) DO {action}"
+        ).format(target=self._quoted(), names=names, key=key, action=action)
+
+    def _creation(self, schema: StructType) -> sql.Composed:
+        from psycopg import sql
+
+        columns = [sql.Identifier(field.name) + sql.SQL(f" {_type(field.dataType)}") for field in schema.fields]
+        if self._sink.key:
+            columns.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, self._sink.key))))
+        return sql.SQL("CREATE TABLE {} ({})").format(self._quoted(), sql.SQL(", ").join(columns))
+
+    def _quoted(self, table: str | None = None) -> sql.Identifier:
+        """Return the name of the target, or of a table beside it."""
+        from psycopg import sql
+
+        parts = self._sink.table.split(".")
+        return sql.Identifier(*(parts if table is None else [*parts[:-1], table]))
+
+
+def _type(kind: DataType) -> str | None:
+    name = kind.simpleString()
+    if name.startswith("decimal"):
+        return name.replace("decimal", "numeric")
+    if name.startswith(("struct", "map", "array")):
+        return "jsonb"
+    return _TYPES.get(name)
+
+
+def _without_type(schema: StructType) -> Iterator[str]:
+    for field in schema.fields:
+        if _type(field.dataType) is None:
+            yield f"column {field.name!r} is {field.dataType.simpleString()}, for which PostgreSQL has no type: cast it"
+
+
+def _value(value: Any, kind: DataType) -> Any:
+    if value is not None and kind.simpleString().startswith(("struct", "map", "array")):
+        plain = value.asDict(recursive=True) if hasattr(value, "asDict") else value
+        return json.dumps(plain, default=str)
+    if isinstance(value, bytearray):
+        return bytes(value)
+    return value
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,48 @@
+"""Functions that pipelines of the tests name: handlers, as the workers run them, and steps."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock import StreamMessage
+from penstock.errors import FatalError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+async def score(messages: list[StreamMessage]) -> dict[str, dict[str, Any]]:
+    """Scores orders; numbers that end in 7 cannot be scored, and those in 8 never could."""
+    for message in messages:
+        if message.data["n"] % 10 == 7:
+            raise ValueError(f"order {message.data['n']} has no price")
+        if message.data["n"] % 10 == 8:
+            raise FatalError(f"order {message.data['n']} was cancelled")
+    return {message.id: {"score": message.data["n"] / 2} for message in messages}
+
+
+def fickle(messages: list[StreamMessage]) -> list[str]:
+    """Fails for other messages each time it is asked."""
+    if len(messages) > 1:
+        raise ValueError("one at a time")
+    if time.monotonic_ns() % 3 == 0:
+        raise FatalError("not today")
+    return [message.id for message in messages]
+
+
+def lazy(messages: list[StreamMessage]) -> list[str]:
+    """Never finishes an odd number."""
+    return [message.id for message in messages if message.data["n"] % 2 == 0]
+
+
+def doubled(rows: DataFrame) -> DataFrame:
+    return rows.selectExpr("n * 2 AS twice")
+
+
+def broken(rows: DataFrame) -> DataFrame:
+    raise KeyError("whatever the user's code raises")
+
+
+def nothing(rows: DataFrame) -> None:
+    """Returns no DataFrame."""

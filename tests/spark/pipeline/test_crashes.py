@@ -1,0 +1,173 @@
+"""Whatever ends a driver, and between whichever two steps: started again, the tables equal the input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from deltalake import DeltaTable
+
+from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.pipeline import Delta, Handler, Parquet, Pipeline, Postgres, RedisStreams, Sql
+from penstock.spark.pipeline.running import PipelineFailed, Report
+from tests.spark.driver import Driver
+from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters
+
+if TYPE_CHECKING:
+    from tests.helpers.postgres import PostgresServer
+
+Declare = Callable[..., Pipeline]
+RunOnce = Callable[..., Report]
+Table = Callable[..., list[Any]]
+ALL_STEPS = [
+    "begun",
+    "staged",
+    "stage complete",
+    "parquet written",
+    "parquet shown",
+    "delta written",
+    "delta committed",
+    "redis_streams written",
+    "postgres copied",
+    "postgres committed",
+    "done",
+]
+
+
+class Crash(Exception):
+    """Ends a batch as the death of the driver would, as far as the sinks can tell."""
+
+
+def crash_after(step: str) -> Callable[[str], None]:
+    def mark(done: str) -> None:
+        if done == step:
+            raise Crash(step)
+
+    return mark
+
+
+def crash_after_each(run: RunOnce, pipeline: Pipeline, steps: list[str]) -> None:
+    """Runs the pipeline once for each step and crashes after it."""
+    for step in steps:
+        with pytest.raises(PipelineFailed, match=f"Crash: {step}"):
+            run(pipeline, mark=crash_after(step))
+
+
+def test_a_crash_after_any_step_loses_no_row_and_doubles_none(
+    stream_redis: redis.Redis,
+    pipeline_of: Declare,
+    run: RunOnce,
+    table: Table,
+    postgres: PostgresServer,
+    tmp_path: Path,
+) -> None:
+    add_orders(stream_redis, 60)
+    stream_redis.xadd("orders", {"data": "broken"})
+    pipeline = pipeline_of(
+        Handler(f"{SHOP}:fickle"),  # gives other rows whenever it runs again
+        Sql("SELECT n, n % 2 AS parity, timestamp FROM input"),
+        sinks=(
+            Parquet(str(tmp_path / "table")),
+            Delta(str(tmp_path / "delta"), partition_by=("parity",)),
+            RedisStreams("copy"),
+            Postgres(postgres.dsn, "orders", create=True),
+        ),
+        source_max_rows_per_batch=40,
+    )
+    crash_after_each(run, pipeline, ALL_STEPS)
+    add_orders(stream_redis, 5, first=60)
+    run(pipeline)
+    rows = table()
+    assert sorted(json.loads(fields[b"data"])["n"] for _, fields in stream_redis.xrange("copy")) == rows
+    assert [n for (n,) in postgres.execute("SELECT n FROM orders ORDER BY n")] == rows
+    assert sorted(DeltaTable(str(tmp_path / "delta")).to_pyarrow_table()["n"].to_pylist()) == rows
+    letters = dead_letters(stream_redis)
+    given_up = [json.loads(letter["data"])["n"] for letter in letters if letter["dlq_reason"] == "fatal"]
+    assert sorted([*rows, *given_up]) == list(range(65))
+    assert [letter["dlq_reason"] for letter in letters].count("decode_error") == 1
+    assert not list((tmp_path / "checkpoint" / "staging").glob("*.writing"))
+
+
+def test_one_table_needs_no_staging_and_survives_the_same(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, tmp_path: Path
+) -> None:
+    add_orders(stream_redis, 30)
+    pipeline = pipeline_of(Handler(f"{SHOP}:fickle"), source_max_rows_per_batch=20)
+    steps = ["begun", "parquet written", "parquet shown", "done"]
+    crash_after_each(run, pipeline, steps)
+    run(pipeline)
+    given_up = [json.loads(letter["data"])["n"] for letter in dead_letters(stream_redis)]
+    assert sorted([*table(), *given_up]) == list(range(30))
+    assert not (tmp_path / "checkpoint" / "staging").exists()
+
+
+def test_state_survives_the_same(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, tmp_path: Path
+) -> None:
+    add_orders(stream_redis, 20)
+    add_orders(stream_redis, 25)  # the first 20 again
+    sinks = (Parquet(str(tmp_path / "table")), Parquet(str(tmp_path / "other"), name="other"))
+    pipeline = pipeline_of(sinks=sinks, watermark="1h", dedup=("message_id",), source_max_rows_per_batch=30)
+    steps = ["stage complete", "parquet shown"]
+    crash_after_each(run, pipeline, steps)
+    run(pipeline)
+    assert table() == table(place="other") == list(range(25))
+
+
+KILLED = """
+import os, signal, sys
+from penstock.spark import session
+from penstock.spark.pipeline import Pipeline
+from penstock.spark.pipeline.running import Run
+
+def mark(step):
+    if step == "parquet shown":
+        print("killed", flush=True)
+        os.killpg(0, signal.SIGKILL)
+
+spark = session("killed", "local[2]", short=True, conf={"spark.log.level": "ERROR"})
+Run(Pipeline.from_file(sys.argv[1]), spark, once=True, mark=mark).run()
+"""
+
+
+def test_a_killed_driver_is_continued_by_the_next(
+    stream_redis: redis.Redis,
+    stream_server: EmbeddedServer,
+    start_driver: Callable[..., Driver],
+    run: RunOnce,
+    table: Table,
+    tmp_path: Path,
+) -> None:
+    add_orders(stream_redis, 50)
+    stream_redis.xadd("orders", {"data": "broken"})
+    file = tmp_path / "orders.toml"
+    file.write_text(
+        f"""
+        name = "orders"
+        checkpoint = "{tmp_path / "checkpoint"}"
+        [source]
+        url = "{stream_server.url}"
+        streams = "orders"
+        schema = "n bigint"
+        max_rows_per_batch = 30
+        [[sink]]
+        kind = "parquet"
+        path = "{tmp_path / "table"}"
+        [[sink]]
+        kind = "redis_streams"
+        stream = "copy"
+        options.payload = "json"
+        """
+    )
+    driver = start_driver(KILLED, str(file))
+    driver.wait_for_line("killed")
+    driver.kill()
+    assert stream_redis.xlen("copy") == 0
+    run(Pipeline.from_file(file))
+    assert table() == list(range(50))
+    assert sorted(json.loads(fields[b"data"])["n"] for _, fields in stream_redis.xrange("copy")) == list(range(50))
+    assert len(dead_letters(stream_redis)) == 1

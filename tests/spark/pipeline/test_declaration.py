@@ -1,0 +1,160 @@
+"""A pipeline is a checked value, and a mistake in its file is told with its place. Nothing here needs Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigurationError
+from penstock.spark.pipeline import Console, Function, Handler, Parquet, Pipeline, Postgres, RedisStreams, Source, Sql
+
+GOOD = """\
+name = "orders"
+checkpoint = "/data/checkpoints/orders"
+watermark = "10 minutes"
+dedup = "message_id"
+trigger = "5s"
+
+[source]
+url = "redis://localhost:6379"
+streams = ["orders", "returns"]
+schema = "order_id bigint NOT NULL, total double"
+valid = ["total >= 0"]
+max_rows_per_batch = 1000
+
+[source.options]
+waitForStreams = true
+
+[[step]]
+handler = "shop.work:handle"
+output = "score double"
+
+[[step]]
+sql = "SELECT order_id, total FROM input WHERE total > 10"
+name = "big"
+
+[[step]]
+python = "shop.frames:clean"
+
+[[sink]]
+kind = "parquet"
+path = "/data/orders"
+partition_by = ["day"]
+
+[[sink]]
+kind = "redis_streams"
+stream = "big_orders"
+
+[[sink]]
+kind = "postgres"
+dsn = "postgresql://localhost/shop"
+table = "public.orders"
+key = ["order_id"]
+
+[[sink]]
+kind = "console"
+"""
+
+
+def test_a_file_and_python_declare_the_same_pipeline(tmp_path: Path) -> None:
+    file = tmp_path / "orders.toml"
+    file.write_text(GOOD)
+    source = Source(
+        url="redis://localhost:6379",
+        streams=("orders", "returns"),
+        schema="order_id bigint NOT NULL, total double",
+        valid=("total >= 0",),
+        max_rows_per_batch=1000,
+        options={"waitForStreams": "true"},
+    )
+    assert Pipeline.from_file(file) == Pipeline(
+        name="orders",
+        source=source,
+        steps=(
+            Handler("shop.work:handle", output="score double"),
+            Sql("SELECT order_id, total FROM input WHERE total > 10", name="big"),
+            Function("shop.frames:clean"),
+        ),
+        sinks=(
+            Parquet("/data/orders", partition_by=("day",)),
+            RedisStreams("big_orders"),
+            Postgres("postgresql://localhost/shop", "public.orders", key=("order_id",)),
+            Console(),
+        ),
+        checkpoint="/data/checkpoints/orders",
+        watermark="10 minutes",
+        dedup=("message_id",),
+        trigger="5s",
+    )
+
+
+def test_a_pipeline_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Pipeline.from_toml(GOOD).name = "other"
+
+
+def test_no_address_is_shown_since_it_may_hold_a_password() -> None:
+    secret = GOOD.replace("localhost", "user:hunter2@localhost")
+    assert "hunter2" not in repr(Pipeline.from_toml(secret))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('trigger = "5s"', 'tigger = "5s"', "f.toml:5 has an unknown key 'tigger'; did you mean 'trigger'?"),
+        ("streams =", "stream =", "f.toml:9: [source] has an unknown key 'stream'; did you mean 'streams'?"),
+        ("partition_by", "partitionby", "f.toml:31: [sink 1] has an unknown key 'partitionby'; did you mean 'partition_by'?"),
+        ('kind = "console"', 'kind = "konsole"', "f.toml:44: [sink 4] kind = 'konsole' must be one of parquet,"),
+        ('kind = "console"', "", "f.toml:43: [sink 4] needs a key kind"),
+        ('sql = "SELECT', 'sequel = "SELECT', "f.toml:22: [step 2] has an unknown key 'sequel'; did you mean 'sql'?"),
+        ('python = "shop', 'sql = "x"\npython = "shop', "f.toml:25: [step 3] needs one of the keys sql, python, handler"),
+        ("shop.frames:clean", "shop.frames.clean", "f.toml:25: [step 3] python = 'shop.frames.clean' must be written as"),
+        ("score double", "score dubble", "f.toml:17: [step 1] schema 'score dubble'"),
+        ('name = "big"', 'name = "input"', "f.toml:21: [step 2] name = 'input' must be a word"),
+        ("bigint NOT NULL,", "bigint NUT NULL,", "f.toml:7: [source] schema 'order_id bigint NUT NULL"),
+        ("max_rows_per_batch = 1000", "max_rows_per_batch = 0", "[source] max_rows_per_batch = 0 must be a whole number"),
+        ("max_rows_per_batch = 1000", 'max_rows_per_batch = "x"', "f.toml:12: [source] max_rows_per_batch = 'x'"),
+        ("waitForStreams = true", "waitForStream = true", "unknown option 'waitforstream'"),
+        ("waitForStreams = true", "mode = 'FAILFAST'", "options.mode: a pipeline chooses it itself"),
+        ("waitForStreams = true", "payloadSchema = 'a int'", "options.payloadSchema: write it as schema = ... instead"),
+        ('watermark = "10 minutes"', "", "f.toml: dedup needs a watermark"),
+        ('watermark = "10 minutes"', 'watermark = "soon"', "watermark = 'soon' must be a length of time"),
+        ('checkpoint = "/data/checkpoints/orders"', "", "f.toml lacks the key 'checkpoint'"),
+        ('checkpoint = "/data/checkpoints/orders"', "checkpoint = 3", "f.toml:2 checkpoint = 3 must be a text"),
+        ('kind = "console"', 'kind = "console"\nname = "parquet"', "f.toml: two sinks are called 'parquet'"),
+        ('"redis://localhost:6379"', '"http://localhost"', "f.toml:7: [source]"),
+        ("[source]\n", "[sauce]\n", "f.toml:7 has an unknown key 'sauce'; did you mean 'source'?"),
+        ('trigger = "5s"', "trigger = ", "f.toml is no TOML"),
+        ('table = "public.orders"', "", "f.toml:37: [sink 3] lacks the key 'table'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_in_one_line_with_its_place(old: str, new: str, told: str) -> None:
+    assert old in GOOD
+    with pytest.raises(ConfigurationError) as caught:
+        Pipeline.from_toml(GOOD.replace(old, new, 1), "f.toml")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pipeline_without_a_sink_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="there is no sink"):
+        Pipeline("a", Source("redis://localhost", ("a",)), (), "/tmp/a")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"none\.toml: No such file"):
+        Pipeline.from_file(tmp_path / "none.toml")
+
+
+def test_columns_that_must_not_be_null_are_known_from_the_schema() -> None:
+    pipeline = Pipeline.from_toml(GOOD)
+    assert pipeline.source.required_columns() == ["`order_id`"]
+
+
+def test_declaring_a_pipeline_loads_no_spark() -> None:
+    code = "import sys, penstock.spark.pipeline; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

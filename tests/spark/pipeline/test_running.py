@@ -1,0 +1,188 @@
+"""Pipelines run: rows through steps into sinks, bad rows into the dead letters, and on from the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from penstock.spark.pipeline import Console, Function, Handler, Parquet, Pipeline, Postgres, RedisStreams, Sql
+from penstock.spark.pipeline.running import PipelineFailed, Report, Run
+from penstock.spark.pipeline.status import status
+from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.helpers.postgres import PostgresServer
+
+Declare = Callable[..., Pipeline]
+RunOnce = Callable[..., Report]
+Table = Callable[..., list[Any]]
+
+
+def test_each_entry_is_one_row_and_the_next_run_goes_on(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    add_orders(stream_redis, 50)
+    pipeline = pipeline_of(source_max_rows_per_batch=20)
+    before = status(pipeline)
+    report = run(pipeline)
+    assert (before.committed_batch, before.lag) == (None, 50)
+    assert (report.batches, report.rows, table()) == (3, 50, list(range(50)))
+    add_orders(stream_redis, 10, first=50)
+    assert (status(pipeline).committed_batch, status(pipeline).lag) == (2, 10)
+    report = run(pipeline)
+    assert (report.rows, table()) == (10, list(range(60)))
+    assert status(pipeline).lag == 0
+    assert status(pipeline).last["rows"] == 10
+
+
+def test_steps_follow_each_other_and_find_earlier_ones_by_name(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    add_orders(stream_redis, 10)
+    run(
+        pipeline_of(
+            Sql("SELECT n, stream FROM input WHERE n >= 4", name="big"),
+            Sql("SELECT n FROM input WHERE n < 8"),
+            Function(f"{SHOP}:doubled"),
+        )
+    )
+    assert table("twice") == [8, 10, 12, 14]
+
+
+def test_rows_that_do_not_decode_or_are_not_valid_are_dead_letters_and_the_rest_goes_on(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    add_orders(stream_redis, 3)
+    bad_id = stream_redis.xadd("orders", {"data": "{no json", "key": "k", "mine": "kept"}).decode()
+    stream_redis.xadd("orders", {"data": json.dumps({"n": None})})
+    stream_redis.xadd("orders", {"data": json.dumps({"n": -1})})
+    stream_redis.xadd("orders", {"other": "no payload"})
+    run(pipeline_of(source_valid=("n >= 0",)))
+    assert table() == [0, 1, 2]
+    letters = dead_letters(stream_redis)
+    assert [letter["dlq_reason"] for letter in letters] == ["decode_error", "invalid", "invalid", "decode_error"]
+    first = letters[0]
+    assert (first["data"], first["key"], first["mine"]) == ("{no json", "k", "kept")
+    assert (first["dlq_source"], first["dlq_id"], first["dlq_group"]) == ("orders", bad_id, "shop")
+    assert first["dlq_error"] == "DecodeError"
+    assert "n >= 0" in letters[2]["dlq_error_text"]
+    assert "`n` IS NOT NULL" in letters[1]["dlq_error_text"]
+
+
+def test_the_handler_of_the_workers_runs_on_the_executors(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    add_orders(stream_redis, 20)
+    run(pipeline_of(Handler(f"{SHOP}:score", output="score double", batch_size=5), Sql("SELECT n, score FROM input")))
+    good = [n for n in range(20) if n % 10 not in (7, 8)]
+    assert table() == good
+    assert table("score") == [n / 2 for n in good]
+    told = {(json.loads(letter["data"])["n"], letter["dlq_reason"]): letter for letter in dead_letters(stream_redis)}
+    assert set(told) == {(7, "max_deliveries"), (17, "max_deliveries"), (8, "fatal"), (18, "fatal")}
+    assert told[7, "max_deliveries"]["dlq_error"] == "ValueError"
+    assert told[7, "max_deliveries"]["dlq_attempts"] == "3"
+
+
+def test_messages_that_a_handler_does_not_return_are_given_up(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    add_orders(stream_redis, 6)
+    run(pipeline_of(Handler(f"{SHOP}:lazy", attempts=2)))
+    assert table() == [0, 2, 4]
+    assert {letter["dlq_error"] for letter in dead_letters(stream_redis)} == {"NotDone"}
+
+
+def test_repeated_messages_count_once(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    add_orders(stream_redis, 10)
+    pipeline = pipeline_of(watermark="10 minutes", dedup=("message_id",))
+    run(pipeline)
+    add_orders(stream_redis, 12)
+    stream_redis.xadd("orders", {"data": '{"n": 100}'})
+    stream_redis.xadd("orders", {"data": '{"n": 101}'})  # two without a message id are not the same
+    run(pipeline)
+    assert table() == [*range(12), 100, 101]
+
+
+def test_windows_are_counted(stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table) -> None:
+    for minute in range(4):
+        for second in range(5):
+            stream_redis.xadd("orders", {"data": '{"n": 1}'}, id=f"{(minute * 60 + second) * 1000 + 1}-0")
+    counts = "SELECT window.start AS minute, count(*) AS n FROM input GROUP BY window(timestamp, '1 minute')"
+    pipeline = pipeline_of(Sql(counts), watermark="30s")
+    run(pipeline)
+    stream_redis.xadd("orders", {"data": '{"n": 1}'}, id="600000-0")
+    run(pipeline)
+    assert table() == [5, 5, 5, 5]
+
+
+def test_all_sinks_get_the_same_rows(
+    spark: SparkSession,
+    stream_redis: redis.Redis,
+    pipeline_of: Declare,
+    run: RunOnce,
+    table: Table,
+    postgres: PostgresServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    add_orders(stream_redis, 30)
+    sinks = (
+        Parquet(str(tmp_path / "table"), partition_by=("parity",)),
+        RedisStreams("copy"),
+        Postgres(postgres.dsn, "orders", create=True),
+        Postgres(postgres.dsn, "parities", key=("parity",), create=True, name="parities"),
+        Console(rows=2),
+    )
+    run(pipeline_of(Handler(f"{SHOP}:fickle"), Sql("SELECT n, n % 2 AS parity FROM input"), sinks=sinks))
+    rows = table()
+    assert len(rows) + len(dead_letters(stream_redis)) == 30
+    assert sorted(json.loads(fields[b"data"])["n"] for _, fields in stream_redis.xrange("copy")) == rows
+    assert [n for (n,) in postgres.execute("SELECT n FROM orders ORDER BY n")] == rows
+    assert postgres.execute("SELECT parity FROM parities ORDER BY parity") == [(0,), (1,)]
+    assert "batch 0" in capsys.readouterr().out
+
+
+def test_a_stop_lets_the_batch_end_and_the_next_run_goes_on(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    add_orders(stream_redis, 40)
+    pipeline = pipeline_of(source_max_rows_per_batch=10)
+
+    def stop_in_second(step: str) -> None:
+        steps.append(step)
+        if steps.count("begun") == 2:
+            running.stop()
+
+    steps: list[str] = []
+    running = Run(pipeline, spark, once=False, mark=stop_in_second)
+    report = running.run()
+    assert (report.is_stopped, report.batches, steps[-1]) == (True, 2, "done")
+    assert table() == list(range(20))
+    run(pipeline)
+    assert table() == list(range(40))
+
+
+def test_a_continuous_run_that_waits_for_entries_can_be_stopped(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, table: Table
+) -> None:
+    add_orders(stream_redis, 5)
+    running = Run(pipeline_of(max_lag=1), spark, once=False, tell=lambda _: running.stop())
+    assert running.run().is_stopped
+    assert table() == list(range(5))
+
+
+def test_a_failing_batch_is_told_in_one_line(stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce) -> None:
+    add_orders(stream_redis, 5)
+    with pytest.raises(PipelineFailed) as caught:
+        run(pipeline_of(Sql("SELECT CAST(raise_error('the sky fell') AS bigint) AS n FROM input")))
+    assert "the sky fell" in str(caught.value)
+    assert "\n" not in str(caught.value)

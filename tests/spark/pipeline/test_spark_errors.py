@@ -1,0 +1,32 @@
+"""Spark's long errors in one line."""
+
+from __future__ import annotations
+
+from penstock.spark.pipeline.spark_errors import one_line
+
+LONG = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: x
+Return Message: Traceback (most recent call last):
+  File "a.py", line 1, in f
+    raise Crash(step)
+shop.work.Crash: it: fell
+
+\tat org.apache.spark.Somewhere(x.scala:1)
+SQLSTATE: 39000
+=== Streaming Query ===
+Identifier: shop [id = 1, runId = 2]
+"""
+
+
+def test_the_end_of_a_traceback_is_what_it_is_about() -> None:
+    assert one_line(LONG) == "Crash: it: fell"
+
+
+def test_without_a_traceback_the_first_line_is() -> None:
+    assert one_line("\n[PARSE_SYNTAX_ERROR] Syntax error at or near 'SELCT'.\n\n== SQL ==\nSELCT") == (
+        "[PARSE_SYNTAX_ERROR] Syntax error at or near 'SELCT'."
+    )
+
+
+def test_a_long_line_is_cut_and_an_empty_one_is_named() -> None:
+    assert len(one_line("x" * 10_000)) < 700
+    assert one_line("") == "''"

@@ -1,0 +1,119 @@
+"""What cannot work is found before anything runs: one line each, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from penstock.spark.pipeline import Delta, Function, Handler, Parquet, Pipeline, Postgres, RedisStreams, Sql
+from penstock.spark.pipeline.validation import PipelineInvalid
+from tests.spark.pipeline.conftest import SHOP, add_orders
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.helpers.postgres import PostgresServer
+
+Declare = Callable[..., Pipeline]
+
+
+@pytest.fixture
+def problems(spark: SparkSession, stream_redis: redis.Redis, tmp_path: Path) -> Callable[[Pipeline], tuple[str, ...]]:
+    add_orders(stream_redis, 1)
+
+    def found(pipeline: Pipeline) -> tuple[str, ...]:
+        before = {*tmp_path.rglob("*")}, stream_redis.keys()
+        with pytest.raises(PipelineInvalid) as caught:
+            pipeline.validate(spark)
+        assert ({*tmp_path.rglob("*")}, stream_redis.keys()) == before
+        assert not any("\n" in problem for problem in caught.value.problems)
+        return caught.value.problems
+
+    return found
+
+
+def test_a_good_pipeline_is_found_good(spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare) -> None:
+    add_orders(stream_redis, 1)
+    pipeline_of(Handler(f"{SHOP}:score"), Sql("SELECT n FROM input"), Function(f"{SHOP}:doubled")).validate(spark)
+    assert not spark.catalog.tableExists("input")
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([Sql("SELECT m FROM input")], "step 1 (sql): [UNRESOLVED_COLUMN.WITH_SUGGESTION]"),
+        ([Sql("SELECT n FROM input"), Sql("SELCT n FROM input")], "step 2 (sql): [PARSE_SYNTAX_ERROR]"),
+        ([Sql("SELECT n FROM elsewhere")], "step 1 (sql): [TABLE_OR_VIEW_NOT_FOUND]"),
+        ([Sql("SELECT 1 AS n")], "step 1 (sql): step 1 does not read its input"),
+        ([Function(f"{SHOP}:none")], f"step 1 (python): python = '{SHOP}:none' cannot be imported here"),
+        ([Function(f"{SHOP}:broken")], "step 1 (python): KeyError: \"whatever the user's code raises\""),
+        ([Function(f"{SHOP}:nothing")], f"step 1 (python): python = '{SHOP}:nothing' must return a DataFrame, not NoneType"),
+        ([Handler("no.such.module:f")], "step 1 (handler): handler = 'no.such.module:f' cannot be imported here"),
+        ([Sql("SELECT n FROM input"), Handler(f"{SHOP}:score")], "step 2 (handler): handler = "),
+        ([Handler(f"{SHOP}:score", output="n double")], "step 1 (handler): output: there is a column 'n' already"),
+        ([Sql("SELECT n, count(*) AS c FROM input GROUP BY n")], "steps: [STREAMING_OUTPUT_MODE"),
+        ([Sql("SELECT n, null AS x FROM input")], "column 'x' is void, which Parquet cannot hold"),
+    ],
+)  # fmt: skip
+def test_a_step_that_cannot_work_is_told(
+    problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, steps: list[Any], told: str
+) -> None:
+    (problem, *_) = problems(pipeline_of(*steps))
+    assert told in problem
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"source_url": "redis://127.0.0.1:1"}, "source: "),
+        ({"source_streams": ("nowhere",)}, "source: there is no stream 'nowhere'"),
+        ({"source_valid": ("m > 0",)}, "source: [UNRESOLVED_COLUMN"),
+        ({"source_schema": "id bigint"}, "source: 'id' is a field of the payload and a column of the entry as well"),
+        ({"watermark": "1m", "dedup": ("m",)}, "source: dedup: there is no column 'm'"),
+        ({"watermark": "1m", "watermark_column": "n"}, "source: watermark_column 'n' is bigint and no timestamp"),
+        ({"checkpoint": "/dev/null/here"}, "checkpoint: /dev/null/here cannot be written to: /dev/null is no folder"),
+    ],
+)
+def test_a_source_that_cannot_work_is_told(
+    problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, given: dict[str, Any], told: str
+) -> None:
+    assert told in problems(pipeline_of(**given))[0]
+
+
+def test_every_sink_that_cannot_work_is_told(
+    problems: Callable[..., tuple[str, ...]],
+    pipeline_of: Declare,
+    postgres: PostgresServer,
+    tmp_path: Path,
+    stream_redis: redis.Redis,
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    stream_redis.set("text", "no stream")
+    postgres.execute("CREATE TABLE narrow (m bigint)")
+    sinks = (
+        Parquet(str(tmp_path / "file" / "table"), partition_by=("day",)),
+        Delta(str(tmp_path / "file" / "delta")),
+        RedisStreams("text"),
+        RedisStreams("copy", url="redis://127.0.0.1:1", name="away"),
+        Postgres("postgresql://nobody@127.0.0.1:1/x", "t", name="gone"),
+        Postgres(postgres.dsn, "missing", name="missing"),
+        Postgres(postgres.dsn, "narrow", key=("k",), name="narrow"),
+    )
+    found = problems(pipeline_of(Sql("SELECT n FROM input"), sinks=sinks))
+    starts = [
+        "sink 1 (parquet): partition_by: there is no column 'day'",
+        f"sink 1 (parquet): {tmp_path}/file/table cannot be written to",
+        f"sink 2 (delta): {tmp_path}/file/delta cannot be written to",
+        "sink 3 (redis_streams): stream 'text' is a string in Redis",
+        "sink 4 (away): ",
+        "sink 5 (gone): PostgreSQL cannot be used",
+        "sink 6 (missing): table 'missing' does not exist",
+        "sink 7 (narrow): key: there is no column 'k'",
+        "sink 7 (narrow): table 'narrow' has no column 'n'",
+    ]
+    assert len(found) == len(starts)
+    assert all(problem.startswith(start) for problem, start in zip(found, starts, strict=True)), found
