@@ -185,6 +185,20 @@ async def test_an_emptied_server_is_worked_on_as_before(queue: RedisTaskQueue, r
         seen.add(found.id)
 
 
+async def test_a_group_that_was_destroyed_hands_out_what_is_open_and_nothing_that_was_done(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    tasks = [Task(kind="render") for _ in range(20)]
+    await queue.enqueue_many(tasks)
+    for task in await queue.pop_many(12):
+        await finish(queue, task)
+    raw.xgroup_destroy("jobs.tasks", "jobs")
+    raw.xadd("jobs.tasks", {"data": '{"kind": "render", "id": "by-hand"}'})
+    found = [*await queue.pop_many(5), *await other.pop_many(20)]
+    assert [task.id for task in found] == [*(task.id for task in tasks[12:]), "by-hand"]
+    assert raw.xpending("jobs.tasks", "jobs")["pending"] == 9
+
+
 async def test_a_full_server_refuses_a_task_and_lets_the_others_be_taken(
     queue: RedisTaskQueue, raw: redis.Redis
 ) -> None:

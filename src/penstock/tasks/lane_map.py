@@ -7,10 +7,12 @@ from collections.abc import Collection
 
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
 from penstock.tasks.lane_books import LaneBooks
 from penstock.tasks.lanes import DEFAULT, Lane
 
 LOOK_EVERY_S = 1.0
+_COMPARED_MS = 3_600_000
 
 
 class LaneMap:
@@ -19,6 +21,8 @@ class LaneMap:
     def __init__(self, client: StreamClient, keys: TaskKeys, group: str, consumer: str) -> None:
         self._client, self._keys, self._group, self._consumer = client, keys, group, consumer
         self._books: dict[Lane, LaneBooks] = {}
+        self._known: set[Lane] = set()  # whose groups exist
+        self.is_restored = False  # a group was lost lately: what comes as new may have been done
         self._looked_s = float("-inf")
 
     def books(self, lane: Lane) -> LaneBooks:
@@ -44,12 +48,22 @@ class LaneMap:
         names = await self._client.call(self._keys.lanes, "SMEMBERS", self._keys.lanes)
         lanes = [Lane.parse(name.decode(errors="replace")) for name in names]
         for lane in dict.fromkeys((DEFAULT, *lanes)):
-            if lane is not None:
-                await self.books(lane).group.ensure()
+            if lane is not None and lane not in self._known:
+                await self._ensure(lane)
+        restored = self._keys.chore("restored")
+        self.is_restored = bool(await self._client.call(restored, "EXISTS", restored))
         self._looked_s = time.monotonic()
+
+    async def _ensure(self, lane: Lane) -> None:
+        is_new = await self.books(lane).group.restore() is not None
+        if is_new and await self._client.call(self._keys.done, "EXISTS", self._keys.done):
+            # A group that was lost begins with the oldest entry, and tasks that were done are still in the stream.
+            restored = self._keys.chore("restored")
+            command = ("SET", restored, self._consumer, "PX", _COMPARED_MS)
+            await self._client.call(restored, *command, repeat=Repeat.IDEMPOTENT)
+        self._known.add(lane)
 
     def forget_groups(self) -> None:
         """Look for the groups again: the server has lost one."""
-        for books in list(self._books.values()):
-            books.group.reset()
+        self._known.clear()
         self._looked_s = float("-inf")

@@ -140,6 +140,8 @@ class TaskIntake:
 
     def _accept_fresh(self, books: LaneBooks, entries: Sequence[tuple[bytes, list[bytes]]]) -> list[HeldTask]:
         found, lane = [], books.lane
+        if self._lanes.is_restored:
+            entries = self._without_settled(books, entries)
         for raw_id, fields in entries:
             try:
                 found.append(HeldTask(read_entry(fields), lane, raw_id.decode(), False))
@@ -147,6 +149,24 @@ class TaskIntake:
                 self._refuse(books, raw_id.decode(), error)
         self._held.add(found)
         return found
+
+    def _without_settled(
+        self, books: LaneBooks, entries: Sequence[tuple[bytes, list[bytes]]]
+    ) -> Sequence[tuple[bytes, list[bytes]]]:
+        # A group that was lost and created again hands out the history of the stream: the index tells what is open.
+        named = [(row[0], row[1][3]) for row in entries if len(row[1]) >= 4 and row[1][2] == b"task_id"]
+        if not named:
+            return entries
+        known = self._client.call(self._keys.index, "HMGET", self._keys.index, *(name for _, name in named))
+        settled = {
+            entry_id
+            for (entry_id, _), value in zip(named, known, strict=True)
+            if value is None or value.partition(b" ")[0] != entry_id
+        }
+        if settled:
+            command: Command = ("XACK", books.stream, self._group, *settled)
+            self._client.call(books.stream, *command, repeat=Repeat.IDEMPOTENT)
+        return [row for row in entries if row[0] not in settled]
 
     def _refuse(self, books: LaneBooks, entry_id: str, error: Malformed) -> None:
         books.release(
