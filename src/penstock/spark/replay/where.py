@@ -24,8 +24,8 @@ class Where:
         try:
             self.spark.createDataFrame(schema.empty_table()).where(condition)  # classic Spark looks at it at once
         except PySparkException as error:
-            told = " ".join(str(error).split("\n\n", maxsplit=1)[0].split("JVM stacktrace")[0].split())
-            raise ConfigurationError(f"--where {condition!r}: {told[:400]}") from None
+            told = " ".join(str(error).partition("SQLSTATE")[0].split())  # behind it come the plan and Java's words
+            raise ConfigurationError(f"--where {condition!r}: {told}") from None
 
     def kept(self, table: pa.Table) -> list[pa.RecordBatch]:
         """Return the rows that it lets through, in their order."""
