@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _DEDUP = "_penstock_dedup"
 _FORMAT = "redis_streams"
+_PARTITIONS = "minPartitions"
 
 
 class Planner:
@@ -49,7 +50,11 @@ class Planner:
         from pyspark.sql.types import StructType as Struct
 
         source = self._pipeline.source
-        reader = self._spark.readStream.format(_FORMAT).options(**source.spark_options())
+        options = source.spark_options()
+        if _PARTITIONS.lower() not in {name.lower() for name in options}:
+            # The offsets in the checkpoint say where a batch is cut: it is repeated as it was, with however many cores.
+            options[_PARTITIONS] = str(self._spark.sparkContext.defaultParallelism)
+        reader = self._spark.readStream.format(_FORMAT).options(**options)
         wanted = {*source.columns, *NEEDED}
         # The schema that is given is the projection: columns that nobody wants are not even built.
         fields = [field for field in reader.load().schema.fields if field.name not in ENTRY or field.name in wanted]

@@ -1,0 +1,105 @@
+"""What the answers of a handler mean; without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock import StreamMessage
+from penstock.errors import ConfigurationError, FatalError, Snooze
+from penstock.policy import Reason
+from penstock.spark.pipeline.dead_letters import DeadLetterOffice
+from penstock.spark.pipeline.handling import Caller, HandlerTask, NotDone, Outcome
+from penstock.spark.pipeline.steps import Handler
+from penstock.spark.pipeline.writing.delta import partition_values
+
+
+def messages(count: int) -> list[StreamMessage]:
+    return [StreamMessage(id=f"{n}-0", data=n, attempts=1, delivery_count=1) for n in range(count)]
+
+
+def handled(function: Any, count: int = 3, *, attempts: int = 3, has_output: bool = False) -> Outcome:
+    return Caller(function, attempts, has_output=has_output).handle(messages(count))
+
+
+def test_a_handler_that_does_all_is_called_once() -> None:
+    calls: list[int] = []
+
+    def handle(given: list[StreamMessage]) -> list[str]:
+        calls.append(len(given))
+        return [message.id for message in given]
+
+    assert set(handled(handle).done) == {"0-0", "1-0", "2-0"}
+    assert calls == [3]
+
+
+def test_only_the_message_that_fails_is_given_up() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def handle(given: list[StreamMessage]) -> list[str]:
+        for message in given:
+            seen.append((message.data, message.attempts))
+            if message.data == 1:
+                raise ValueError("one")
+        return [message.id for message in given]
+
+    outcome = handled(handle)
+    assert set(outcome.done) == {"0-0", "2-0"}
+    assert outcome.failed["1-0"].reason is Reason.MAX_DELIVERIES
+    assert outcome.failed["1-0"].attempts == 3
+    assert [attempt for data, attempt in seen if data == 1] == [1, 2, 3]
+
+
+def test_a_fatal_error_is_not_tried_again() -> None:
+    calls: list[int] = []
+
+    def handle(given: list[StreamMessage]) -> list[str]:
+        calls.append(1)
+        raise FatalError("no")
+
+    assert handled(handle, 1).failed["0-0"].reason is Reason.FATAL
+    assert calls == [1]
+
+
+def test_a_message_that_is_never_done_or_always_put_off_is_given_up() -> None:
+    assert isinstance(handled(lambda _: [], 1).failed["0-0"].error, NotDone)
+    assert isinstance(handled(lambda _: None, 1).failed["0-0"].error, NotDone)
+
+    def later(given: list[StreamMessage]) -> list[str]:
+        raise Snooze(5)
+
+    assert handled(later, 1).failed["0-0"].reason is Reason.MAX_DELIVERIES
+
+
+def test_ids_that_nobody_asked_for_change_nothing() -> None:
+    assert set(handled(lambda given: [*(m.id for m in given), "9-9"]).done) == {"0-0", "1-0", "2-0"}
+
+
+@pytest.mark.parametrize("answer", ["0-0", 3, b"x"])
+def test_an_answer_that_is_no_list_of_ids_ends_the_pipeline(answer: object) -> None:
+    with pytest.raises(ConfigurationError, match="must return a list of ids"):
+        handled(lambda _: answer)
+
+
+def test_a_step_with_an_output_wants_a_mapping() -> None:
+    with pytest.raises(ConfigurationError, match="must return a mapping of ids"):
+        handled(lambda given: [m.id for m in given], has_output=True)
+
+
+def test_only_the_output_that_does_not_fit_is_given_up() -> None:
+    output = pa.schema([pa.field("score", pa.float64(), nullable=False)])
+    task = HandlerTask(Handler("a:b"), DeadLetterOffice(None, "p"), "json", output)  # type: ignore[arg-type]
+    answers = {"0-0": {"score": 1.0}, "1-0": {"score": "x"}, "2-0": {}, "3-0": {"scare": 1.0}}
+    outcome = Outcome(done=dict(answers))
+    task._check_outputs(outcome, {message.id: message for message in messages(4)})
+    assert set(outcome.done) == {"0-0"}
+    assert {fate.reason for fate in outcome.failed.values()} == {Reason.INVALID}
+    assert "no column 'scare'" in str(outcome.failed["3-0"].error)
+    assert "lacks the column 'score'" in str(outcome.failed["2-0"].error)
+
+
+def test_folders_name_the_values_of_partitions() -> None:
+    assert partition_values("day=a%3Ab/n=__HIVE_DEFAULT_PARTITION__/f.parquet") == {"day": "a:b", "n": None}
+    assert partition_values("f.parquet") == {}
