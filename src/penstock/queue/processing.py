@@ -44,7 +44,8 @@ class Processing:
         self._claimed: ClaimedMessage | None = None
         self._message: MessageData | None = None
         self._stop_renewal: StopRenewal | None = None
-        self._is_ending, self._runner = False, runner()
+        self._is_ending = False
+        self._runner: object = None
         self.lease_lost = False
         """Whether the lease could not be kept: another consumer may have the message, and this one's end is refused."""
 
@@ -75,6 +76,7 @@ class Processing:
 
     async def __aenter__(self) -> MessageData | None:
         """Take the next message; None = there was none."""
+        self._runner = runner()  # who enters it, wherever it was made
         if not self._may_begin():
             return None
         found = await self._gateway.wait_for_message_and_move(self._key.pending, self._key.processing)
