@@ -174,13 +174,15 @@ class QueueKeys:
         """String: id of the message that was published under the key."""
         return StreamKeys.of(self.name).dedup(key)
 
-    def check_one_slot(self) -> None:
-        """Raise ClusterSlotError unless a cluster keeps all of it in one place."""
+    def check_one_slot(self, dead_letters: str | None = None) -> None:
+        """Raise ClusterSlotError unless a cluster keeps all of it in one place, also dead letters of another name."""
         if hash_tag(self.name) is None:
             raise ClusterSlotError(
                 f"queue {self.name!r} needs a hash tag in a Redis Cluster, which keeps its keys together: "
                 f"name it '{{{self.name}}}'"
             )
+        if dead_letters is not None:
+            check_same_slot(self.name, dead_letters, "dead_letter_queue")
 
 
 MUTEX_KEY_SEP = "<MUTEX_KEY_SEP>"

@@ -208,7 +208,7 @@ class RedisGateway(AbstractRedisGateway):
 
     def _check_slot(self, queue: str) -> None:
         if self.is_redis_cluster:
-            QueueKeys(queue).check_one_slot()
+            QueueKeys(queue).check_one_slot(self.dead_letter_queue)
 
     # --- settling -----------------------------------------------------------------------------------
 

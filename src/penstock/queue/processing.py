@@ -44,7 +44,8 @@ class Processing:
         self._claimed: ClaimedMessage | None = None
         self._message: MessageData | None = None
         self._stop_renewal: StopRenewal | None = None
-        self._is_ending, self._runner = False, runner()
+        self._is_ending = False
+        self._runner: object = None
         self.lease_lost = False
         """Whether the lease could not be kept: another consumer may have the message, and this one's end is refused."""
 

@@ -99,7 +99,7 @@ class RedisMessageQueue:
         else:
             self._gateway = self._make_gateway(client, given, pending_overload_policy)
         if self._gateway.is_redis_cluster:
-            self.key.check_one_slot()
+            self.key.check_one_slot(self._gateway.dead_letter_queue)
         _bind(self._gateway, self.key)
         lease_s = self._gateway.message_visibility_timeout_seconds
         heartbeat_s = checked_heartbeat(heartbeat_interval_seconds, lease_s, on_heartbeat_failure, is_async=IS_ASYNC)
