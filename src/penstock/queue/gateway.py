@@ -122,7 +122,7 @@ class RedisGateway(AbstractRedisGateway):
         raw = encode_text(message)
         answer = await self._post(queue, Outgoing(raw, self._new_id(), more, dedup_key, self._window_ms))
         is_new = not isinstance(answer, Duplicate)
-        self._emit(queue, EventName.PUBLISHED if is_new else EventName.DUPLICATE, id=answer)
+        self._emit(queue, EventName.PUBLISHED if is_new else EventName.DUPLICATE, id=str(answer))
         return is_new
 
     async def add_message(self, queue: str, message: str) -> None:
@@ -389,7 +389,7 @@ class RedisGateway(AbstractRedisGateway):
 
     def _emit(self, queue: str, name: EventName, **fields: object) -> None:
         if self._on_event is None and not self._listeners:
-            return
+            return  # nobody listens, which is to cost nothing
         event = Event(name, queue, GROUP, fields)
         if self._on_event is not None:
             tell(self._on_event, event)
