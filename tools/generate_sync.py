@@ -30,6 +30,7 @@ TABLE = {
     "src/penstock/redis": "src/penstock/sync/redis",
     "src/penstock/queue": "src/penstock/sync/queue",
     "src/penstock/streams": "src/penstock/sync/streams",
+    "src/penstock/testing/gateway_contract.py": "src/penstock/sync/testing/gateway_contract.py",
     "tests/queue": "tests/sync/queue",
     "tests/streams": "tests/sync",
 }
