@@ -34,6 +34,7 @@ TABLE = {
     "src/penstock/results": "src/penstock/sync/results",
     "src/penstock/streams": "src/penstock/sync/streams",
     "src/penstock/tasks": "src/penstock/sync/tasks",
+    "src/penstock/testing/gateway_contract.py": "src/penstock/sync/testing/gateway_contract.py",
     "src/penstock/testing/result_backend_contract.py": "src/penstock/sync/testing/result_backend_contract.py",
     "src/penstock/testing/task_queue_contract.py": "src/penstock/sync/testing/task_queue_contract.py",
     "tests/balancer": "tests/sync/balancer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
@@ -138,7 +138,12 @@ class RedisMessageQueue:
         text = canonical(message)
         make_key = self._options.make_key
         if make_key is None:
-            await self._gateway.add_message(self.key.pending, text)
+            add: Callable[[str, str], Awaitable[object]] = self._gateway.add_message
+            nothing = await add(self.key.pending, text)
+            if nothing is not None:
+                raise GatewayContractError(
+                    f"{type(self._gateway).__name__}.add_message() must return None, not {nothing!r}"
+                )
             return True
         # The default key is that of the text, which need not be made twice.
         key: Any = make_key(text if make_key is content_key else message)

@@ -138,7 +138,12 @@ class RedisMessageQueue:
         text = canonical(message)
         make_key = self._options.make_key
         if make_key is None:
-            self._gateway.add_message(self.key.pending, text)
+            add: Callable[[str, str], object] = self._gateway.add_message
+            nothing = add(self.key.pending, text)
+            if nothing is not None:
+                raise GatewayContractError(
+                    f"{type(self._gateway).__name__}.add_message() must return None, not {nothing!r}"
+                )
             return True
         # The default key is that of the text, which need not be made twice.
         key: Any = make_key(text if make_key is content_key else message)

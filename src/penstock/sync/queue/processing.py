@@ -125,6 +125,9 @@ class Processing:
                     f"{type(self._gateway).__name__} has leases but returned a message without a lease_token: settling "
                     f"it could settle the message of another consumer"
                 )
+            if has_leases and not isinstance(found.lease_token, str):
+                raise GatewayContractError(f"lease_token must be a str, not {type(found.lease_token).__name__}")
+            _check_payload(self._gateway, found.stored_message)
             self._claimed = found
             return found.stored_message
         if has_leases:
@@ -132,10 +135,7 @@ class Processing:
                 f"{type(self._gateway).__name__} has message_visibility_timeout_seconds but returned a plain "
                 f"{type(found).__name__}: return ClaimedMessage(stored_message, lease_token)"
             )
-        if not isinstance(found, str | bytes):
-            raise GatewayContractError(
-                f"{type(self._gateway).__name__} returned a {type(found).__name__}: return ClaimedMessage, str or bytes"
-            )
+        _check_payload(self._gateway, found)
         return found
 
     def _lost_from_outside(self) -> Callable[[str], None]:
@@ -196,7 +196,7 @@ class Processing:
             is_done = self._gateway.log_message(
                 self._key.processing, self._key.completed, message, max_length=self._options.completed_length, **token
             )
-        if is_done:
+        if self._is_settled(is_done):
             self._emit(EventName.COMPLETED, id=self.message_id)
         else:
             self._stale("completed")
@@ -229,9 +229,10 @@ class Processing:
 
     def _return(self, delay_s: float, *, counts: bool) -> None:
         message, token = self._handle
-        if self._gateway.return_message(
+        is_done = self._gateway.return_message(
             self._key.processing, self._key.pending, message, delay_seconds=delay_s, counts=counts, **token
-        ):
+        )
+        if self._is_settled(is_done):
             self._emit(EventName.RETURNED, id=self.message_id, delay_s=delay_s, counts=counts)
         else:
             self._stale("returned")
@@ -239,7 +240,8 @@ class Processing:
     def _bury(self, verdict: object, error: BaseException) -> None:
         message, token = self._handle
         reason = {"reason": verdict.reason} if isinstance(verdict, Bury) else {}
-        if not self._gateway.bury_message(self._key.processing, message, error=error, **reason, **token):
+        is_done = self._gateway.bury_message(self._key.processing, message, error=error, **reason, **token)
+        if not self._is_settled(is_done):
             self._stale("dead-lettered")
 
     def _discard(self, error: BaseException) -> None:
@@ -251,10 +253,17 @@ class Processing:
                 self._key.processing, self._key.failed, message, max_length=self._options.failed_length, error=error,
                 **token,
             )  # fmt: skip
-        if is_done:
+        if self._is_settled(is_done):
             self._emit(EventName.DISCARDED, id=self.message_id)
         else:
             self._stale("discarded")
+
+    def _is_settled(self, answer: object) -> bool:
+        if not isinstance(answer, bool):
+            raise GatewayContractError(
+                f"{type(self._gateway).__name__} must return True or False, not {answer!r}, when a message is settled"
+            )
+        return answer
 
     def _stale(self, what: str) -> None:
         self.lease_lost = True
@@ -263,3 +272,10 @@ class Processing:
             self.message_id, self._key.name, what,
         )  # fmt: skip
         self._emit(EventName.STALE, id=self.message_id, what=what)
+
+
+def _check_payload(gateway: AbstractRedisGateway, message: object) -> None:
+    if not isinstance(message, str | bytes):
+        raise GatewayContractError(
+            f"{type(gateway).__name__} returned a {type(message).__name__}: return ClaimedMessage, str or bytes"
+        )
