@@ -13,7 +13,7 @@ from rich.table import Table
 
 from penstock.cli.dlq_export import Format, as_row, export
 from penstock.cli.dlq_filter import Filter, Ids, Kind, Limit, Reason, Since, Text, Until
-from penstock.cli.queue_options import DEFAULT_URL, AsJson, QueueName, Url, open_queue
+from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue
 from penstock.errors import ConfigurationError
 from penstock.tasks.dead import DeadTask
 
@@ -30,8 +30,8 @@ def list_(
     until: Until = None,
     text: Text = None,
     limit: Limit = 100,
-    queue: QueueName = "penstock",
-    url: Url = DEFAULT_URL,
+    queue: QueueName = FROM_SETTINGS,
+    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, oldest first."""
@@ -57,8 +57,8 @@ def list_(
 @dlq_app.command()
 def inspect(
     record: Annotated[str, typer.Argument(help="Id of a record, or of a task.")],
-    queue: QueueName = "penstock",
-    url: Url = DEFAULT_URL,
+    queue: QueueName = FROM_SETTINGS,
+    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """Show everything about one dead letter."""
@@ -87,8 +87,8 @@ def retry(
     max_redrives: Annotated[int, typer.Option(min=1, help="Leave those alone that came back so often.")] = 3,
     dry_run: DryRun = False,
     yes: Yes = False,
-    queue: QueueName = "penstock",
-    url: Url = DEFAULT_URL,
+    queue: QueueName = FROM_SETTINGS,
+    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """Put dead letters back into the queue; each moves in one step."""
@@ -130,8 +130,8 @@ def purge(
     limit: Limit = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    queue: QueueName = "penstock",
-    url: Url = DEFAULT_URL,
+    queue: QueueName = FROM_SETTINGS,
+    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """Delete dead letters for good."""
@@ -154,8 +154,8 @@ def export_(
     limit: Limit = None,
     form: Annotated[Format, typer.Option("--format", help="How the table is written.")] = Format.CSV,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; standard output if none.")] = None,
-    queue: QueueName = "penstock",
-    url: Url = DEFAULT_URL,
+    queue: QueueName = FROM_SETTINGS,
+    url: Url = FROM_SETTINGS,
 ) -> None:
     """Write dead letters as a table; cells that a spreadsheet would take for formulas are made harmless."""
     with open_queue(url, queue) as opened:

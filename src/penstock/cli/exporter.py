@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.queue_options import DEFAULT_URL, Url, open_queue
+from penstock.cli.queue_options import FROM_SETTINGS, Url, open_queue
 from penstock.shutdown import SignalWatch
 
 
 def exporter(
     queues: Annotated[list[str] | None, typer.Argument(help="The names of the queues.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Where metrics are served.")] = 9_808,
-    url: Url = DEFAULT_URL,
+    url: Url = FROM_SETTINGS,
 ) -> None:
     """Serve the metrics of task queues until SIGTERM or Ctrl-C."""
     from penstock.cli.task_metrics import QueueCollector, serve

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.dlq import dlq_app
 from penstock.cli.queue_import import import_
-from penstock.cli.queue_options import DEFAULT_URL, AsJson, QueueName, Url, open_queue, to_json
+from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue, to_json
 
 queue_app = typer.Typer(help="What is in a task queue.", no_args_is_help=True)
 queue_app.add_typer(dlq_app, name="dlq")
@@ -22,8 +22,8 @@ def list_(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many at most.")] = 100,
     offset: Annotated[int, typer.Option(min=0, help="Without the first so many.")] = 0,
     pending: Annotated[bool, typer.Option("--pending", help="Only those that are in somebody's hands.")] = False,
-    queue: QueueName = "penstock",
-    url: Url = DEFAULT_URL,
+    queue: QueueName = FROM_SETTINGS,
+    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """List open tasks: id, kind and required capabilities, with tabs between."""

@@ -6,30 +6,57 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, SettingsError
+from penstock.settings import Settings, flag
+from penstock.settings.tables import TaskQueueSettings
+from penstock.sync.providers import make_task_queue
 from penstock.sync.tasks import RedisTaskQueue
 
-DEFAULT_URL = "redis://localhost:6379/0"
+FROM_SETTINGS = ""  # what was not given is what penstock.toml or the environment says
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
-Url = Annotated[
-    str, typer.Option("--url", envvar="PENSTOCK__TASK_QUEUE__URL", help="Where Redis is.", show_default=DEFAULT_URL)
+Url = Annotated[str, typer.Option("--url", help="Where Redis is.", show_default="from the settings")]
+QueueName = Annotated[
+    str, typer.Option("--queue", "-q", help="The name of the queue.", show_default="from the settings, or penstock")
 ]
-QueueName = Annotated[str, typer.Option("--queue", "-q", help="The name of the queue.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def queue_settings(
+    url: str, name: str, idle_ms: int | None = None, max_retry: int | None = None
+) -> tuple[Settings, TaskQueueSettings]:
+    """Return all settings and those of the task queue, the flags of a command above file and environment."""
+    given = {"url": url, "idle_ms": idle_ms, "max_retry": max_retry}
+    flags = [
+        flag(f"task_queue.{key}", str(value), f"--{key.replace('_', '-')}")
+        for key, value in given.items()
+        if value is not None and value != FROM_SETTINGS
+    ]
+    settings = Settings.load(flags=flags)
+    table = settings.task_queue
+    if table.provider == "stub":
+        raise SettingsError(
+            "task_queue.provider is 'stub', a queue in the memory of one process, which no other can reach: use 'redis'"
+        )
+    return settings, replace(table, options={**table.options, "name": name}) if name else table
 
 
 @contextmanager
 def open_queue(url: str, name: str) -> Iterator[RedisTaskQueue]:
     """Open a queue for the length of a command."""
-    with RedisTaskQueue(url, name) as queue:
+    _, table = queue_settings(url, name)
+    queue = make_task_queue(table)
+    if not isinstance(queue, RedisTaskQueue):
+        raise SettingsError(f"task_queue.provider is {table.provider!r}: this command looks into queues in Redis only")
+    with queue:
         yield queue
 
 

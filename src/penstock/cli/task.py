@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.queue_options import DEFAULT_URL, AsJson, QueueName, Url, open_queue, seconds, to_json
+from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue, seconds, to_json
 from penstock.errors import ConfigurationError
 from penstock.task import Priority, Result, Status, Task
 
@@ -29,8 +29,8 @@ def send(
     delay: Annotated[str | None, typer.Option(help="When it is due: '30s', '2h'.")] = None,
     at: Annotated[str | None, typer.Option(help="When it is due: ISO 8601.")] = None,
     wait: Annotated[str | None, typer.Option(help="Wait so long for the result: '30s'.")] = None,
-    queue: QueueName = "penstock",
-    url: Url = DEFAULT_URL,
+    queue: QueueName = FROM_SETTINGS,
+    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """Add a task to a queue and print its id."""
@@ -74,8 +74,8 @@ def _moment(text: str) -> datetime:
 @task_app.command()
 def result(
     task_id: Annotated[str, typer.Argument(help="The id of the task.")],
-    queue: QueueName = "penstock",
-    url: Url = DEFAULT_URL,
+    queue: QueueName = FROM_SETTINGS,
+    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """Print the result of a task; the exit code is 3 if there is none yet, 4 if it is an error."""
@@ -87,8 +87,8 @@ def result(
 def wait(
     task_id: Annotated[str, typer.Argument(help="The id of the task.")],
     timeout: Annotated[str, typer.Option(help="Wait so long: '30s', '5m'.")] = "60s",
-    queue: QueueName = "penstock",
-    url: Url = DEFAULT_URL,
+    queue: QueueName = FROM_SETTINGS,
+    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """Wait for the result of a task and print it; exit codes as `result` has them."""

@@ -11,8 +11,12 @@ from typing import Annotated
 import typer
 
 from penstock.cli import supervisor, target
-from penstock.cli.queue_options import DEFAULT_URL, QueueName, Url, seconds
-from penstock.tasks import RedisTaskQueue, Worker, WorkerReport
+from penstock.cli.queue_options import FROM_SETTINGS, QueueName, Url, queue_settings, seconds
+from penstock.providers import make_result_backend, make_task_queue
+from penstock.results.backend import ResultBackend
+from penstock.settings import Settings
+from penstock.settings.origin import DEFAULT
+from penstock.tasks import Worker, WorkerReport
 
 
 def worker(
@@ -25,14 +29,25 @@ def worker(
     max_uptime: Annotated[str | None, typer.Option(help="End after so long; a supervised one starts anew.")] = None,
     capabilities: Annotated[str, typer.Option(help="What this worker provides, with commas between.")] = "",
     grace: Annotated[str, typer.Option(help="How long handlers may take to end.")] = "30s",
-    backend: Annotated[str | None, typer.Option(help="Where results are saved as well, as module:name.")] = None,
-    idle_ms: Annotated[int, typer.Option(min=1, help="Silent workers lose their tasks after so long.")] = 60_000,
-    max_retry: Annotated[int, typer.Option(min=0, help="How often a task is tried again.")] = 3,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Where results are saved as well, as module:name.",
+            show_default="[result_backend] of the settings, if given",
+        ),
+    ] = None,
+    idle_ms: Annotated[
+        int | None,
+        typer.Option(min=1, help="Silent workers lose their tasks after so long.", show_default="from the settings"),
+    ] = None,
+    max_retry: Annotated[
+        int | None, typer.Option(min=0, help="How often a task is tried again.", show_default="from the settings")
+    ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Serve metrics; process n uses port + n.")
     ] = None,
-    queue: QueueName = "penstock",
-    url: Url = DEFAULT_URL,
+    queue: QueueName = FROM_SETTINGS,
+    url: Url = FROM_SETTINGS,
 ) -> None:
     """Do tasks with the handlers of a module until SIGTERM or Ctrl-C.
 
@@ -40,12 +55,14 @@ def worker(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     loaded = target.load_handlers(handlers)
+    settings, table = queue_settings(url, queue, idle_ms, max_retry)
     if processes > 1 or watch:
         words = _words(sys.argv)
         told = supervisor.Supervisor(
             processes,
             lambda number: [sys.executable, "-m", "penstock", *words, *_port(metrics_port, number)],
-            {"PENSTOCK__TASK_QUEUE__URL": url},  # in the environment and not among the words, which everybody can see
+            # In the environment and not among the words, which everybody can see.
+            {"PENSTOCK__TASK_QUEUE__URL": url} if url else {},
             lambda text: typer.echo(text, err=True),
             Path.cwd() if watch else None,
         )
@@ -58,11 +75,11 @@ def worker(
         "max_uptime_s": seconds(max_uptime) if max_uptime else None,
         "grace_s": seconds(grace),
         "provides": frozenset(filter(None, capabilities.split(","))),
-        "results": target.load(backend, "the back-end") if backend else None,
+        "results": target.load(backend, "the back-end") if backend else _results_of(settings),
     }
 
     async def work() -> WorkerReport:
-        async with RedisTaskQueue(url, queue, idle_ms=idle_ms, max_retry=max_retry) as opened:
+        async with make_task_queue(table) as opened:
             made = Worker(opened, loaded, **options)  # type: ignore[arg-type]
             if supervisor.is_supervised():
                 supervisor.at_end_of_parent(made.stop)
@@ -71,13 +88,19 @@ def worker(
 
                 server, _ = serve(metrics_port, WorkerCollector(made.tally))
                 typer.echo(f"metrics on port {server.server_port}", err=True)
-            typer.echo(f"worker of queue {queue}: {', '.join(sorted(made.kinds))}", err=True)
+            typer.echo(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}", err=True)
             return await made.run()
 
     report = asyncio.run(work())
     typer.echo(_told(report), err=True)
     if report.reason == "uptime" and supervisor.is_supervised():
         raise typer.Exit(supervisor.ENOUGH)
+
+
+def _results_of(settings: Settings) -> ResultBackend | None:
+    # Only one that was asked for: by default results are in the queue alone, and a worker writes no files.
+    is_given = any(item.name.startswith("result_backend.") and item.origin != DEFAULT for item in settings.all)
+    return make_result_backend(settings) if is_given else None
 
 
 def _told(report: WorkerReport) -> str:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Self
 
 import msgspec
 
 from penstock import task as values
 from penstock.errors import ConfigurationError
 from penstock.runtime.aio import Event
+from penstock.settings.tables import TaskQueueSettings
 from penstock.task import Priority, Result, Status, Task, check_id
 from penstock.tasks.dead import DeadTask
 from penstock.tasks.in_hand import InHand
@@ -58,6 +60,11 @@ class StubQueue:
         self._taken_s: dict[str, float] = {}  # up to when beginnings of a rate are taken
         self._reserved: set[tuple[str, str]] = set()
         self._is_renewing = False
+
+    @classmethod
+    def from_settings(cls, settings: TaskQueueSettings) -> Self:
+        """Return the queue that the settings describe; it has no place and no idle workers, for it is one process."""
+        return cls(max_retry=settings.max_retry, **settings.options)
 
     # --- producers ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from penstock import task as values
 from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
+from penstock.settings.tables import TaskQueueSettings
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.admission import Admission
 from penstock.sync.tasks.catalogue import Catalogue
@@ -80,6 +81,11 @@ class RedisTaskQueue:
         self._board = ResultBoard(self.client, self.keys)
         self._catalogue = Catalogue(self.client, self.keys, self._lanes)
         self.dead = DeadTasks(self.client, self.keys)
+
+    @classmethod
+    def from_settings(cls, settings: TaskQueueSettings) -> Self:
+        """Return the queue that the settings describe; the sub-table of its provider has the further parameters."""
+        return cls(settings.url, idle_ms=settings.idle_ms, max_retry=settings.max_retry, **settings.options)
 
     def __enter__(self) -> Self:
         """Return the queue."""

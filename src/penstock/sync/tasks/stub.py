@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Self
 
 import msgspec
 
 from penstock import task as values
 from penstock.errors import ConfigurationError
 from penstock.runtime.threads import Event
+from penstock.settings.tables import TaskQueueSettings
 from penstock.sync.tasks.outbox import when_due
 from penstock.task import Priority, Result, Status, Task, check_id
 from penstock.tasks.dead import DeadTask
@@ -59,6 +61,11 @@ class StubQueue:
         self._taken_s: dict[str, float] = {}  # up to when beginnings of a rate are taken
         self._reserved: set[tuple[str, str]] = set()
         self._is_renewing = False
+
+    @classmethod
+    def from_settings(cls, settings: TaskQueueSettings) -> Self:
+        """Return the queue that the settings describe; it has no place and no idle workers, for it is one process."""
+        return cls(max_retry=settings.max_retry, **settings.options)
 
     # --- producers ----------------------------------------------------------------------------------
 
