@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
-from penstock.keys import QueueKeys
+from penstock.keys import QueueKeys, check_same_slot
 from penstock.queue.abstract_gateway import AbstractRedisGateway
 from penstock.queue.administration import Administration
 from penstock.queue.gateway import Overload, RedisGateway, check_interrupt, tell
@@ -33,6 +33,7 @@ from penstock.queue.options import (
 )
 from penstock.queue.payload import Message, MessageData, canonical, checked_key, content_key
 from penstock.queue.processing import Processing
+from penstock.redis.from_driver import client_of
 from penstock.runtime.aio import IS_ASYNC, Event
 
 _DEFAULT_LEASE_S = 300
@@ -100,6 +101,8 @@ class RedisMessageQueue:
             self._gateway = self._make_gateway(client, given, pending_overload_policy)
         if self._gateway.is_redis_cluster:
             self.key.check_one_slot()
+            if self._gateway.dead_letter_queue is not None:
+                check_same_slot(self.key.pending, self._gateway.dead_letter_queue, "dead_letter_queue")
         _bind(self._gateway, self.key)
         lease_s = self._gateway.message_visibility_timeout_seconds
         heartbeat_s = checked_heartbeat(heartbeat_interval_seconds, lease_s, on_heartbeat_failure, is_async=IS_ASYNC)
@@ -113,6 +116,7 @@ class RedisMessageQueue:
         lease_s = _DEFAULT_LEASE_S if timeout is UNSET else timeout
         lease_s, max_deliveries = checked_lease(lease_s, _DEFAULT_DELIVERIES if most is UNSET else most)
         max_pending = given["max_pending_length"]
+        client_of(client, "client")  # what is wrong with it is said by the name that the user gave it
         gateway = RedisGateway(
             redis_client=client,
             message_visibility_timeout_seconds=lease_s,
