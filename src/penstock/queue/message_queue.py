@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
-from penstock.keys import QueueKeys
+from penstock.keys import QueueKeys, check_same_slot
 from penstock.queue.abstract_gateway import AbstractRedisGateway
 from penstock.queue.administration import Administration
 from penstock.queue.gateway import Overload, RedisGateway, check_interrupt, tell
@@ -33,6 +33,7 @@ from penstock.queue.options import (
 )
 from penstock.queue.payload import Message, MessageData, canonical, checked_key, content_key
 from penstock.queue.processing import Processing
+from penstock.redis.from_driver import client_of
 from penstock.runtime.aio import IS_ASYNC, Event
 
 _DEFAULT_LEASE_S = 300
@@ -113,6 +114,7 @@ class RedisMessageQueue:
         lease_s = _DEFAULT_LEASE_S if timeout is UNSET else timeout
         lease_s, max_deliveries = checked_lease(lease_s, _DEFAULT_DELIVERIES if most is UNSET else most)
         max_pending = given["max_pending_length"]
+        client_of(client, "client")  # what is wrong with it is said by the name that the user gave it
         gateway = RedisGateway(
             redis_client=client,
             message_visibility_timeout_seconds=lease_s,

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from typing import Any
 
-import redis
-import redis.asyncio
-from redis.asyncio import cluster as async_cluster
-from redis.asyncio import sentinel as async_sentinel
-from redis.client import Pipeline
-from redis.cluster import ClusterPipeline
-from redis.sentinel import Sentinel
-
 from penstock.errors import ConfigurationTypeError
 from penstock.redis.client import StreamClient
+from penstock.redis.driver_kinds import is_awaited, is_pipeline, is_sentinel
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.runtime.aio import IS_ASYNC
 
-_PIPELINES = (Pipeline, ClusterPipeline, redis.asyncio.client.Pipeline, async_cluster.ClusterPipeline)
-_SENTINELS = (Sentinel, async_sentinel.Sentinel)
 _HERE, _THERE = ("penstock", "penstock.sync") if IS_ASYNC else ("penstock.sync", "penstock")
 _TLS = (
     "ssl_ca_certs", "ssl_ca_data", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs",
@@ -36,16 +26,15 @@ def client_of(client: Any, what: str = "client") -> StreamClient:
     """
     if isinstance(client, StreamClient):
         return client
-    if isinstance(client, _PIPELINES):
+    if is_pipeline(client):
         raise ConfigurationTypeError(f"{what} is a pipeline, which sends nothing until execute(): pass its client")
-    if isinstance(client, _SENTINELS):
+    if is_sentinel(client):
         raise ConfigurationTypeError(f"{what} is a Sentinel: pass the client that its master_for(name) returns")
-    send = getattr(client, "execute_command", None)
-    if send is None:
+    if isinstance(client, type) or not callable(getattr(client, "execute_command", None)):
         raise ConfigurationTypeError(
             f"{what} must be a client of redis-py or a StreamClient of {_HERE}, not {type(client).__name__}"
         )
-    if inspect.iscoroutinefunction(send) != IS_ASYNC:
+    if is_awaited(client) != IS_ASYNC:
         kind = "blocking" if IS_ASYNC else "asyncio"
         raise ConfigurationTypeError(f"{what} is of redis-py's {kind} half: pass it to the queue of {_THERE}")
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
-from penstock.keys import QueueKeys
+from penstock.keys import QueueKeys, check_same_slot
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import QueueStats
 from penstock.queue.options import (
@@ -34,6 +34,7 @@ from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
 from penstock.sync.queue.administration import Administration
 from penstock.sync.queue.gateway import Overload, RedisGateway, check_interrupt, tell
 from penstock.sync.queue.processing import Processing
+from penstock.sync.redis.from_driver import client_of
 
 _DEFAULT_LEASE_S = 300
 _DEFAULT_DELIVERIES = 10
@@ -113,6 +114,7 @@ class RedisMessageQueue:
         lease_s = _DEFAULT_LEASE_S if timeout is UNSET else timeout
         lease_s, max_deliveries = checked_lease(lease_s, _DEFAULT_DELIVERIES if most is UNSET else most)
         max_pending = given["max_pending_length"]
+        client_of(client, "client")  # what is wrong with it is said by the name that the user gave it
         gateway = RedisGateway(
             redis_client=client,
             message_visibility_timeout_seconds=lease_s,

@@ -1,0 +1,43 @@
+"""Which kind of object of redis-py something is. Shared by both halves: each must know those of the other."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis import cluster as blocking_cluster
+from redis import sentinel as blocking_sentinel
+from redis.asyncio import cluster as asyncio_cluster
+from redis.asyncio import sentinel as asyncio_sentinel
+
+_PIPELINES = (
+    redis.client.Pipeline,
+    redis.asyncio.client.Pipeline,
+    blocking_cluster.ClusterPipeline,
+    asyncio_cluster.ClusterPipeline,
+)
+
+
+def is_pipeline(client: Any) -> bool:
+    """Tell whether it collects commands, and sends none by itself."""
+    return isinstance(client, _PIPELINES)
+
+
+def is_sentinel(client: Any) -> bool:
+    """Tell whether it leads to Sentinels, and not to a server with data."""
+    return isinstance(client, (blocking_sentinel.Sentinel, asyncio_sentinel.Sentinel))
+
+
+def is_awaited(client: Any) -> bool:
+    """Tell whether it is of the asyncio half of redis-py.
+
+    By what it connects with, where that can be seen: the methods of a client that wraps another may be anything.
+    """
+    pool, nodes = getattr(client, "connection_pool", None), getattr(client, "nodes_manager", None)
+    if isinstance(pool, redis.asyncio.ConnectionPool) or isinstance(nodes, asyncio_cluster.NodesManager):
+        return True
+    if isinstance(pool, redis.ConnectionPool) or isinstance(nodes, blocking_cluster.NodesManager):
+        return False
+    return inspect.iscoroutinefunction(getattr(client, "execute_command", None))
