@@ -176,14 +176,21 @@ class Connection(asyncio.Protocol):
     def _glance(self) -> None:
         # A lone request to a server nearby is answered in the time that it takes to go to sleep and wake up again: to
         # look for the reply for a moment costs less processor time than to wait for it, and a quarter of the wall time.
-        transport = self._transport
-        if self._file < 0 or len(self._expected) != 1 or transport is None or transport.get_write_buffer_size():
+        if self._file < 0 or len(self._expected) != 1 or not self._glances.is_worthwhile():
             return
-        if self._turn.has_time() and self._glances.is_worthwhile():
-            data = glance(self._file, _CHUNK)
-            self._glances.note(bool(data))
-            if data:  # the event loop sees the end of the stream too
-                self._take_in(data)
+        if self._turn.has_time():
+            self._look()
+        else:
+            self._loop.call_soon(self._look)  # when everybody else who is ready has had a turn
+
+    def _look(self) -> None:
+        transport = self._transport
+        if len(self._expected) != 1 or transport is None or transport.get_write_buffer_size():
+            return
+        data = glance(self._file, _CHUNK)
+        self._glances.note(bool(data))
+        if data:  # the event loop sees the end of the stream too
+            self._take_in(data)
 
     def _take_in(self, data: bytes) -> None:
         try:
