@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
-from penstock.keys import QueueKeys, check_same_slot
+from penstock.keys import QueueKeys
 from penstock.queue.abstract_gateway import AbstractRedisGateway
 from penstock.queue.administration import Administration
 from penstock.queue.gateway import Overload, RedisGateway, check_interrupt, tell
