@@ -116,13 +116,14 @@ def test_numbers_are_served_to_prometheus(queue: RedisTaskQueue, start: Start) -
     worker = start("worker", "tests.cli.jobs:handlers", "--metrics-port", "0", "--idle-ms", "600000")
     result(queue, send(queue))
     exporter = start("exporter", "penstock", "--port", "0")
-    shown = _scrape(_port(exporter))
+    port = _port(exporter)
+    shown = _scrape(port)
     assert 'queue_pending_total{kind="other",stream="penstock.tasks"} 1.0' in shown
     assert 'queue_ack_total{kind="pid",queue="penstock"} 1.0' in shown
     assert 'queue_dead_total{kind="other",queue="penstock"} 1.0' in shown
     assert re.search(r'queue_pending_idle_max_seconds\{stream="penstock.tasks"\} \d', shown)
     in_hand = 'queue_size{queue="penstock",state="in_hand"} 1.0'  # the counts are taken one after the other
-    eventually(lambda: in_hand in _scrape(_port(exporter)), "one task is in hand", PATIENCE_S)
+    eventually(lambda: in_hand in _scrape(port), "one task is in hand", PATIENCE_S)
     shown = _scrape(_port(worker))
     assert 'worker_task_total{kind="pid",status="ok"} 1.0' in shown
     assert 'handler_duration_seconds_count{kind="pid"} 1.0' in shown
