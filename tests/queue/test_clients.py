@@ -280,7 +280,9 @@ async def test_what_is_no_client_is_told(driver: redis.asyncio.Redis, client: St
         async def execute_command(self, *args: Any) -> None:
             pass
 
-    with pytest.raises(TypeError, match=r"^client, a Stub, does not tell where its server is: pass the redis-py client"):
+    with pytest.raises(
+        TypeError, match=r"^client, a Stub, does not tell where its server is: pass the redis-py client"
+    ):
         RedisMessageQueue(NAME, client=Stub())
 
 

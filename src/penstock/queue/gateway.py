@@ -385,11 +385,11 @@ class RedisGateway(AbstractRedisGateway):
         self._emit("", EventName.TRYING_AGAIN, error=repr(error), pause_s=pause_s)
 
     def _emit(self, queue: str, name: EventName, **fields: object) -> None:
-        event = Event(name, queue, GROUP, fields)
         if self._on_event is not None:
-            tell(self._on_event, event)
-        for sink in self._listeners.get(queue, ()) if self._listeners else ():
-            tell(sink, event)
+            tell(self._on_event, Event(name, queue, GROUP, fields))
+        if self._listeners:
+            for sink in self._listeners.get(queue, ()):
+                tell(sink, Event(name, queue, GROUP, fields))
 
 
 def log_record(claim: Claim, error: BaseException | None) -> list[str | int]:
