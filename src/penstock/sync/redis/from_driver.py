@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from contextlib import suppress
 from typing import Any
 
 from penstock.errors import ConfigurationTypeError
@@ -17,7 +19,8 @@ _TLS = (
     "ssl_ca_certs", "ssl_ca_data", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs",
     "ssl_min_version", "ssl_ciphers",
 )  # fmt: skip
-_made: weakref.WeakKeyDictionary[Any, StreamClient] = weakref.WeakKeyDictionary()
+_made: dict[int, StreamClient] = {}  # by the identity of the client, which need not be hashable
+_making = threading.Lock()
 
 
 def client_of(client: Any, what: str = "client") -> StreamClient:
@@ -38,14 +41,18 @@ def client_of(client: Any, what: str = "client") -> StreamClient:
     if is_awaited(client) != IS_ASYNC:
         kind = "blocking" if IS_ASYNC else "asyncio"
         raise ConfigurationTypeError(f"{what} is of redis-py's {kind} half: pass it to the queue of {_THERE}")
-    try:
-        known = _made.get(client)
+    with _making:
+        known = _made.get(id(client))
         if known is None:
-            known = _made[client] = _make(client, what)
-            weakref.finalize(client, known.abandon)  # nobody else knows when its time is over
-    except TypeError:  # it cannot be hashed, or not be referred to weakly
-        return _make(client, what)
+            known = _make(client, what)
+            with suppress(TypeError):  # it cannot be referred to weakly: then nobody knows when its time is over
+                weakref.finalize(client, _forget, id(client))
+                _made[id(client)] = known
     return known
+
+
+def _forget(identity: int) -> None:
+    _made.pop(identity).abandon()
 
 
 def is_cluster(client: Any) -> bool:
