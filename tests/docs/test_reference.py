@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import signal  # noqa: F401  defaults are written with it
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +17,19 @@ from penstock import errors, model, tasks
 from penstock.events import EventName
 from penstock.keys import BalancerKeys, StreamKeys
 from penstock.policy import Reason
+from penstock.queue import message_queue
+from penstock.queue.options import UNSET
+from penstock.queue.processing import Processing
 from tests.docs.pages import ROOT, prose, table_column
 
 REFERENCE = ROOT / "docs" / "reference"
 REQUIRED = inspect.Parameter.empty
+# What a queue takes where nothing was passed.
+STANDS_FOR = {
+    "get_deduplication_key": "SHA-256",
+    "visibility_timeout_seconds": str(message_queue._DEFAULT_LEASE_S),
+    "max_delivery_count": str(message_queue._DEFAULT_DELIVERIES),
+}
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, Any]:
@@ -39,6 +49,10 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
         ("balancer.md", "## Constructor", penstock.StreamBalancer.__init__),
         ("tasks.md", "## RedisTaskQueue", tasks.RedisTaskQueue.__init__),
         ("tasks.md", "## Worker", tasks.Worker.__init__),
+        ("queue.md", "## Constructor", penstock.RedisMessageQueue.__init__),
+        ("queue.md", "## RedisGateway", penstock.RedisGateway.__init__),
+        ("queue.md", "## GracefulInterruptHandler", penstock.GracefulInterruptHandler.__init__),
+        ("queue.md", "## import_queue", penstock.import_queue),
     ],
 )
 def test_parameters_and_defaults_are_those_of_the_code(page: str, heading: str, function: Callable[..., Any]) -> None:
@@ -51,7 +65,7 @@ def test_parameters_and_defaults_are_those_of_the_code(page: str, heading: str, 
         written = defaults[name]
         assert (written in ("", "required")) == (default is REQUIRED), name
         if default is not REQUIRED:
-            assert eval(written) == default, name
+            assert written == STANDS_FOR[name] if default is UNSET else eval(written) == default, name
 
 
 def test_every_error_is_described_and_stands_in_the_tree() -> None:
@@ -77,6 +91,13 @@ def test_every_event_that_is_sent_is_described() -> None:
     assert described == sent
 
 
+def test_every_event_of_a_queue_is_described() -> None:
+    described = table_column(REFERENCE / "events.md", "## Of queues")
+    source = "".join(path.read_text() for path in (ROOT / "src" / "penstock" / "queue").glob("*.py"))
+    sent = {EventName[name].value for name in re.findall(r"EventName\.([A-Z_]+)", source)}
+    assert set(described) == sent
+
+
 def test_every_script_is_described() -> None:
     files = {path.stem for path in (ROOT / "src" / "penstock" / "redis" / "lua").glob("*.lua")}
     text = (REFERENCE / "lua-scripts.md").read_text()
@@ -100,6 +121,7 @@ def test_every_key_is_described() -> None:
         keys.position("<group>"),
         keys.worker("<group>", "<name>"),
         keys.chore("upkeep", "<group>"),
+        keys.operation("<token>"),
         keys.spark("<query>"),
         keys.spark_buried("<batch>"),
     }
@@ -135,6 +157,9 @@ def test_every_key_of_a_balanced_service_is_described() -> None:
         ("group.md", model.PendingEntry),
         ("group.md", model.ConsumerInfo),
         ("dead-letters.md", model.DeadLetter),
+        ("queue.md", penstock.ClaimedMessage),
+        ("queue.md", penstock.QueueStats),
+        ("queue.md", penstock.ImportReport),
     ],
 )
 def test_every_field_of_a_value_is_named(page: str, value: type) -> None:
@@ -154,11 +179,16 @@ def test_every_field_of_a_value_is_named(page: str, value: type) -> None:
         ("dead-letters.md", penstock.DeadLetters),
         ("balancer.md", penstock.StreamBalancer),
         ("balancer.md", penstock.TopicProducer),
+        ("queue.md", penstock.RedisMessageQueue),
+        ("queue.md", penstock.AbstractRedisGateway),
+        ("queue.md", Processing),
     ],
 )
 def test_every_method_is_named(page: str, kind: type) -> None:
     internal = (
-        {"connection", "masters", "to_masters", "dedicated", "refresh", "leave", "call", "run", "load"}
+        {
+            "abandon", "call", "connection", "dedicated", "leave", "load", "masters", "ready", "refresh", "run", "to_masters",
+        }  # fmt: skip
         if kind is penstock.StreamClient
         else set()
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ from penstock import (
     ConsumerConfig,
     DeadLetters,
     OwnedStream,
+    RedisMessageQueue,
     StreamBalancer,
     StreamClient,
     StreamConsumer,
@@ -26,13 +28,8 @@ async def test_users_with_the_listed_rights_can_publish_and_consume(
     start_server: Callable[..., EmbeddedServer],
 ) -> None:
     server = start_server(port=0)
-    known = {name.decode().lower() for name, *_ in ask(server.unix_socket, "COMMAND")}
-    for user, listed in listed_rights().items():
-        rights = [right for right in listed if right[1:].partition("|")[0] in known]  # WAITAOF came with 7.2
-        reply = ask(
-            server.unix_socket, "ACL", "SETUSER", user, "on", ">secret", "~orders*", "~{orders}:*", "-@all", *rights
-        )
-        assert reply == b"OK"
+    for user in ("producer", "consumer"):
+        allow(server, user, listed_rights()[user])
     async with as_user(server, "producer") as client:
         producer = StreamProducer(client, "orders", max_len=4)
         await producer.push_many(["good", "bad", "good", "good"])
@@ -41,14 +38,61 @@ async def test_users_with_the_listed_rights_can_publish_and_consume(
         await producer.push("finished entries have made room", dedup_key="once")
 
 
+def allow(server: EmbeddedServer, user: str, listed: list[str]) -> None:
+    known = {name.decode().lower() for name, *_ in ask(server.unix_socket, "COMMAND")}
+    rights = [right for right in listed if right[1:].partition("|")[0] in known]  # WAITAOF came with 7.2
+    reply = ask(
+        server.unix_socket, "ACL", "SETUSER", user, "on", ">secret", "~orders*", "~{orders}:*", "-@all", *rights
+    )
+    assert reply == b"OK"
+
+
 def listed_rights() -> dict[str, list[str]]:
     section = (ROOT / "docs" / "reference" / "lua-scripts.md").read_text().partition("## Rights")[2]
-    of_producer, _, of_consumer = section.partition("one of a consumer also")
+    of_producer, _, rest = section.partition("one of a consumer also")
+    of_consumer, _, rest = rest.partition("A user of the Spark sink")
+    of_queue = rest.partition("A user of a [queue]")[2].partition("the importer")[0]
     rights = [
         [f"+{word.lower().replace(' ', '|')}" for word in re.findall(r"`([A-Z ]+)`", part)]
-        for part in (of_producer, of_consumer)
+        for part in (of_producer, of_consumer, of_queue)
     ]
-    return {"producer": rights[0], "consumer": rights[0] + rights[1]}
+    return {"producer": rights[0], "consumer": rights[0] + rights[1], "queue": sum(rights, [])}
+
+
+async def test_a_user_with_the_listed_rights_can_use_a_queue(start_server: Callable[..., EmbeddedServer]) -> None:
+    server = start_server(port=0)
+    allow(server, "queue", listed_rights()["queue"])
+    async with as_user(server, "queue") as client:
+        queue = RedisMessageQueue(
+            "orders",
+            client=client,
+            enable_completed_queue=True,
+            enable_failed_queue=True,
+            max_delivery_count=2,
+            retry_delay_seconds=0.001,
+            max_retry_delay_seconds=0.001,
+            visibility_timeout_seconds=0.5,
+            heartbeat_interval_seconds=0.1,
+            max_pending_length=2,
+            pending_overload_policy="drop_oldest",
+        )
+        for text in ("dropped", "bad", "good"):
+            assert await queue.publish(text)
+        assert not await queue.publish("good")
+        while (await queue.stats()).pending or (await queue.stats()).retrying:
+            with contextlib.suppress(ValueError):
+                async with queue.process_message() as message:
+                    if message == "bad":
+                        raise ValueError(message)
+        for source in ("pending", "processing", "retrying", "completed", "failed", "dead_letter"):
+            await queue.peek(source=source)
+        assert await queue.redrive_dead_letters() == 1
+        for target in ("pending", "completed", "failed", "dead_letter"):
+            await queue.purge(target=target)
+        assert await queue.drain()
+        await queue.close()
+    log = ask(server.unix_socket, "ACL", "LOG")
+    assert log == [], log
 
 
 async def test_a_user_with_the_listed_rights_can_balance(start_server: Callable[..., EmbeddedServer]) -> None:
