@@ -12,11 +12,13 @@ UV := $(shell if uv --version >/dev/null 2>&1; then echo uv; else echo $(BIN)/uv
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+# Most tests wait for servers and leases, and use a third of a core.
+WORKERS ?= $(shell echo $$((2 * $(CORES))))
 INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test test-interop check bench bench-queue bench-spark bench-tasks format sync lock clean
+.PHONY: help demo test test-failover test-interop check bench bench-queue bench-spark bench-tasks format sync lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +27,10 @@ demo: $(VENV)/.demo ## Watch a queue survive a killed worker, on an embedded ser
 	@$(BIN)/python -m penstock demo
 
 test: $(VENV)/.dev ## Run the tests on all cores (ARGS="..." goes to pytest)
-	@$(BIN)/python -m pytest -n $(CORES) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-failover: $(VENV)/.dev ## Kill the owner of 1,500 streams 20 times, with the machine to itself
+	@PENSTOCK_TIMED=1 $(BIN)/python -m pytest -rP tests/faults/test_balancer.py -k "1500_streams or within_one_sweep or evenly or frozen" $(ARGS)
 
 test-interop: $(VENV)/.dev ## Run Python and Go peers of one balanced service together (needs Go and its module proxy)
 	@PENSTOCK_INTEROP=1 $(BIN)/python -m pytest tests/interop $(ARGS)

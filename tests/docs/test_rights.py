@@ -56,7 +56,7 @@ def listed_rights() -> dict[str, list[str]]:
         [f"+{word.lower().replace(' ', '|')}" for word in re.findall(r"`([A-Z ]+)`", part)]
         for part in (of_producer, of_consumer, of_queue)
     ]
-    return {"producer": rights[0], "consumer": rights[0] + rights[1], "queue": sum(rights, [])}
+    return {"producer": rights[0], "consumer": rights[0] + rights[1], "queue": [*rights[0], *rights[1], *rights[2]]}
 
 
 async def test_a_user_with_the_listed_rights_can_use_a_queue(start_server: Callable[..., EmbeddedServer]) -> None:
