@@ -94,7 +94,7 @@ class FaultProxy:
 
     def refuse(self) -> None:
         """Refuses new connections; those that are open stay."""
-        self._switch(self._deafen)
+        self._run(self._deafen)
 
     def heal(self) -> None:
         """Ends all faults: what is armed is disarmed, replies are prompt, connections are accepted."""
@@ -114,18 +114,23 @@ class FaultProxy:
     # --- in the proxy's thread --------------------------------------------------------------------
 
     def _welcome(self) -> asyncio.Protocol:
-        link = ProxiedLink(self._target, self._board, self._links.discard)
-        self._links.add(link)
-        return link.client
+        return ProxiedLink(self._target, self._board, self._links.add, self._links.discard).client
 
     async def _listen(self) -> None:
         if self._listener is None:
             self._listener = await self._loop.create_server(self._welcome, LOOPBACK, self.port)
 
-    def _deafen(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+    async def _deafen(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        for listening in listener.sockets:
+            self._loop.remove_reader(listening.fileno())
+        for _ in range(3):
+            await asyncio.sleep(
+                0
+            )  # who has just been let in takes a seat: asyncio stumbles if the server closes meanwhile
+        listener.close()
 
     def _swallow(self) -> None:
         self._board.is_black_hole = True
@@ -137,7 +142,7 @@ class FaultProxy:
             link.end("reset")
 
     async def _close(self) -> None:
-        self._deafen()
+        await self._deafen()
         while self._links:
             self._reset()
             await asyncio.sleep(0)  # a transport reports its end in the next turn of the loop

@@ -67,10 +67,16 @@ class _ClientSide(_Side):
 class ProxiedLink:
     """Forwards whole requests and whole replies in order, and matches them, until a fault ends it."""
 
-    def __init__(self, target: SocketAddress, board: FaultBoard, on_end: Callable[[ProxiedLink], None]) -> None:
+    def __init__(
+        self,
+        target: SocketAddress,
+        board: FaultBoard,
+        on_begin: Callable[[ProxiedLink], None],
+        on_end: Callable[[ProxiedLink], None],
+    ) -> None:
         self._target = target
         self._board = board
-        self._on_end = on_end
+        self._on_begin, self._on_end = on_begin, on_end
         self._loop = asyncio.get_running_loop()
         self.client = _ClientSide(self)
         self._server = _Side(self._on_reply_bytes, self._on_server_gone)
@@ -99,6 +105,7 @@ class ProxiedLink:
 
     def on_client(self) -> None:
         """Goes to the server for the client that has come."""
+        self._on_begin(self)
         if not self._is_mute:
             assert self.client.transport is not None
             self.client.transport.pause_reading()
