@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import redis
 import redis.asyncio
 from redis_message_queue import RedisMessageQueue
@@ -13,7 +11,7 @@ from bench.peers.adapter import Adapter, AsyncAdapter, BlockingAdapter
 from bench.peers.handlers import async_handler, plain_handler
 from bench.peers.params import STREAM, Params
 from bench.peers.payload import Message
-from bench.peers.queue_message import Unique
+from bench.peers.queue_message import Unique, decoder
 
 
 class AsyncQueue(AsyncAdapter):
@@ -34,18 +32,18 @@ class AsyncQueue(AsyncAdapter):
 
     async def publish(self, message: Message) -> None:
         """Publishes one message unless it was published before."""
-        assert await self._queue.publish(self._unique.mark(message))
+        assert await self._queue.publish(self._unique.like(message))
 
     def work(self) -> None:
         """Processes messages."""
         self.run(self._drain())
 
     async def _drain(self) -> None:
-        handle, queue = async_handler(self.params), self._make()
+        handle, decode, queue = async_handler(self.params), decoder(self.params), self._make()
         while True:
             async with queue.process_message() as message:
                 if message is not None:
-                    await handle(json.loads(message))
+                    await handle(decode(message))
 
 
 class SyncQueue(BlockingAdapter):
@@ -62,15 +60,15 @@ class SyncQueue(BlockingAdapter):
 
     def publish(self, message: Message) -> None:
         """Publishes one message unless it was published before."""
-        assert self._queue.publish(self._unique.mark(message))
+        assert self._queue.publish(self._unique.like(message))
 
     def work(self) -> None:
         """Processes messages."""
-        handle, queue = plain_handler(self.params), self._make()
+        handle, decode, queue = plain_handler(self.params), decoder(self.params), self._make()
         while True:
             with queue.process_message() as message:
                 if message is not None:
-                    handle(json.loads(message))
+                    handle(decode(message))
 
 
 def ADAPTER(params: Params) -> Adapter:  # noqa: N802 - the name by which adapters are found
