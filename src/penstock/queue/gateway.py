@@ -393,8 +393,10 @@ class RedisGateway(AbstractRedisGateway):
         event = Event(name, queue, GROUP, fields)
         if self._on_event is not None:
             tell(self._on_event, event)
-        for sink in self._listeners.get(queue, ()):
-            tell(sink, event)
+        # What happens to the connection, and to no queue in particular, concerns all of them.
+        for name_of_queue in [queue] if queue else list(self._listeners):
+            for sink in self._listeners.get(name_of_queue, ()):
+                tell(sink, Event(name, name_of_queue, GROUP, fields))
 
 
 def log_record(claim: Claim, error: BaseException | None) -> list[str | int]:

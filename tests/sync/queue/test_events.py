@@ -221,3 +221,15 @@ def test_events_of_side_by_side_consumers_are_all_told(client: StreamClient) -> 
         join(task)
     counts = {name: witness.names.count(name) for name in ("published", "claimed", "completed")}
     assert counts == {"published": 20, "claimed": 20, "completed": 20}
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_queue_over_a_gateway_is_told_of_outages(fault_proxy: FaultProxy) -> None:
+    witness = Witness()
+    with StreamClient.from_url(fault_proxy.url) as client:
+        queue = RedisMessageQueue(NAME, gateway=RedisGateway(redis_client=client), on_event=witness)
+        queue.publish("before")
+        fault_proxy.drop_reply("EVALSHA")
+        assert queue.publish("hello") is True
+    assert witness.names == ["published", "trying_again", "published"]
+    assert {event.stream for event in witness.events} == {NAME}
