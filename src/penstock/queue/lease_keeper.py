@@ -90,6 +90,7 @@ class LeaseKeeper:
             except Exception:
                 # Whatever it is: a thread that ends costs every lease from now on, and nobody would know why.
                 logger.exception("the lease of %s was not renewed", due.entry_id)
+            del due  # or the last message would live until the next one is due
         self._lane.close()
 
     def _next_due(self) -> Lease | None:
