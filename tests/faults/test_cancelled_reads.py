@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from penstock import ConsumerConfig, StreamClient, StreamConsumer, StreamMessage
+from penstock import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage
 from penstock.testing import FaultProxy
 from tests.faults.checker import body
 from tests.faults.conftest import GROUP, STREAM, Scene
@@ -99,3 +99,41 @@ async def test_a_read_that_is_cancelled_while_it_waits_takes_no_message_along(sc
     assert set(recorder.done) == set(scene.published)
     scene.checker.check_conserved(scene.published)
     scene.checker.check_quiet()
+
+
+async def test_a_read_that_reaches_the_server_after_its_consumer_has_gone_takes_no_message_along(
+    scene: Scene, fault_proxy: FaultProxy
+) -> None:
+    recorder = Recorder()
+    async with StreamClient.from_url(fault_proxy.url) as client:
+        consumer = StreamConsumer(client, STREAM, CONFIG, message_handler=recorder)
+        late = fault_proxy.late_request("XREADGROUP", 0.5, nth=2)
+        running = asyncio.create_task(consumer.run())
+        await asyncio.to_thread(fault_proxy.wait_for, "XREADGROUP", 2)
+        await _cancelled(running, 0.0)
+        ids = await asyncio.to_thread(scene.publish, body(1))
+        assert await asyncio.to_thread(late.wait)
+        heir = StreamConsumer(client, STREAM, CONFIG, message_handler=recorder)
+        await heir.run_once()
+        await heir.close()
+
+    assert recorder.done == ids
+    scene.checker.check_conserved(ids)
+    scene.checker.check_quiet()
+
+
+async def test_a_wait_of_a_queue_that_reaches_the_server_after_it_was_cancelled_takes_no_message_along(
+    scene: Scene, fault_proxy: FaultProxy
+) -> None:
+    async with StreamClient.from_url(fault_proxy.url) as client, StreamClient.from_url(scene.url) as other:
+        queue, heir = RedisMessageQueue("jobs", client=client), RedisMessageQueue("jobs", client=other)
+        late = fault_proxy.late_request("XREADGROUP", 0.5)
+        waiting = asyncio.create_task(queue.process_message().__aenter__())
+        await asyncio.to_thread(fault_proxy.wait_for, "XREADGROUP")
+        await _cancelled(waiting, 0.0)
+        await queue.close()
+        await heir.publish("message")
+        assert await asyncio.to_thread(late.wait)
+        async with heir.process_message() as message:
+            assert message == "message"
+        await heir.close()

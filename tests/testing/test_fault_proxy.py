@@ -13,6 +13,7 @@ from redis.retry import Retry
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask, connect
 from penstock.testing import FaultProxy
+from tests.faults.waiting import eventually
 
 pytestmark = pytest.mark.servers("7.0")
 
@@ -69,6 +70,18 @@ def test_a_lost_request_is_never_executed(client: redis.Redis, fault_proxy: Faul
         client.incr("n")
     assert fault.has_happened
     assert raw.get("n") is None
+
+
+def test_a_late_request_is_executed_in_its_order_even_if_its_sender_is_gone(
+    fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    late = fault_proxy.late_request("INCR", 0.2)
+    with connect(("127.0.0.1", fault_proxy.port), 2.0) as connection:
+        connection.sendall(b"*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n*3\r\n$6\r\nAPPEND\r\n$1\r\nn\r\n$1\r\n0\r\n")
+        assert fault_proxy.wait_for("INCR")
+    assert raw.get("n") is None
+    assert late.wait()
+    eventually(lambda: raw.get("n") == b"10", "both were executed, in their order")
 
 
 def test_in_a_pipeline_the_replies_before_the_lost_one_arrive(fault_proxy: FaultProxy, raw: redis.Redis) -> None:

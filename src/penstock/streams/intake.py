@@ -62,7 +62,7 @@ class Intake:
         self._sweep_interval_s, self._on_rejected = sweep_interval_s, on_rejected
         self._connection: Connection | None = None
         self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is on the move
-        self._client_id = 0
+        self._client_id = self._forsaken_id = 0
         self._is_reading = False
         self._must_sweep = True
         self.has_read = False
@@ -100,7 +100,7 @@ class Intake:
         except BaseException:
             # Cancelled, timed out or broken: the server may have handed messages to nobody.
             self._must_sweep = True
-            connection.abort()
+            self._abort(connection)
             if acks is not None and not answered:
                 self._settler.put_back(acks)
             raise
@@ -183,6 +183,7 @@ class Intake:
         """Take up whatever is pending with this consumer and not held by it. No read may be under way."""
         found, pending, has_stranded = 0, 0, False
         start = "-"
+        await self.forsake_read()
         async with self.claiming:
             while True:
                 page = await self._ledger.own_pending(start, MAX_IDS)
@@ -236,7 +237,17 @@ class Intake:
                     return
         except PenstockError:
             pass  # forbidden, or Redis is away: breaking the connection ends the read as well
-        self._connection.abort()
+        self._abort(self._connection)
+
+    def _abort(self, connection: Connection) -> None:
+        if connection.is_open:  # else the server has hung up
+            self._forsaken_id = self._client_id
+        connection.abort()
+
+    async def forsake_read(self) -> None:
+        """Keep a read that was given up from being executed later: only then tells a look what it handed out."""
+        client_id, self._forsaken_id = self._forsaken_id, 0
+        await self._client.forsake(self._ledger.keys.stream, client_id)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -77,6 +77,10 @@ class FaultProxy:
         """Loses the nth such command itself: the server never sees it, and the client cannot tell the difference."""
         return self._board.arm(Fault(command, nth, containing, "request", ending))
 
+    def late_request(self, command: str, seconds: float, nth: int = 1, *, containing: bytes = b"") -> Fault:
+        """Has the nth such command reach the server only so much later, even if its sender is gone by then."""
+        return self._board.arm(Fault(command, nth, containing, "nothing", "close", seconds))
+
     def delay_replies(self, seconds: float) -> None:
         """Holds every reply back for so long, from now on; 0 ends it."""
         self._switch(lambda: setattr(self._board, "delay_s", seconds))

@@ -86,6 +86,8 @@ class ProxiedLink:
         self._connecting: asyncio.Task[None] | None = None
         self._is_transparent = False
         self._is_mute = board.is_black_hole
+        self._late: list[bytes] | None = None  # a request that is under way for long, and those that came behind it
+        self._is_client_gone = False
         self._last_due = 0.0
 
     def mute(self) -> None:
@@ -115,7 +117,9 @@ class ProxiedLink:
         """Follows the client."""
         if self._connecting is not None:
             self._connecting.cancel()
-        self._server.close()
+        self._is_client_gone = True
+        if self._late is None:
+            self._server.close()
         self._on_end(self)
 
     def on_request_bytes(self, received: bytes) -> None:
@@ -135,14 +139,29 @@ class ProxiedLink:
             self._server.write(self._requests.rest())
 
     def _on_request(self, request: bytes) -> None:
+        if self._late is not None:
+            self._late.append(request)
+            return
         words = words_of(request)
         fault = self._board.judge(words) if words else None
         if fault is not None and fault.loses == "request":
             self._lose(fault)
             return
+        if fault is not None and fault.late_s:
+            self._late = [request]
+            self._loop.call_later(fault.late_s, self._arrive, fault)
+            return
         self._expected.append(fault)
         self._is_transparent = self._is_transparent or not words or words[0].upper() in _UNSOLICITED
         self._server.write(request)
+
+    def _arrive(self, fault: Fault) -> None:
+        late, self._late = self._late or [], None
+        for request in late:
+            self._on_request(request)
+        if self._is_client_gone:
+            self._server.close()
+        fault.happen()
 
     # --- from the server --------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class Slot:
         self.is_given_up = False  # it keeps a message that can be settled in no way
         self._has_read = False  # what is in doubt was new; else it was taken from another consumer
         self._connection: Connection | None = None
+        self._forsaken_id = 0  # of a connection whose last read may be on its way still
         self._home: object = None
         self._asked: Host | None = None
         self._begun: tuple[str, int, int] | None = None  # told to the server, which may not have answered
@@ -55,6 +56,7 @@ class Slot:
             self.is_doubtful = isinstance(error, ConnectionLost)
             raise
         except BaseException:  # cancelled, or interrupted: the server must not hand a message to nobody
+            self._forsaken_id = connection.client_id
             connection.abort()
             raise
         rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
@@ -79,6 +81,8 @@ class Slot:
 
     def take_lost(self) -> tuple[list[LedgerClaim], list[str]]:
         """Take what a lost reply had handed out, if it had."""
+        forsaken_id, self._forsaken_id = self._forsaken_id, 0
+        self._client.forsake(self._stream, forsaken_id)
         start, claims, missing = "-", list[LedgerClaim](), list[str]()
         while not claims and not missing:
             # Among them are those that wait for their retry, which are passed over.
@@ -114,6 +118,8 @@ class Slot:
         connection = self._connection
         if connection is None or not connection.is_open or self._home is not home():
             connection = self._connection = self._client.dedicated(self._stream, self._asked)
+            reply = (connection.pipeline([("CLIENT", "ID")]))[0]
+            connection.client_id = reply if isinstance(reply, int) else 0  # it may be forbidden to ask
             self._home = home()
         return connection
 

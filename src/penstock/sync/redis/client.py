@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 from penstock.errors import (
@@ -378,6 +379,15 @@ class StreamClient:
         is_moved = isinstance(error, Redirected) and error.asked is None
         if is_moved or isinstance(error, ConnectionLost | ConnectionFailed | ReadOnlyServer):
             self.refresh()
+
+    def forsake(self, key: str, client_id: int) -> None:
+        """Have the server close a connection that was given up here: what it sent last may be on its way still.
+
+        Best effort: where it is forbidden, or Redis is away, the lease of what was handed out to nobody must run out.
+        """
+        if client_id:
+            with suppress(PenstockError):
+                self.call(key, "CLIENT", "KILL", "ID", client_id)
 
     def load(self, connection: Connection, scripts: Sequence[Script]) -> None:
         """Make the scripts known to the server behind a connection."""

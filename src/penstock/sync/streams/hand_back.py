@@ -89,6 +89,7 @@ class HandBack:
 
     def _park_stranded(self) -> None:
         # What the server handed to a read whose reply nobody saw. Of a fenced consumer it is the newer process's.
+        self._intake.forsake_read()
         is_ours = not self._is_fenced() and self._intake.has_read
         page = self._ledger.own_pending("-", MAX_IDS) if is_ours else []
         claims, _ = self._ledger.take([entry_id for entry_id, _, _ in page], True) if page else ([], [])
