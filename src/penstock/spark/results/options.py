@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from penstock.errors import ConfigurationError
@@ -12,6 +12,7 @@ from penstock.keys import check_name
 from penstock.settings.settings import Settings
 from penstock.settings.tables import ResultBackendSettings
 from penstock.spark.option_values import Options
+from penstock.spark.reading.options import milliseconds
 from penstock.spark.results.fs_shelf import FSShelf
 from penstock.spark.results.postgres_shelf import PostgresShelf
 from penstock.spark.results.redis_shelf import RedisShelf
@@ -39,15 +40,29 @@ class ResultsOptions:
     def parse(cls, given: Mapping[str, str]) -> ResultsOptions:
         """Read the options; raise ConfigurationError for what is unknown, wrong or contradictory."""
         options = Options(given, FORMAT)
-        kind = options.text("kind")
         made = cls(
             shelf=_shelf(options),
-            wanted=Wanted() if kind is None else Wanted(kinds=frozenset([check_name("option kind", kind)])),
+            wanted=_wanted(options),
             sizes=Sizes(options.whole("minPartitions") or 1, options.whole("maxRowsPerPartition") or Sizes.max_rows),
             filter_pushdown=options.flag("filterPushdown", default=False),
         )
         options.refuse_unknown()
         return made
+
+
+def _wanted(options: Options) -> Wanted:
+    kind = options.text("kind")
+    since, ending = _moment(options, "startingTimestamp"), _moment(options, "endingTimestamp")
+    return Wanted(
+        kinds=None if kind is None else frozenset([check_name("option kind", kind)]),
+        since=since,
+        until=None if ending is None else ending - timedelta(microseconds=1),
+    )
+
+
+def _moment(options: Options, name: str) -> datetime | None:
+    text = options.text(name)
+    return None if text is None else datetime.fromtimestamp(milliseconds(name, text) / 1000, UTC)
 
 
 def _shelf(options: Options) -> Shelf:
