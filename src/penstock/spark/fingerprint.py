@@ -6,7 +6,8 @@ from __future__ import annotations
 PATTERNS = (
     (r"\b[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\b", "<id>"),
     (r"\b0x[0-9a-fA-F]+\b", "<id>"),
-    (r"\x27[^\x27]*\x27|\x22[^\x22]*\x22", "<text>"),  # quotation marks by their codes: they stand in SQL as well
+    # Quotation marks by their codes, since they stand in SQL as well; one within a word is an apostrophe.
+    (r"(?<!\w)\x27[^\x27]*\x27|\x22[^\x22]*\x22", "<text>"),
     (r"[0-9]+(?:[.,:][0-9]+)*", "<n>"),
     (r"[ \t\r\n]+", " "),
 )

@@ -32,7 +32,7 @@ HOUR_MS = 3_600_000
 WINDOW = Window(START_MS + HOUR_MS, START_MS + 3 * HOUR_MS)
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\" onload='x'"
 TEXTS = [
-    "order 7 has no price", "order 12.5 has no price", "no user 'ann'", 'no user "bob"',
+    "order 7 has no price", "order 12.5 has no price", "can't find user 'ann'", 'can\'t find user "bob"',
     "job 6f1c2a9e-0000-4000-8000-00000000abcd at 0x7fe2 timed\nout after 3,000 ms", ATTACK, "", "x" * 500,
 ]  # fmt: skip
 
