@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
 from penstock.redis.embedded import EmbeddedServer
+from tests.spark.archive.streams import Stream, archive, opened
 from tests.spark.report.pages import Page
 
 if TYPE_CHECKING:
@@ -35,6 +36,27 @@ def test_an_empty_stream_has_a_page_too_and_an_old_page_is_replaced(
     assert page.row("messages published") == ["messages published", "0"]
     assert "Stream orders is empty now: 1 entries were trimmed or deleted" in page.text
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_is_left_of_a_stream_are_dead_letters_with_bytes_that_are_no_text(
+    spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    stream_redis.xadd(
+        "ghosts_dlq", {"data": b"\xff", "kind": b"\xff\xfe", "dlq_reason": "fatal", "dlq_error_text": b"\xfd"}
+    )
+    archive(opened(tmp_path / "cold"), orders(), 0, 5)
+    out = tmp_path / "page.html"
+    result = call(stream_server, "--stream", "ghosts", "--archive", tmp_path / "cold", "--out", out)
+    assert result.stdout == f"{out}: 0 messages, 1 dead letters\n"
+    page = Page(out.read_text())
+    assert page.row("1")[1:4] == ["fatal", "", "\ufffd"]
+    assert f"The archive {tmp_path}/cold does not have this stream." in page.text
+
+
+def orders() -> Stream:
+    stream = Stream()
+    stream.add(5)
+    return stream
 
 
 @pytest.mark.parametrize(

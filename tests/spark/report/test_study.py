@@ -63,6 +63,7 @@ class Queue:
         self.results: list[Result] = []
         self.dead: list[dict[str, Any]] = []
         self._client, self._chance = client, chance
+        client.sadd("{jobs}:lanes", "normal", "high")
         with client.pipeline(transaction=False) as pipe:
             for number, ms in enumerate(sorted(chance.randrange(START_MS, START_MS + 4 * HOUR_MS) for _ in range(300))):
                 self._add(pipe, number, ms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from penstock.spark.archive.read import read
@@ -13,14 +12,11 @@ from penstock.spark.report.window import Window
 from penstock.spark.results.options import FORMAT as RESULTS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 _PLAIN = "stream string, id string, ms bigint, data binary, key string, headers map<string,string>, message_id string"
 _TASKS = "stream string, id string, ms bigint, data binary, key string, fields map<string,binary>"
-_DEAD = (
-    "id string, ms bigint, reason string, error string, error_text string, attempts bigint, source_id string, "
-    "headers map<string,string>, fields map<string,binary>"
-)
+_DEAD = "id string, ms bigint, headers map<string,string>, fields map<string,binary>"
 _RESULTS = "task_id string, kind string, status string, attempts bigint, started_at timestamp, finished_at timestamp"
 _MOST_ATTEMPTS = 10  # beyond which they are counted together
 _LONGEST = 200  # characters of a text that anybody looks at
@@ -49,35 +45,36 @@ class Frames:
 
     def _entries(self) -> DataFrame:
         subject, window = self._subject, self._window
-        options = {**subject.options, "failOnDataLoss": "false", "waitForStreams": "true"}
-        if subject.archive is not None:
+        archived = self._archived()
+        if subject.archive is not None and archived:
             times = (window.low, window.high)
-            return read(
-                self._spark, subject.archive, self._archived(), *times, hot=subject.options, fail_on_data_loss=False
-            )
-        reader = self._spark.read.format("redis_streams").options(**options, streams=",".join(subject.names()))
-        reader = reader.options(startingTimestamp=str(window.low), endingTimestamp=str(window.high))
-        return reader.schema(_PLAIN if subject.queue is None else _TASKS).load()
+            return read(self._spark, subject.archive, archived, *times, hot=subject.options, fail_on_data_loss=False)
+        return self._reader(*subject.names()).schema(_PLAIN if subject.queue is None else _TASKS).load()
+
+    def _reader(self, *streams: str) -> DataFrameReader:
+        """Return a reader of what streams hold of the window, if they exist."""
+        options = {**self._subject.options, "failOnDataLoss": "false", "waitForStreams": "true"}
+        reader = self._spark.read.format("redis_streams").options(**options, streams=",".join(streams))
+        return reader.options(startingTimestamp=str(self._window.low), endingTimestamp=str(self._window.high))
 
     def _archived(self) -> list[str]:
         """Return the streams that there are: an archive refuses one that neither it nor Redis has."""
-        assert self._subject.archive is not None
+        if self._subject.archive is None:
+            return []
         known = {*load_state(self._subject.archive).ranges, *self._subject.states()}
         return [name for name in self._subject.names() if name in known]
 
     def dead(self) -> DataFrame:
         """Return `id, ms, reason, error, text, attempts, kind, life, bucket`, one row for each dead letter."""
-        options = {**self._subject.options, "failOnDataLoss": "false", "view": "dead_letters"}
-        reader = self._spark.read.format("redis_streams").options(**options).schema(_DEAD)
-        # By pattern, since a task queue's are not called after the stream of its tasks.
-        reader = reader.option("subscribePattern", re.escape(self._subject.dead_stream))
-        reader = reader.options(startingTimestamp=str(self._window.low), endingTimestamp=str(self._window.high))
-        return reader.load().selectExpr(
-            "id", "ms", "coalesce(reason, '') as reason", f"left(coalesce(error, ''), {_LONGEST}) as error",
-            f"{normalised_sql('error_text')} as text",
-            f"cast(least(attempts, {_MOST_ATTEMPTS}) as string) as attempts",
+        # By the name of their stream, since a task queue's are not called after the stream of its tasks.
+        reader = self._reader(self._subject.dead_stream)
+        return reader.schema(_DEAD).load().selectExpr(
+            "id", "ms", f"coalesce({_dlq('reason')}, '') as reason",
+            f"left(coalesce({_dlq('error')}, ''), {_LONGEST}) as error",
+            f"{normalised_sql(_dlq('error_text'))} as text",
+            f"cast(least(try_cast({_dlq('attempts')} as bigint), {_MOST_ATTEMPTS}) as string) as attempts",
             f"left(coalesce(cast(fields['kind'] as string), headers['kind']), {_LONGEST}) as kind",
-            "ms - try_cast(split_part(source_id, '-', 1) as bigint) as life",
+            f"ms - try_cast(split_part({_dlq('id')}, '-', 1) as bigint) as life",
             f"{self._window.bucket_sql('ms')} as bucket",
         )  # fmt: skip
 
@@ -96,6 +93,10 @@ class Frames:
             "ended - unix_millis(started_at) as run",
             f"{self._window.bucket_sql('ended')} as bucket",
         )  # fmt: skip
+
+
+def _dlq(name: str) -> str:
+    return f"cast(fields['dlq_{name}'] as string)"
 
 
 def made_sql(column: str) -> str:

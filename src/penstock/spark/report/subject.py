@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from penstock.spark.link import Link
 from penstock.spark.option_values import Options
 from penstock.spark.patience import patiently
 from penstock.spark.reading.catalogue import StreamState, look
-from penstock.sync.redis.reading import stream_keys
+from penstock.tasks.lanes import Lane
 
 _TASKS = ".tasks"
 _RETRY_S = 60.0
@@ -48,15 +47,16 @@ class Subject:
         """Where results are: a task queue has its own, unless others are named."""
         if self.results is not None or self.queue is None or TaskKeys(self.queue).results not in self.states():
             return self.results
-        return {**self.options, "backend": "redis", "queue": self.queue}
+        return {**self.options, "backend": "redis", "queue": self.queue, "failOnDataLoss": "false"}
 
     def names(self) -> list[str]:
         """Return the streams: those of all lanes of a task queue."""
         if self.queue is None:
             return [self.stream]
-        escaped = re.sub(r"([*?\\[\]])", r"\\\1", self.stream)
-        found = patiently(lambda: stream_keys(self._link().client(), escaped + "*"), _RETRY_S)
-        return sorted({self.stream, *(name for name in found if name.startswith(f"{self.stream}."))})
+        keys = TaskKeys(self.queue)
+        used = patiently(lambda: self._link().client().call(keys.lanes, "SMEMBERS", keys.lanes), _RETRY_S)
+        lanes = [lane for name in used if (lane := Lane.parse(name.decode(errors="replace"))) is not None]
+        return sorted({self.stream, *(keys.tasks(lane.suffix).stream for lane in lanes)})
 
     def states(self) -> dict[str, StreamState]:
         """Return what the server says of the streams that exist; raise StreamMissing if nothing is known of any."""
