@@ -89,7 +89,7 @@ def family(rows: DataFrame, names: Sequence[str], first: str, second: str | None
     )
     # Of many kinds, the slowest or the most frequent are of interest; intervals and the like are never that many.
     order = [f.col("second_values")[2].desc_nulls_last()] if second == "run" else []
-    place = f.row_number().over(Over.partitionBy("level").orderBy(*order, f.desc("n")))
+    place = f.row_number().over(Over.partitionBy("level").orderBy(*order, f.desc("n"), *names))
     return _family(grouped.withColumn("place", place).where(f"place <= {_MOST_GROUPS}").collect(), names)
 
 
@@ -107,7 +107,7 @@ def _family(rows: Sequence[Any], names: Sequence[str]) -> Family:
     # Spark's number of a level has a bit for each name that it leaves out, the first name's being the highest.
     all_out = (1 << len(names)) - 1
     levels = {all_out ^ (1 << (len(names) - 1 - place)): name for place, name in enumerate(names)}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row["place"]):
         name = levels.get(row["level"])
         group = Group(
             None if name is None else row[name],

@@ -32,7 +32,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of all messages; `earlier` ones had their result before this run."""
+    """What became of all messages; `earlier` ones had a result before: of another run, or of a task that was killed."""
 
     done: int = 0
     failed: int = 0

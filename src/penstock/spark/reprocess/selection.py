@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -78,7 +79,7 @@ class DeadLetters:
         """Raise ConfigurationError or StreamMissing for what cannot work; without Spark."""
         if self.reason is not None and self.reason not in set(Reason):
             raise ConfigurationError(f"--reason {self.reason!r} is none: there are {', '.join(Reason)}")
-        self.last_id()
+        assert self.last_id
 
     @property
     def link(self) -> Link:
@@ -90,8 +91,9 @@ class DeadLetters:
         """The stream of the dead letters."""
         return StreamKeys(self.stream).default_dead_letters()
 
+    @cached_property
     def last_id(self) -> str:
-        """Return the id of the newest dead letter."""
+        """The id of the newest dead letter when this was first asked for: what comes later is not meant."""
         state = patiently(lambda: look(self.link.client(), [self.key]), _RETRY_S)[self.key]
         if state is None:
             raise StreamMissing(f"there are no dead letters of stream {self.stream!r}: no stream {self.key!r} exists")
@@ -100,7 +102,7 @@ class DeadLetters:
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the dead letters as the messages that they were."""
         options = {**self.options, "streams": self.stream, "view": "dead_letters", "failOnDataLoss": "false"}
-        options |= {"endingOffsets": self.last_id(), "maxRowsPerPartition": str(_ROWS_A_TASK)}
+        options |= {"endingOffsets": self.last_id, "maxRowsPerPartition": str(_ROWS_A_TASK)}
         found = _filtered(spark.read.format("redis_streams").options(**options).load(), self.where)
         if self.reason is not None:
             found = found.where(f"reason = '{self.reason}'")
