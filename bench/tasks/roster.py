@@ -31,7 +31,7 @@ def _keys(pattern: str) -> Count:
 PEERS = (
     Peer(
         "penstock", OWN, 1.0,
-        lambda client: int(client.hlen(f"{{{NAME}}}:index")), lambda client: int(client.xlen(f"{NAME}.results")),
+        lambda client: int(client.hlen(f"{{{NAME}}}:index")), lambda client: int(client.hlen(f"{{{NAME}}}:done")),
     ),
     Peer(
         "taskiq", "taskiq", 0.05,

@@ -54,4 +54,8 @@ def decode_headers(raw: bytes | None) -> Mapping[str, str]:
 
 def as_mapping(fields: Fields) -> dict[str, bytes]:
     """Return the fields of an entry by name."""
-    return {fields[i].decode(errors="replace"): fields[i + 1] for i in range(0, len(fields), 2)}
+    names, values = fields[::2], fields[1::2]
+    try:
+        return dict(zip(map(bytes.decode, names), values, strict=True))
+    except UnicodeDecodeError:
+        return dict(zip([name.decode(errors="replace") for name in names], values, strict=True))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -93,6 +95,24 @@ async def test_ksp_a_peer_is_told_of_an_expired_stream_and_claims_it(client: Str
             await eventually(lambda: peer.expired == ["session1"])
             await eventually(lambda: peer.owned == ["session1"])
             assert peer.balancer.owned[0].additional_info == {"key": "value"}
+
+
+async def test_ksp_one_event_leads_to_all_streams_of_the_dead_owner(start_server: Callable[..., Any]) -> None:
+    # Redis tells of a lock when it deletes it: at once when somebody asks for it, else seconds later, and here never.
+    server, never = start_server(options={"enable-debug-command": "yes"}), {"sweep_interval_ms": 600_000}
+    with redis.Redis(unix_socket_path=server.unix_socket) as raw:
+        raw.execute_command("DEBUG", "SET-ACTIVE-EXPIRE", "0")
+        async with StreamClient.from_url(server.unix_url) as client:
+            dead = quick(client, "dead", **never)
+            async with following(dead) as (first,):
+                for number in range(5):
+                    add_raw(raw, f"session-{number}")
+                await eventually(lambda: len(first.owned) == 5)
+                async with following(quick(client, "a", **never)) as (a,):
+                    lock = next(iter(locks(raw)))
+                    await crash(dead)
+                    await eventually(lambda: raw.get(lock) is None)
+                    await eventually(lambda: sorted(a.owned) == [f"session-{number}" for number in range(5)])
 
 
 async def test_ksp_in_bulk_two_thousand_streams_over_ten_consumers(

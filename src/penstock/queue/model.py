@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from penstock.queue.payload import MessageData
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedMessage:
+class ClaimedMessage(msgspec.Struct, frozen=True):
     """A message that was handed out under a lease; whoever settles or renews it shows the token."""
 
     stored_message: MessageData

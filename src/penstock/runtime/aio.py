@@ -353,7 +353,10 @@ class Combiner(Generic[T]):
             self._go(len(self._waiting))
 
     def _go(self, count: int) -> None:
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        if count == len(self._waiting):
+            batch, self._waiting = self._waiting, []
+        else:
+            batch, self._waiting = self._waiting[:count], self._waiting[count:]
         self._size = count
         self._room.call(count)
         if self.express is None or not self.express(batch, self._next):

@@ -263,13 +263,16 @@ class Combiner(Generic[T]):
 
     def put(self, item: T) -> None:
         """Take an item in and return when it was sent."""
-        self._waiting.append(item)
+        waiting = self._waiting
+        waiting.append(item)
         with self._turn:
-            if item not in self._waiting:
+            if item not in waiting:
                 return  # the thread before us took it along
             if self._linger_s:
                 time.sleep(self._linger_s)
-            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            batch = [waiting.popleft()]
+            while waiting:
+                batch.append(waiting.popleft())
             if self.express is None or not self.express(batch, _nothing):
                 self._send(batch)
 

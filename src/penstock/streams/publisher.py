@@ -27,7 +27,7 @@ from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.aio import home, pause
-from penstock.streams.outgoing import Outgoing, layout
+from penstock.streams.outgoing import Outgoing, layout, lone_layout
 
 OnFull: TypeAlias = Literal["reject", "block", "drop_oldest"]
 Durability: TypeAlias = Literal["fast", "local", "replicated"]
@@ -70,6 +70,7 @@ class Publisher:
         self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
         self._dedup = self._keys.dedup("")
         self._script = script("publish")
+        self._head = ("EVALSHA", self._script.sha)
         policy = "drop_oldest" if settings.on_full == "drop_oldest" else "reject"
         self._fixed = (str(int(settings.retry.budget_s * 2) + 60), str(settings.max_len), policy)
         self._sequence = 0
@@ -105,12 +106,21 @@ class Publisher:
             # Forked: under the same marker the batches of two processes would be taken for repetitions.
             self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
         self._sequence += 1
+        if len(messages) == 1:
+            return self._compose_lone(messages[0])
         args = layout(messages)
         keys: list[str] = []
         if args[1] != "plain":
             keys = [self._dedup + message.dedup_key for message in messages if message.dedup_key is not None]
-        head = ("EVALSHA", self._script.sha, 2 + len(keys), self._keys.stream, self._marker)
-        return (*head, *keys, self._sequence, *self._fixed, *args)
+        return (*self._head, 2 + len(keys), self._keys.stream, self._marker, *keys, self._sequence, *self._fixed, *args)
+
+    def _compose_lone(self, message: Outgoing) -> Command:
+        # Its caller waits for it alone: laid out without the lists of a batch.
+        if message.dedup_key is None:
+            keys: tuple[str, ...] = (self._keys.stream, self._marker)
+        else:
+            keys = (self._keys.stream, self._marker, self._dedup + message.dedup_key)
+        return (*self._head, len(keys), *keys, self._sequence, *self._fixed, *lone_layout(message))
 
     def answers(self, replies: list[Reply]) -> list[Answer]:
         """Return what the server said of each message."""
@@ -119,6 +129,13 @@ class Publisher:
             self._on_dropped(int(dropped))
         answers = self._parse(text)
         return self._if_durable(replies[1], answers) if len(replies) > 1 else answers
+
+    def lone_answer(self, reply: Reply) -> Answer:
+        """Return what the server said of a message that travelled alone, without a question for durability."""
+        text: str = reply.decode()
+        if text.startswith("0 ") and text[2].isdigit():
+            return text[2:]
+        return self.answers([reply])[0]
 
     def _parse(self, text: str) -> list[Answer]:
         first, is_range, last = text.partition("..")

@@ -29,7 +29,7 @@ async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name
         open=int(await client.call(keys.index, "HLEN", keys.index)),
         scheduled=int(await client.call(keys.due, "ZCARD", keys.due)),
         dead_letters=int(await client.call(keys.dead, "XLEN", keys.dead)),
-        results=int(await client.call(keys.results, "XLEN", keys.results)),
+        results=int(await client.call(keys.done, "HLEN", keys.done)),
         lanes=tuple(found),
         **by_what,
     )

@@ -85,9 +85,9 @@ class ResultBoard:
         gone = 0
         while True:
             keys = [self._keys.results, self._keys.done]
-            step = int(await self._client.run("task_retention", keys, [retention_ms, _STEP], Repeat.IDEMPOTENT))
-            gone += step
-            if step < _STEP:
+            entries, results = await self._client.run("task_retention", keys, [retention_ms, _STEP], Repeat.IDEMPOTENT)
+            gone += int(results)
+            if entries < _STEP:
                 return gone
 
     async def close(self) -> None:

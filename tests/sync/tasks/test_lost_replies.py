@@ -92,7 +92,8 @@ def test_a_result_that_was_stored_is_known_to_be(
     found = lossy.pop_many(5)
     lose(fault_proxy, "task_finish")
     assert lossy.finish_many([done(task) for task in found]) == [True] * 5
-    assert raw.xlen("jobs.results") == 5
+    assert raw.hlen("{jobs}:done") == 5
+    assert raw.xlen("jobs.results") == 1
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 0
 
 

@@ -3,11 +3,12 @@
 -- ARGV: 1 id of the task, 2 for how many ms it will be waited for (0 = not at all)
 -- Returns: the result, or false
 -- Called twice: the same again.
+-- include: task_stored.lua
 local call = redis.call
 local entry = call('HGET', KEYS[2], ARGV[1])
 if entry then
-  local found = call('XRANGE', KEYS[1], entry, entry)[1]
-  if found then return found[2][8] end
+  local _, body = stored_result(KEYS[1], entry, ARGV[1])
+  if body then return body end
 end
 local wait_ms = tonumber(ARGV[2])
 if wait_ms > 0 then

@@ -5,22 +5,26 @@
 --       'done' = it has a result that is no error
 -- Called twice: the second call finds the record gone and adds nothing.
 -- XADD before XDEL: when the stream refuses, the record stays.
+-- include: task_stored.lua
 local call = redis.call
 if #call('XRANGE', KEYS[1], ARGV[1], ARGV[1]) == 0 then return 'gone' end
 local id = ARGV[3]
-local result
+local result, size
 if id ~= '' then
   if call('HEXISTS', KEYS[3], id) == 1 then return 'open' end
   result = call('HGET', KEYS[4], id)
-  local row = result and call('XRANGE', KEYS[5], result, result)[1]
-  if row and row[2][6] ~= 'error' then return 'done' end
+  if result then
+    local status, _, results_in_entry = stored_result(KEYS[5], result, id)
+    size = results_in_entry
+    if status and status ~= 'error' then return 'done' end
+  end
 end
 local entry = call('XADD', KEYS[2], '*', unpack(ARGV, 5))
 call('SADD', KEYS[7], ARGV[2])
 if id ~= '' then
   call('HSET', KEYS[3], id, entry .. ' ' .. ARGV[2])
   if result then
-    call('XDEL', KEYS[5], result)
+    if size == 1 then call('XDEL', KEYS[5], result) end
     call('HDEL', KEYS[4], id)
   end
 end

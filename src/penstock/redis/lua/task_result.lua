@@ -6,10 +6,11 @@
 local call = redis.call
 local results, done, awaited = KEYS[1], KEYS[2], KEYS[3]
 -- include: task_store.lua
+-- include: task_stored.lua
 local known = known_results({ARGV[1]})[1]
 if known then
-  local found = call('XRANGE', results, known, known)[1]
-  return found and found[2][8] == ARGV[4] and 2 or 0
+  local _, body = stored_result(results, known, ARGV[1])
+  return body == ARGV[4] and 2 or 0
 end
 store_results({{ARGV[1], ARGV[2], ARGV[3], ARGV[4], KEYS[4]}})
 return 1

@@ -28,6 +28,8 @@ from penstock.sync.redis.subscription import Subscription
 
 _LAST_RITES_S = 10.0
 _BEAT_POLL_S = 0.002
+_SWARM_S = 0.2  # after a hint: those of one dead consumer come together, but Redis notices the last of them late
+_MOST_SWEEPING = 5  # hints make a consumer sweep for no more than one part in so many of its time
 _ROOM_S = 0.5  # how soon a full queue of notices is looked at again, should the application read nothing
 
 
@@ -61,6 +63,7 @@ class Service:
         self._heart = Heartbeat(client.settings, self.keys, self._id, self.config, self._holdings, self._told_lost)
         self._crew, self._ears = Crew(lambda: None), Crew(lambda: None)
         self._stopping, self._sweep_soon = Event(), Event()
+        self._swept_s, self._sweep_from_s = 0.0, 0.0
         self._home: object = None
         self._is_started = self._is_over = False
         self._on_lost: Callable[[Ownership], None] | None = None
@@ -284,6 +287,10 @@ class Service:
         refused = sum(not self._notices.offer(hint) for hint in hints)
         if refused:
             self.config.metrics_recorder.record_ksp_dropped(refused)
+        if hints and not self._sweep_soon.is_set():
+            # Redis tells of a lock when it deletes it, which may be seconds after it ran out. The sweep asks for all.
+            rest_s = min(_MOST_SWEEPING * self._swept_s, self.config.sweep_interval_ms / 1000)
+            self._sweep_from_s = time.monotonic() + max(_SWARM_S, rest_s)
             self._sweep_soon.set()
 
     def _announce(self, hints: list[StreamExpired]) -> None:
@@ -301,6 +308,7 @@ class Service:
             try:
                 if self._notices.wait_for_room(interval_s):
                     found = self._sweep.run_once(self._announce)
+                    self._swept_s = time.monotonic() - began_s
                     if is_first:
                         self.config.metrics_recorder.record_startup_recovery(found, time.monotonic() - began_s)
                         is_first = False
@@ -312,6 +320,7 @@ class Service:
             if not self._stopping.is_set():
                 # Peers that were started together do not sweep together.
                 self._sweep_soon.wait(interval_s * random.uniform(0.8, 1.0))
+                self._stopping.wait(max(0.0, self._sweep_from_s - time.monotonic()))
 
     # --- what a run of a handler needs --------------------------------------------------------------
 

@@ -55,7 +55,6 @@ class DeskSettings:
     dead_letters: str
     is_text: bool
     retry: RetryBudget
-    is_interrupted: Callable[[], bool]
     can_be_interrupted: bool
 
 
@@ -106,8 +105,8 @@ class Desk:
 
     # --- taking -------------------------------------------------------------------------------------
 
-    def claim(self, wait_s: float, is_stopped: Callable[[], bool] = lambda: False) -> Claim | None:
-        """Take the next message, waiting for one; None = none came in time, or the wait was interrupted.
+    def claim(self, wait_s: float, is_stopped: Callable[[], bool]) -> Claim | None:
+        """Take the next message, waiting for one; None = none came in time, or the wait was stopped.
 
         Guarantees: after the time is over nothing new is taken; what a lost reply had handed out before still is.
         """
@@ -146,13 +145,13 @@ class Desk:
     def _next(self, slot: Slot, deadline: float, may_take_new: bool, is_stopped: Callable[[], bool]) -> Claim | None:
         if not self._group.is_known:
             self._group.ensure()
-        if slot.is_doubtful and not self._settings.is_interrupted() and not is_stopped():
+        if slot.is_doubtful and not is_stopped():
             claims, missing = slot.take_lost()
             claim = self._admit(slot, claims, missing)
             if claim is not None:
                 return claim
         is_first = True
-        while may_take_new and not self._settings.is_interrupted() and not is_stopped():
+        while may_take_new and not is_stopped():
             if not is_first and time.monotonic() >= deadline:
                 break
             claim = self._take_again(slot) or self._read(slot, deadline, is_first)

@@ -171,14 +171,14 @@ class RedisGateway(AbstractRedisGateway):
     # --- taking -------------------------------------------------------------------------------------
 
     def wait_for_message_and_move(
-        self, from_queue: str, to_queue: str, *, is_stopped: Callable[[], bool] = lambda: False
+        self, from_queue: str, to_queue: str, *, is_stopped: Callable[[], bool] | None = None
     ) -> ClaimedMessage | None:
         """Take the next message, blocking on the server for up to `message_wait_interval_seconds`.
 
-        The wait ends soon after `is_stopped` says so; nothing new is taken from then on.
+        The wait ends soon after `is_stopped` says so, in place of is_interrupted(); nothing new is taken from then on.
         """
         desk = self._desk(from_queue)
-        claim = desk.claim(self.message_wait_interval_seconds, is_stopped)
+        claim = desk.claim(self.message_wait_interval_seconds, is_stopped or self.is_interrupted)
         if claim is None:
             self._emit(from_queue, EventName.EMPTY)
             return None
@@ -200,7 +200,6 @@ class RedisGateway(AbstractRedisGateway):
                 dead_letters=self._client.keys(dead_letters).stream,
                 is_text=self._is_text,
                 retry=self._retry,
-                is_interrupted=self.is_interrupted,
                 can_be_interrupted=self._interrupt is not None,
             )
             made = Desk(self._client, queue, settings, lambda name, **fields: self._emit(queue, name, **fields))

@@ -147,9 +147,12 @@ class RedisMessageQueue:
                     f"{type(self._gateway).__name__}.add_message() must return None, not {nothing!r}"
                 )
             return True
-        # The default key is that of the text, which need not be made twice.
-        key: Any = make_key(text if make_key is content_key else message)
-        is_new = self._gateway.publish_message(self.key.pending, text, checked_key(key))
+        if make_key is content_key:
+            key = content_key(text)  # of the text, which need not be made twice
+        else:
+            made: Any = make_key(message)
+            key = checked_key(made)
+        is_new = self._gateway.publish_message(self.key.pending, text, key)
         if not isinstance(is_new, bool):
             raise GatewayContractError(
                 f"{type(self._gateway).__name__}.publish_message() must return True or False, not {is_new!r}"
@@ -159,7 +162,7 @@ class RedisMessageQueue:
     def process_message(self) -> Processing:
         """Return the context in which the next message is processed; it is None when none came in time."""
         return Processing(
-            self._gateway, self.key, self._options, self._may_begin, self._in_hand.add, self._let_go, self._emit
+            self._gateway, self.key, self._options, self._is_stopped, self._in_hand.add, self._let_go, self._emit
         )
 
     def _let_go(self, processing: Processing) -> None:
@@ -167,10 +170,10 @@ class RedisMessageQueue:
         if self._is_draining:
             self._fewer_in_hand.set()
 
-    def _may_begin(self) -> bool:
+    def _is_stopped(self) -> bool:
         if self._is_draining or (self._interrupt is not None and self._interrupt.is_interrupted()):
-            return False
-        return not (isinstance(self._gateway, RedisGateway) and self._gateway.is_interrupted())
+            return True
+        return isinstance(self._gateway, RedisGateway) and self._gateway.is_interrupted()
 
     # --- administration -----------------------------------------------------------------------------
 

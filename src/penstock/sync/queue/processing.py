@@ -37,11 +37,11 @@ class Processing:
 
     def __init__(
         self, gateway: AbstractRedisGateway, key: QueueKeys, options: QueueOptions,
-        may_begin: Callable[[], bool], entered: Callable[[Processing], None], left: Callable[[Processing], None],
+        is_stopped: Callable[[], bool], entered: Callable[[Processing], None], left: Callable[[Processing], None],
         emit: Callable[..., None],
     ) -> None:  # fmt: skip
         self._gateway, self._key, self._options, self._emit = gateway, key, options, emit
-        self._may_begin, self._entered, self._left = may_begin, entered, left
+        self._is_stopped, self._entered, self._left = is_stopped, entered, left
         self._claimed: ClaimedMessage | None = None
         self._message: MessageData | None = None
         self._stop_renewal: StopRenewal | None = None
@@ -81,12 +81,11 @@ class Processing:
         self._is_ending, self._runner, self.lease_lost = False, runner(), False
         self._entered(self)  # before the question: who drains waits for all that may have been told to begin
         try:
-            found = self._take() if self._may_begin() else None
-            if found is None:
+            self._message = None if self._is_stopped() else self._take()
+            if self._message is None:
                 self._left(self)
                 return None
-            self._message = self._accept(found)
-            if not self._may_begin():
+            if self._is_stopped():
                 # It came while the wait was on its way to its end. Who was told to stop begins nothing.
                 shielded(_LONGEST_CLEANUP_S, self._return_unbegun)
                 return None
@@ -100,13 +99,18 @@ class Processing:
             raise
         return self._message
 
-    def _take(self) -> ClaimedMessage | MessageData | None:
-        pending, processing = self._key.pending, self._key.processing
-        if isinstance(self._gateway, RedisGateway):
-            return self._gateway.wait_for_message_and_move(
-                pending, processing, is_stopped=lambda: not self._may_begin()
-            )
-        return self._gateway.wait_for_message_and_move(pending, processing)
+    def _take(self) -> MessageData | None:
+        gateway, pending, processing = self._gateway, self._key.pending, self._key.processing
+        if not isinstance(gateway, RedisGateway):
+            found = gateway.wait_for_message_and_move(pending, processing)
+            return None if found is None else self._accept(found)
+        claimed = gateway.wait_for_message_and_move(pending, processing, is_stopped=self._is_stopped)
+        if claimed is None:
+            return None
+        if type(gateway) is not RedisGateway:
+            return self._accept(claimed)
+        self._claimed = claimed  # ours needs no supervision
+        return claimed.stored_message
 
     def _return_unbegun(self) -> None:
         try:

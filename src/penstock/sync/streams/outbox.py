@@ -71,7 +71,8 @@ class Outbox:
         The hot path: the connection itself hands out the reply, which saves a task and two turns of the event loop.
         """
         connection = self._publisher.open_connection()
-        messages = _messages(items)
+        lone = items[0] if len(items) == 1 and type(items[0]) is Outgoing else None
+        messages = _messages(items) if lone is None else [lone]
         if connection is None or len(messages) > self._max_batch:
             return False
         command = self._publisher.compose(messages)
@@ -80,6 +81,12 @@ class Outbox:
             if isinstance(reply, PenstockError):
                 again = items, messages, command, reply
                 self._send_again(*again)
+            elif lone is not None:
+                answer = self._publisher.lone_answer(reply)
+                self._on_answers([answer])
+                if not lone.promise.done():  # the caller was cancelled
+                    lone.promise.set_result(answer)
+                done()
             else:
                 answers = self._publisher.answers([reply])
                 self._on_answers(answers)

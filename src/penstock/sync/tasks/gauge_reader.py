@@ -30,7 +30,7 @@ def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name: str,
         open=int(client.call(keys.index, "HLEN", keys.index)),
         scheduled=int(client.call(keys.due, "ZCARD", keys.due)),
         dead_letters=int(client.call(keys.dead, "XLEN", keys.dead)),
-        results=int(client.call(keys.results, "XLEN", keys.results)),
+        results=int(client.call(keys.done, "HLEN", keys.done)),
         lanes=tuple(found),
         **by_what,
     )
