@@ -69,9 +69,10 @@ class Queue:
                 self._add(pipe, number, ms)
             for dead in sorted(self.dead, key=lambda letter: letter["ms"]):
                 pipe.xadd("jobs.dead", dead["fields"], id=f"{dead['ms']}-*")
-            for result in sorted(self.results, key=lambda result: result.finished_at):
-                ms = int(result.finished_at.timestamp() * 1000)
-                pipe.xadd("jobs.results", {"task_id": result.task_id, "data": encode(result)}, id=f"{ms}-*")
+            for number, result in enumerate(sorted(self.results, key=lambda result: result.finished_at)):
+                entry_id = f"{int(result.finished_at.timestamp() * 1000)}-{number}"
+                pipe.xadd("jobs.results", {"task_id": result.task_id, "data": encode(result)}, id=entry_id)
+                pipe.hset("{jobs}:done", result.task_id, entry_id)
             pipe.execute()
 
     def _add(self, pipe: Any, number: int, ms: int) -> None:

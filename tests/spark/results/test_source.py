@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.results.fs_shelf import FSShelf
@@ -20,7 +21,7 @@ from penstock.spark.results.shelf import Sizes
 from penstock.spark.results.wanted import Wanted
 from penstock.sync.results import FSBackend, PostgresBackend, S3Backend
 from penstock.sync.tasks import RedisTaskQueue
-from penstock.task import Result
+from penstock.task import Result, encode
 from tests.helpers.postgres import PostgresServer
 from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
 
@@ -155,3 +156,19 @@ def test_what_is_read_of_the_file_system_is_told_by_the_settings(
     (tmp_path / "penstock.toml").write_text(f'[result_backend]\nprovider = "fs"\nroot = "{tmp_path}/results"\n')
     options = ResultsOptions.parse({"config": str(tmp_path / "penstock.toml")})
     assert options.shelf == FSShelf(f"{tmp_path}/results")
+
+
+def test_several_results_of_one_entry_are_read_and_those_of_tasks_that_were_put_back_are_not(
+    stream_server: EmbeddedServer, stream_redis: redis.Redis
+) -> None:
+    fields: list[Any] = []
+    for result in results()[:3]:
+        fields += ["task_id", result.task_id, "kind", result.kind, "status", "ok", "data", encode(result)]
+    entry_id = stream_redis.execute_command("XADD", "jobs.results", "*", *fields)
+    later = stream_redis.execute_command("XADD", "jobs.results", "*", *fields[16:])
+    stream_redis.xadd("jobs.results", {"data": b"no result"})
+    stream_redis.hset("{jobs}:done", mapping={"t0": entry_id, "t2": later})  # t1 was put back, t2 ran again since
+    shelf = ResultsOptions.parse({"backend": "redis", "url": stream_server.url, "queue": "jobs"}).shelf
+    read = [result for part in shelf.plan(Wanted(), Sizes()) for page in shelf.read(part, Wanted()) for result in page]
+    assert [result.task_id for result in read] == ["t0", "t2"]
+    assert "redis://" not in repr(shelf)

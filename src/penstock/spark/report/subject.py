@@ -53,10 +53,11 @@ class Subject:
         """Return the streams: those of all lanes of a task queue."""
         if self.queue is None:
             return [self.stream]
-        keys = TaskKeys(self.queue)
-        used = patiently(lambda: self._link().client().call(keys.lanes, "SMEMBERS", keys.lanes), _RETRY_S)
+        client = self._link().client()
+        keys = TaskKeys(self.queue, client.prefix)
+        used = patiently(lambda: client.call(keys.lanes, "SMEMBERS", keys.lanes), _RETRY_S)
         lanes = [lane for name in used if (lane := Lane.parse(name.decode(errors="replace"))) is not None]
-        return sorted({self.stream, *(keys.tasks(lane.suffix).stream for lane in lanes)})
+        return sorted({self.stream, *(keys.stream_name(lane.suffix) for lane in lanes)})
 
     def states(self) -> dict[str, StreamState]:
         """Return what the server says of the streams that exist; raise StreamMissing if nothing is known of any."""

@@ -105,7 +105,7 @@ def _of_queue(options: Options) -> RedisShelf:
     queue = options.text("queue", "path") or "penstock"
     given = {name: value for name in _OF_A_STREAM if (value := options.text(name)) is not None}
     given |= {f"redis.{name}": value for name, value in options.starting_with("redis.").items()}
-    return RedisShelf.of(queue, given)
+    return RedisShelf(queue, given)
 
 
 def shelf_of(settings: ResultBackendSettings) -> Shelf:
