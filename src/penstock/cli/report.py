@@ -34,6 +34,7 @@ def report(
     from pyspark.errors import PySparkException
 
     from penstock.spark.archive.layout import safe_name
+    from penstock.spark.master import is_local
     from penstock.spark.report import Study, Subject, Window, render
     from penstock.spark.session import session
 
@@ -43,7 +44,7 @@ def report(
         subject = Subject(stream, {"url": url}, archive)
         subject.states()  # a stream that does not exist is told before Spark starts
         file = _writable(Path(f"{safe_name(stream)}-report.html") if out is None else out)
-    spark = session("penstock report", master, short=master is None, conf=_CONF)
+    spark = session("penstock report", master, short=master is None or is_local(master), conf=_CONF)
     try:
         figures = Study(spark, subject, window).figures(lambda what: print(f"reading {what} ...", file=sys.stderr))
     except PySparkException as error:

@@ -92,9 +92,10 @@ def _selection(
 def _run(job: Reprocess, master: str | None, *, dry_run: bool) -> None:
     from pyspark.errors import PySparkException
 
+    from penstock.spark.master import is_local
     from penstock.spark.session import session
 
-    spark = session("penstock reprocess", master, short=master is None, conf=_CONF)
+    spark = session("penstock reprocess", master, short=master is None or is_local(master), conf=_CONF)
     try:
         with bad_input():
             total = job.count(spark)

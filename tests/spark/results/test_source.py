@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from penstock.errors import ConfigurationError
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.results.fs_shelf import FSShelf
 from penstock.spark.results.options import ResultsOptions
@@ -172,3 +173,15 @@ def test_several_results_of_one_entry_are_read_and_those_of_tasks_that_were_put_
     read = [result for part in shelf.plan(Wanted(), Sizes()) for page in shelf.read(part, Wanted()) for result in page]
     assert [result.task_id for result in read] == ["t0", "t2"]
     assert "redis://" not in repr(shelf)
+
+
+def test_a_place_without_results_is_told_and_nothing_is_created_there(postgres: PostgresServer, tmp_path: Path) -> None:
+    for options, why in (
+        ({"backend": "fs", "root": str(tmp_path / "none")}, "there are no results at"),
+        ({"backend": "postgres", "url": postgres.dsn}, "no table penstock_results"),
+    ):
+        with pytest.raises(ConfigurationError, match=why):
+            ResultsOptions.parse(options).shelf.plan(Wanted(), Sizes())
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigurationError, match="no table penstock_results"):
+        ResultsOptions.parse({"backend": "postgres", "url": postgres.dsn}).shelf.plan(Wanted(), Sizes(min_parts=4))
