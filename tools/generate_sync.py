@@ -72,6 +72,7 @@ NAMES = {
     "bytes_async": "bytes",
     "enter_async_context": "enter_context",
     "get_async": "get",
+    "list_with_delimiter_async": "list_with_delimiter",
     "push_async_callback": "callback",
     "push_async_exit": "push",
     "put_async": "put",

@@ -15,6 +15,8 @@ from penstock.cli.demo import demo
 from penstock.cli.exporter import exporter
 from penstock.cli.queue import queue_app
 from penstock.cli.replay import replay
+from penstock.cli.report import report
+from penstock.cli.reprocess import reprocess
 from penstock.cli.task import task_app
 from penstock.cli.worker import worker
 from penstock.errors import PenstockError, SettingsError
@@ -32,6 +34,8 @@ app.add_typer(task_app, name="task")
 app.add_typer(queue_app, name="queue")
 app.add_typer(config, name="config")
 app.command()(replay)
+app.command()(report)
+app.command()(reprocess)
 app.add_typer(archive, name="archive")
 app.add_typer(pipeline.app, name="pipeline")
 

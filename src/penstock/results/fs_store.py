@@ -21,7 +21,7 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -115,15 +115,20 @@ class FSStore:
 
     def scan(self, kind: str | None) -> Iterator[Result]:
         """Yield the results, the oldest day first, within a day as the file system lists them."""
-        with translated("list results", self.root):
-            days = sorted(name for name in _listing(self.root) if DAY.fullmatch(name))
-        wanted = None if kind is None else kind_name(kind)
-        for day in days:
-            yield from self._scan_day(self.root / day, wanted)
+        for day in self.days():
+            yield from self.scan_day(day, kind)
 
-    def _scan_day(self, folder: Path, wanted: str | None) -> Iterator[Result]:
+    def days(self) -> list[str]:
+        """Return the names of the folders of results, the oldest first."""
+        with translated("list results", self.root):
+            return sorted(name for name in _listing(self.root) if DAY.fullmatch(name))
+
+    def scan_day(self, day: str, kind: str | None, takes: Callable[[str], bool] = lambda _: True) -> Iterator[Result]:
+        """Yield the results of one folder, of the files that are taken by their names."""
+        folder = self.root / day
+        wanted = None if kind is None else kind_name(kind)
         for name in _lenient_listing(folder):
-            if name.startswith("."):
+            if name.startswith(".") or not takes(name):
                 continue
             parts = parts_of(name)
             if parts is None:

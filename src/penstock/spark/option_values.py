@@ -20,7 +20,8 @@ _WORDS = {
 class Options:
     """Reads options by name or alias; remembers which were known, so that a misspelt one can be refused."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(self, given: Mapping[str, str], form: str = "redis_streams") -> None:
+        self._form = form
         self._given = {name.lower(): value for name, value in given.items()}
         self._names: dict[str, str] = {}  # lower case -> as it is documented
 
@@ -91,7 +92,7 @@ class Options:
             if name not in allowed:
                 near = difflib.get_close_matches(name, self._names, n=1)
                 hint = f"did you mean {self._names[near[0]]}?" if near else f"known: {', '.join(self._documented())}"
-                raise ConfigurationError(f"unknown option {name!r} of format redis_streams; {hint}")
+                raise ConfigurationError(f"unknown option {name!r} of format {self._form}; {hint}")
 
     def _documented(self) -> list[str]:
         return sorted(self._names.values(), key=str.lower)

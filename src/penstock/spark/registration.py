@@ -1,4 +1,4 @@
-"""Making the format `redis_streams` known to a Spark session, and its code to the executors."""
+"""Making the formats `redis_streams` and `penstock_results` known to a session, and their code to the executors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PackagesMissing(PenstockError):
 
 
 def register(spark: SparkSession, by_value: bool | Literal["auto"] = "auto") -> None:
-    """Makes `format("redis_streams")` known to this session, classic or Spark Connect.
+    """Makes the formats `redis_streams` and `penstock_results` known to this session, classic or Spark Connect.
 
     With `by_value` the code of Penstock travels with the job; without it the executors import their own. "auto" takes
     their own on a local master. Elsewhere it asks them with one small job, and sends the code unless they all have
@@ -42,17 +42,17 @@ def register(spark: SparkSession, by_value: bool | Literal["auto"] = "auto") -> 
     if by_value not in (True, False, "auto"):
         raise ConfigurationError(f"by_value={by_value!r} must be True, False or 'auto'")
     is_by_value = not _is_installed(spark) if by_value == "auto" else by_value
-    if is_by_value:
-        spark.dataSource.register(shipment.shipped(_source()))
-    else:
+    if not is_by_value:
         shipment.leave()
-        spark.dataSource.register(_source())
+    for source in _sources():
+        spark.dataSource.register(shipment.shipped(source) if is_by_value else source)
 
 
-def _source() -> type[DataSource]:
+def _sources() -> tuple[type[DataSource], ...]:
+    from penstock.spark.results.source import ResultsSource
     from penstock.spark.source import RedisStreamsSource
 
-    return RedisStreamsSource
+    return RedisStreamsSource, ResultsSource
 
 
 def _is_installed(spark: SparkSession) -> bool:

@@ -65,6 +65,7 @@ def carry(content: bytes) -> None:
     """Puts the archive into each data source, reader and writer that is pickled in this process from now on."""
     import_module("penstock.spark.source")
     import_module("penstock.spark.sink")
+    import_module("penstock.spark.results.source")
     unpack, digest = _unpacker(), _digest(content)
 
     def reduce(ours: object) -> str | tuple[Any, ...]:

@@ -63,6 +63,18 @@ keep("streaming-plan", query._jsq.explainInternal(True))
 spark.sql(f"create temporary view kept using redis_streams options (url '{url}', streams 'orders')")
 keep("view", spark.sql("describe extended kept").collect())
 
+def results(backend, **options):
+    return spark.read.format("penstock_results").options(backend=backend, timeout="2s", **options).load()
+
+s3 = dict(url="s3://bucket/x", endpoint="http://127.0.0.1:1", region="r", accessKeyId=secret, secretAccessKey=secret)
+words = ", ".join(f"{name} '{value}'" for name, value in s3.items())
+spark.sql(f"create temporary view done using penstock_results options (backend 's3', {words})")
+keep("results-view", spark.sql("describe extended done").collect())
+keep("results-plan", explained(spark.table("done")))
+keep_error("results-s3", lambda: results("s3", **s3).count())
+keep_error("results-redis", lambda: results("redis", url=url).count())
+keep_error("results-postgres", lambda: results("postgres", url=f"postgresql://u:{secret}@127.0.0.1:1/d").count())
+
 keep_error("missing", lambda: read(spark, url, "nowhere", **options).count())
 keep_error("unknown", lambda: read(spark, url, "orders", nonsense="1", **options).count())
 keep_error("schema", lambda: read(spark, url, "orders", "data double", **options).count())

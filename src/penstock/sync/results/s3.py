@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Self
@@ -150,18 +150,30 @@ class S3Backend:
         """Yield the results in the order of their ids, those of one kind the oldest day first."""
         if kind is not None:
             check_name("kind", kind)
-        prefix = "ids" if kind is None else f"kinds/{kind_name(kind)}"
-        chunks = self._obstore.list(self._store, prefix, chunk_size=_CHUNK)
+        for chunk in self.chunks("ids" if kind is None else f"kinds/{kind_name(kind)}"):
+            yield from chunk
+
+    def folders(self) -> list[str]:
+        """Return the folders `kinds/<kind>/<day>`: each result belongs to one of them."""
+        found: list[str] = []
+        with self._translated("list results"):
+            kinds = self._obstore.list_with_delimiter(self._store, "kinds")
+            for kind in kinds["common_prefixes"]:
+                days = self._obstore.list_with_delimiter(self._store, kind)
+                found += days["common_prefixes"]
+        return found
+
+    def chunks(self, folder: str, takes: Callable[[str], bool] = lambda _: True) -> Iterator[list[Result]]:
+        """Yield the results of a folder, some at a time, of the objects that are taken by their paths."""
+        listing = self._obstore.list(self._store, folder, chunk_size=_CHUNK)
         while True:
             with self._translated("list results"):
-                chunk = next(chunks, None)
+                chunk = next(listing, None)
                 if chunk is None:
                     return
-                paths = [item["path"] for item in chunk]
+                paths = [item["path"] for item in chunk if takes(item["path"])]
                 found = side_by_side(_AT_ONCE, self._follow, paths)
-            for result in found:
-                if result is not None:
-                    yield result
+            yield [result for result in found if result is not None]
 
     def _follow(self, path: str) -> Result | None:
         """Return the result that a listed object is or stands for."""

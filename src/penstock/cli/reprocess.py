@@ -1,0 +1,145 @@
+"""`penstock reprocess`: a mended handler over what was archived, or over what was given up."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from penstock.cli.bad_input import bad_input, query_failed
+from penstock.cli.results_place import result_settings
+from penstock.cli.settings_options import ConfigFile
+from penstock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from penstock.spark.reprocess import Reprocess, Selection, Summary
+
+_CONF = {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+_LOOK_S = 0.5
+
+
+def reprocess(
+    stream: Annotated[str, typer.Option(help="The stream whose messages they were.")],
+    handler: Annotated[str, typer.Option(help="The batch handler, as package.module:function.")],
+    url: Annotated[str | None, typer.Option(envvar="PENSTOCK_URL", help="Where Redis is, for dead letters.")] = None,
+    archive: Annotated[str | None, typer.Option(help="Messages of this archive.")] = None,
+    from_: Annotated[str | None, typer.Option("--from", help="From a time on: 2026-11-15T12:00Z, or ms.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Before a time.")] = None,
+    dead_letters: Annotated[bool, typer.Option("--dead-letters", help="The dead letters of the stream.")] = False,
+    reason: Annotated[str | None, typer.Option(help="Only dead letters of this reason.")] = None,
+    where: Annotated[str | None, typer.Option(help="A condition in SQL over the columns.")] = None,
+    results: Annotated[str | None, typer.Option(help="Where results go: fs, postgres, s3, a folder or a URL.")] = None,
+    payload: Annotated[str, typer.Option(help="How messages are encoded: json, msgpack or raw.")] = "json",
+    name: Annotated[str | None, typer.Option(help="A new round: results are kept under <name>.<id>.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Messages that the handler gets at a time.")] = 100,
+    attempts: Annotated[int, typer.Option(min=1, help="How often a message is tried.")] = 3,
+    purge: Annotated[bool, typer.Option("--purge", help="Delete dead letters that have a good result then.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and handle nothing.")] = False,
+    config: ConfigFile = None,
+    master: Annotated[str | None, typer.Option(help="Spark master; all cores of this machine if left out.")] = None,
+) -> None:
+    """Run a handler over messages again, on Spark; started again, it goes on with those that have no result."""
+    from penstock.spark.prerequisites import require_pyspark
+
+    require_pyspark()
+    from penstock.spark.reprocess import Reprocess, Work
+
+    # The handler lies where the command is run, as with `python -m`.
+    sys.path.insert(0, str(Path.cwd()))
+    with bad_input():
+        selection = _selection(stream, url, archive, from_, to, dead_letters, reason, where)
+        work = Work(handler, result_settings(results, config), payload, batch_size, attempts, name)
+        job = Reprocess(selection, work, purge=purge)
+        job.check()
+        if not dry_run:
+            job.check_results()
+    _run(job, master, dry_run=dry_run)
+
+
+def _selection(
+    stream: str,
+    url: str | None,
+    archive: str | None,
+    from_: str | None,
+    to: str | None,
+    dead_letters: bool,
+    reason: str | None,
+    where: str | None,
+) -> Selection:
+    from penstock.spark.archive.read import moment_ms
+    from penstock.spark.reprocess import Archived, DeadLetters
+
+    if (archive is not None) == dead_letters:
+        raise ConfigurationError("say which messages: one of --archive ROOT and --dead-letters")
+    if archive is not None:
+        if reason is not None:
+            raise ConfigurationError("--reason is for --dead-letters: archived messages have none")
+        return Archived(archive, stream, moment_ms("from", from_), moment_ms("to", to), where)
+    if from_ is not None or to is not None:
+        raise ConfigurationError("--from and --to are for --archive; of dead letters choose with --reason or --where")
+    if url is None:
+        raise ConfigurationError("say where Redis is: --url redis://localhost:6379, or PENSTOCK_URL")
+    return DeadLetters({"url": url}, stream, reason, where)
+
+
+def _run(job: Reprocess, master: str | None, *, dry_run: bool) -> None:
+    from pyspark.errors import PySparkException
+
+    from penstock.spark.master import is_local
+    from penstock.spark.session import session
+
+    spark = session("penstock reprocess", master, short=master is None or is_local(master), conf=_CONF)
+    try:
+        with bad_input():
+            total = job.count(spark)
+        print(f"{total:,} messages", flush=True)
+        if dry_run:
+            print("dry run: nothing was handled, nothing was written")
+            return
+        told = spark.sparkContext.accumulator(0)
+        with _watched(told, total):
+            summary = job.run(spark, told)
+    except PySparkException as error:
+        raise query_failed(error) from None
+    _tell(summary)
+
+
+@contextmanager
+def _watched(told: Any, total: int) -> Iterator[None]:
+    """Show how many messages are through, on a terminal."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = Console(file=sys.stderr)
+    is_over = threading.Event()
+    with Progress(TextColumn("reprocess"), *columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reprocess", total=total)
+
+        def watch() -> None:
+            while not is_over.wait(_LOOK_S):
+                bar.update(task, completed=min(told.value, total))
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watcher.join()
+
+
+def _tell(summary: Summary) -> None:
+    print(f"done {summary.done:,}, failed {summary.failed:,}; {summary.earlier:,} of them had a result before")
+    for failure in summary.failures:
+        print(f"  failed {failure.count:,}: {failure.error}: {failure.text} (such as {failure.example})")
+    if summary.earlier_failed:
+        print(
+            f"  {summary.earlier_failed:,} failed in an earlier run; --name begins a new round, with results of its own"
+        )
+    if summary.purged:
+        print(f"purged {summary.purged:,} dead letters")

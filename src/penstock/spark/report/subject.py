@@ -1,0 +1,81 @@
+"""What a report is about: a stream, or the streams of a task queue, and where its parts are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import StreamMissing
+from penstock.keys import StreamKeys, TaskKeys, check_name
+from penstock.spark.archive.status import load_state
+from penstock.spark.link import Link
+from penstock.spark.option_values import Options
+from penstock.spark.patience import patiently
+from penstock.spark.reading.catalogue import StreamState, look
+from penstock.tasks.lanes import Lane
+
+_TASKS = ".tasks"
+_RETRY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A stream; `options` are those of the source (`url` and so on), `results` those of the format of results."""
+
+    stream: str
+    options: Mapping[str, str]
+    archive: str | Path | None = None
+    results: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        check_name("--stream", self.stream)
+
+    @property
+    def queue(self) -> str | None:
+        """The name of the task queue whose tasks the stream holds, if it is such a stream."""
+        return self.stream.removesuffix(_TASKS) if self.stream.endswith(_TASKS) else None
+
+    @property
+    def dead_stream(self) -> str:
+        """The stream of its dead letters."""
+        return StreamKeys(self.stream).default_dead_letters() if self.queue is None else TaskKeys(self.queue).dead
+
+    @property
+    def result_options(self) -> Mapping[str, str] | None:
+        """Where results are: a task queue has its own, unless others are named."""
+        if self.results is not None or self.queue is None or TaskKeys(self.queue).results not in self.states():
+            return self.results
+        return {**self.options, "backend": "redis", "queue": self.queue, "failOnDataLoss": "false"}
+
+    def names(self) -> list[str]:
+        """Return the streams: those of all lanes of a task queue."""
+        if self.queue is None:
+            return [self.stream]
+        client = self._link().client()
+        keys = TaskKeys(self.queue, client.prefix)
+        used = patiently(lambda: client.call(keys.lanes, "SMEMBERS", keys.lanes), _RETRY_S)
+        lanes = [lane for name in used if (lane := Lane.parse(name.decode(errors="replace"))) is not None]
+        return sorted({self.stream, *(keys.stream_name(lane.suffix) for lane in lanes)})
+
+    def states(self) -> dict[str, StreamState]:
+        """Return what the server says of the streams that exist; raise StreamMissing if nothing is known of any."""
+        wanted = [*self.names(), self.dead_stream]
+        if self.queue is not None:
+            wanted.append(TaskKeys(self.queue).results)
+        states = patiently(lambda: look(self._link().client(), wanted), _RETRY_S)
+        found = {name: state for name, state in states.items() if state is not None}
+        if not found and not self._is_archived():
+            where = self._link().client().settings.where
+            kept = "" if self.archive is None else f", nor in the archive {self.archive}"
+            raise StreamMissing(
+                f"there is no stream {self.stream!r} in Redis at {where}{kept}: check the name and the database"
+            )
+        return found
+
+    def _is_archived(self) -> bool:
+        return self.archive is not None and self.stream in load_state(self.archive).ranges
+
+    def _link(self) -> Link:
+        return Link.from_options(Options(self.options))

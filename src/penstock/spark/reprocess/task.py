@@ -1,0 +1,205 @@
+"""What a task does: hands messages to the handler and saves results, leaving out messages that have one.
+
+| killed                              | what is left                    | the next run                              |
+|-------------------------------------|---------------------------------|-------------------------------------------|
+| before the handler is called        | nothing of these messages       | handles them                              |
+| after it, before results are saved  | what the handler did            | handles them again, as a worker would     |
+| while results are saved             | the results of some of them     | handles the others; those stay as they are|
+| after that                          | all results                     | finds them, and calls nobody              |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import ConfigurationError, DecodeError, EncodeError, text_of
+from penstock.keys import check_name
+from penstock.model import StreamMessage
+from penstock.serializers import load_serializer
+from penstock.settings.tables import ResultBackendSettings
+from penstock.spark.link import spare_the_collector
+from penstock.spark.pipeline.checks import check_function_path, check_positive, imported
+from penstock.spark.pipeline.handling import Caller, Outcome
+from penstock.spark.reprocess.answers import OUTPUT, with_outputs
+from penstock.spark.reprocess.identity import check_run_name, result_id
+from penstock.spark.reprocess.store import Store
+from penstock.task import Result, Status, encode
+
+FORMS = ("json", "msgpack", "raw")
+_TEXT = pa.string()
+OUTCOME = pa.schema([("is_done", pa.bool_()), ("is_new", pa.bool_()), ("error", _TEXT), ("text", _TEXT), ("id", _TEXT)])
+OUTCOME_DDL = "is_done boolean, is_new boolean, error string, text string, id string"
+_MOST_TEXT = 2_000
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done with each message, and where its result goes."""
+
+    handler: str
+    results: ResultBackendSettings
+    form: str = "json"
+    batch_size: int = 100
+    attempts: int = 3
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        check_function_path("--handler", self.handler)
+        check_positive("--batch-size", self.batch_size)
+        check_positive("--attempts", self.attempts)
+        if self.form not in FORMS:
+            raise ConfigurationError(f"--payload {self.form!r} must be one of {', '.join(FORMS)}")
+        if self.name is not None:
+            check_run_name(self.name)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A message on its way."""
+
+    result: str  # the id of its result
+    stream: str
+    id: str
+    kind: str
+    data: bytes | None
+    key: str | None
+    headers: Mapping[str, str]
+    message_id: str | None
+
+
+@dataclass(frozen=True)
+class ReprocessTask:
+    """Called by Spark with the Arrow batches of a task."""
+
+    work: Work
+    keeps_failures: bool
+    told: Any = None  # an accumulator, for whoever watches
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what became of each message."""
+        function = with_outputs(imported("--handler", self.work.handler))
+        caller = Caller(function, self.work.attempts, has_output=True)
+        store = Store(self.work.results)
+        size = self.work.batch_size
+        try:
+            for batch in batches:
+                for first in range(0, batch.num_rows, size):
+                    rows = [_row(each, self.work.name) for each in batch.slice(first, size).to_pylist()]
+                    yield pa.RecordBatch.from_pylist(_Chunk(self, caller, store).handled(rows), OUTCOME)
+                    if self.told is not None:
+                        self.told.add(len(rows))
+        finally:
+            caller.close()
+            store.close()
+        spare_the_collector()
+
+
+class _Chunk:
+    """Some messages that are handled and saved together."""
+
+    def __init__(self, task: ReprocessTask, caller: Caller, store: Store) -> None:
+        self._task, self._caller, self._store = task, caller, store
+        form = task.work.form
+        self._decode: Callable[[bytes], Any] = bytes if form == "raw" else load_serializer(form).decode
+
+    def handled(self, rows: Sequence[_Row]) -> list[dict[str, Any]]:
+        """Handle what has no result yet; return what became of each row."""
+        known = self._store.find(row.result for row in rows)
+        waiting = {row.result: row for row in reversed(rows) if row.result not in known}
+        made: dict[str, Result] = {}
+        for stream in dict.fromkeys(row.stream for row in waiting.values()):
+            made |= self._of_stream([row for row in waiting.values() if row.stream == stream])
+        kept = [result for result in made.values() if self._task.keeps_failures or result.status != Status.ERROR]
+        known |= self._store.save(kept)  # somebody else was faster, and theirs is the result
+        # Of two rows of one message, the first is the one that was handled.
+        return [
+            _outcome(
+                row,
+                known.get(row.result) or made[row.result],
+                is_new=row.result not in known and waiting[row.result] is row,
+            )
+            for row in rows
+        ]
+
+    def _of_stream(self, rows: Sequence[_Row]) -> dict[str, Result]:
+        """Run the handler over messages of one stream, whose ids differ."""
+        made: dict[str, Result] = {}
+        messages: dict[str, tuple[_Row, StreamMessage]] = {}
+        started = datetime.now(UTC)
+        for row in rows:
+            try:
+                message = self._message(row)
+            except DecodeError as error:
+                made[row.result] = _failed(row, error, 1, started)
+                continue
+            messages[row.id] = (row, message)
+        waiting = [message for _, message in messages.values()]
+        outcome = self._caller.handle(waiting) if waiting else Outcome()
+        for entry_id, (row, message) in messages.items():
+            fate = outcome.failed.get(entry_id)
+            if fate is not None:
+                made[row.result] = _failed(row, fate.error, fate.attempts, started)
+            else:
+                made[row.result] = _done(row, outcome.done[entry_id].get(OUTPUT), message.attempts, started)
+        for row in rows:
+            if row.result not in made:  # a second message with the id of the entry, and another id of its own
+                made |= self._of_stream([row])
+        return made
+
+    def _message(self, row: _Row) -> StreamMessage:
+        if row.data is None:
+            raise DecodeError("the message has no payload")
+        return StreamMessage(
+            id=row.id, data=self._decode(row.data), delivery_count=1, attempts=1, stream=row.stream, key=row.key,
+            headers=row.headers, message_id=row.message_id,
+        )  # fmt: skip
+
+
+def _row(columns: Mapping[str, Any], name: str | None) -> _Row:
+    stream, entry_id = columns["stream"], columns["id"]
+    return _Row(
+        result=result_id(name, columns["message_id"], stream, entry_id),
+        stream=stream,
+        id=entry_id,
+        kind=_kind(columns["kind"], stream),
+        data=columns["data"],
+        key=columns["key"],
+        headers=dict(columns["headers"] or ()),
+        message_id=columns["message_id"],
+    )
+
+
+def _kind(told: str | None, stream: str) -> str:
+    try:
+        return check_name("kind", told or stream)
+    except ConfigurationError:
+        return stream
+
+
+def _done(row: _Row, output: Any, attempts: int, started: datetime) -> Result:
+    result = Result(task_id=row.result, kind=row.kind, data=output, attempts=attempts, started_at=started)
+    try:
+        encode(result)
+    except EncodeError as error:
+        return _failed(row, error, attempts, started)
+    return result
+
+
+def _failed(row: _Row, error: BaseException | None, attempts: int, started: datetime) -> Result:
+    text = "" if error is None else f"{type(error).__name__}: {text_of(error)}"
+    return Result(
+        task_id=row.result, kind=row.kind, status=Status.ERROR, error=text[:_MOST_TEXT], attempts=attempts,
+        started_at=started,
+    )  # fmt: skip
+
+
+def _outcome(row: _Row, result: Result, *, is_new: bool) -> dict[str, Any]:
+    is_done = result.status != Status.ERROR
+    error, _, text = ("", "", "") if is_done else (result.error or "").partition(": ")
+    return {"is_done": is_done, "is_new": is_new, "error": error, "text": text, "id": row.id}

@@ -1,0 +1,88 @@
+"""`penstock report`, as a shell sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+from typer.testing import CliRunner, Result
+
+from penstock.cli.app import app
+from penstock.redis.embedded import EmbeddedServer
+from tests.spark.archive.streams import Stream, archive, opened
+from tests.spark.report.pages import Page
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def call(server: EmbeddedServer, *words: object) -> Result:
+    return CliRunner().invoke(app, ["report", "--url", server.url, *map(str, words)])
+
+
+def test_an_empty_stream_has_a_page_too_and_an_old_page_is_replaced(
+    spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    stream_redis.xadd("orders", {"data": "1"})
+    stream_redis.xtrim("orders", maxlen=0, approximate=False)
+    out = tmp_path / "page.html"
+    out.write_text("old")
+    result = call(stream_server, "--stream", "orders", "--since", "2h", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{out}: 0 messages, 0 dead letters\n"
+    page = Page(out.read_text())
+    assert page.row("messages published") == ["messages published", "0"]
+    assert "Stream orders is empty now: 1 entries were trimmed or deleted" in page.text
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_is_left_of_a_stream_are_dead_letters_with_bytes_that_are_no_text(
+    spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    stream_redis.xadd(
+        "ghosts_dlq", {"data": b"\xff", "kind": b"\xff\xfe", "dlq_reason": "fatal", "dlq_error_text": b"\xfd"}
+    )
+    archive(opened(tmp_path / "cold"), orders(), 0, 5)
+    out = tmp_path / "page.html"
+    result = call(stream_server, "--stream", "ghosts", "--archive", tmp_path / "cold", "--out", out)
+    assert result.stdout == f"{out}: 0 messages, 1 dead letters\n"
+    page = Page(out.read_text())
+    assert page.row("1")[1:4] == ["fatal", "", "\ufffd"]
+    assert f"The archive {tmp_path}/cold does not have this stream." in page.text
+
+
+def orders() -> Stream:
+    stream = Stream()
+    stream.add(5)
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--stream", "nobody"), "there is no stream 'nobody'"),
+        (("--stream", "jobs.tasks"), "there is no stream 'jobs.tasks'"),
+        (("--stream", " "), "--stream"),
+        (("--stream", "orders", "--since", "2199-01-01"), "is in the future"),
+        (("--stream", "orders", "--since", "1h", "--until", "2h"), "must be before --until"),
+        (("--stream", "orders", "--since", "noon"), "'noon' is no duration"),
+        (("--stream", "orders", "--out", "{place}"), "is a folder"),
+        (("--stream", "orders", "--out", "{place}/none/page.html"), "there is no folder"),
+        (("--stream", "orders", "--out", "/dev/null/page.html"), "there is no folder"),
+        (("--stream", "nobody", "--archive", "{place}"), "there is no archive"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
+    words: tuple[str, ...], why: str, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    stream_redis.xadd("orders", {"data": "1"})
+    monkeypatch.chdir(tmp_path)
+    result = call(stream_server, *(word.format(place=tmp_path) for word in words))
+    assert result.exit_code == 2, result.output
+    [line] = result.stderr.strip().splitlines()
+    assert line.startswith("penstock: ")
+    assert why in line
+    assert not list(tmp_path.iterdir())

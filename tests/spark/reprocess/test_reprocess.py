@@ -1,0 +1,200 @@
+"""A handler over messages again: each has one result in the end, whatever is killed; failures are summed up."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+from typer.testing import CliRunner, Result
+
+from penstock.cli.app import app
+from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.reprocess.identity import result_id
+from penstock.sync.results import FSBackend, PostgresBackend
+from penstock.task import check_id
+from tests.helpers.postgres import PostgresServer
+from tests.spark.archive.streams import START_MS, Stream, archive, opened
+from tests.spark.driver import ROOT, Process
+from tests.spark.reprocess.handlers import GATE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HANDLERS = "tests.spark.reprocess.handlers"
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, ["reprocess", *map(str, words)])
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Path:
+    """An archive of 80 orders."""
+    stream = Stream()
+    for n in range(80):
+        payload = json.dumps({"n": n, "place": str(tmp_path)}).encode()
+        stream.entries.append((f"{START_MS + n}-0", {"data": payload}))
+    archive(opened(tmp_path / "cold"), stream, 0, 80)
+    return tmp_path / "cold"
+
+
+def test_killed_and_run_again_each_message_has_one_result(
+    java: Path, spark: SparkSession, cold: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "gate")
+    words = ["--stream", "orders", "--handler", f"{HANDLERS}:doubled", "--archive", str(cold), "--batch-size", "10"]
+    words += ["--from", str(START_MS + 20), "--to", str(START_MS + 70), "--results", str(tmp_path / "results")]
+    dry = call(*words, "--dry-run", "--where", "cast(data as string) like '%7,%'")
+    assert dry.stdout == "5 messages\ndry run: nothing was handled, nothing was written\n"
+    assert not (tmp_path / "results").exists()
+
+    command = [sys.executable, "-m", "penstock", "reprocess", *words, "--master", "local[1]"]
+    with Process(command, tmp_path, {"PYTHONPATH": str(ROOT)}) as process:
+        process.wait_for_line("^at the gate$")
+        process.kill()
+    assert "50 messages" in process.lines()
+    (tmp_path / "gate").unlink()
+    first = numbers(tmp_path / "results")
+    assert first == dict.fromkeys(range(20, GATE), 1)
+    (tmp_path / "journal").unlink()
+
+    again = call(*words)
+    assert again.exit_code == 0, again.output
+    assert "done 45, failed 5; 20 of them had a result before" in again.stdout
+    assert "failed 5: ValueError: order <n> has no price" in again.stdout
+    assert "2 failed in an earlier run; --name begins a new round" in again.stdout
+    assert numbers(tmp_path / "results") == dict.fromkeys(range(20, 70), 1)
+    assert min(map(int, (tmp_path / "journal").read_text().split())) == GATE
+
+
+def numbers(root: Path) -> Counter[int]:
+    """Returns the numbers that have results, and how many each."""
+    with FSBackend(root) as backend:
+        found = list(backend.iter())
+    for result in found:
+        if result.status == "ok":
+            assert result.data["twice"] % 2 == 0
+        else:
+            assert result.error.startswith("ValueError: order ")
+            assert result.attempts == 3
+    good = [result.data["twice"] // 2 for result in found if result.status == "ok"]
+    return Counter([*good, *(int(result.error.split()[2]) for result in found if result.status == "error")])
+
+
+def bury(client: redis.Redis, n: int, reason: str, place: Path, **more: str) -> None:
+    told = {"dlq_reason": reason, "dlq_source": "orders", "dlq_id": f"{START_MS + n}-0", "dlq_error": "KeyError"}
+    client.xadd("orders_dlq", {"data": json.dumps({"n": n, "place": str(place)}), **told, **more})
+
+
+def test_dead_letters_of_one_reason_are_handled_and_those_that_are_done_purged(
+    spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, postgres: PostgresServer,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Although a worker is killed meanwhile; those that fail again stay, and are all that the next run finds."""
+    for n in range(30):
+        bury(stream_redis, n, "fatal" if n % 3 else "expired", tmp_path, message_id=f"m{n}", kind="pay")
+    stream_redis.xadd("orders_dlq", {"data": b"\xff", "dlq_reason": "fatal", "dlq_source": "orders", "dlq_id": "1-1"})
+    bury(stream_redis, 1, "fatal", tmp_path, message_id="m1", kind="pay")  # another group gave it up as well
+    words = ["--stream", "orders", "--handler", f"{HANDLERS}:fragile", "--dead-letters", "--reason", "fatal"]
+    words += ["--url", stream_server.url, "--results", postgres.dsn, "--purge"]
+    result = call(*words)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "killed").exists()
+    assert "22 messages" in result.stdout
+    assert "done 19, failed 3; 1 of them had a result before" in result.stdout
+    assert "failed 2: ValueError: order <n> has no price" in result.stdout
+    assert "failed 1: DecodeError" in result.stdout
+    assert "purged 19 dead letters" in result.stdout
+    with PostgresBackend(postgres.dsn) as backend:
+        found = {result.task_id: result for result in backend.iter()}
+    good = {f"m{n}" for n in range(30) if n % 3 and n % 10 != 7}
+    assert set(found) == good
+    assert {result.kind for result in found.values()} == {"pay"}
+    left = Counter(fields[b"dlq_reason"] for _, fields in stream_redis.xrange("orders_dlq"))
+    assert left == {b"expired": 10, b"fatal": 3}
+    assert "3 messages\ndone 0, failed 3; 0 of them had a result before" in call(*words).stdout
+
+
+def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
+    spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    bury(stream_redis, 1, "fatal", tmp_path)
+    words = ("--stream", "orders", "--dead-letters", "--url", stream_server.url, "--results", tmp_path / "results")
+    result = call(*words, "--handler", f"{HANDLERS}:talkative")
+    assert "must return a list of ids, or a mapping of ids to results, not str" in str(result.exception)
+    assert stream_redis.xlen("orders_dlq") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "one of --archive ROOT and --dead-letters"),
+        (("--archive", "{cold}", "--dead-letters"), "one of --archive ROOT and --dead-letters"),
+        (("--archive", "{cold}/none"), "there is no archive"),
+        (("--archive", "{cold}", "--stream", "nobody"), "there is no stream 'nobody'"),
+        (("--archive", "{cold}", "--from", "5", "--to", "4"), "must be before"),
+        (("--archive", "{cold}", "--from", "noon"), "from='noon'"),
+        (("--archive", "{cold}", "--reason", "fatal"), "--reason is for --dead-letters"),
+        (("--archive", "{cold}", "--purge"), "--purge deletes dead letters"),
+        (("--archive", "{cold}", "--payload", "xml"), "--payload 'xml'"),
+        (("--archive", "{cold}", "--name", "a b"), "--name"),
+        (("--archive", "{cold}", "--results", "mongo"), "mongo"),
+        (("--archive", "{cold}", "--results", "/dev/null/here"), "--results: cannot"),
+        (("--archive", "{cold}", "--handler", "nothing"), "package.module:function"),
+        (("--archive", "{cold}", "--handler", "no.such.module:f"), "cannot be imported here"),
+        (("--archive", "{cold}", "--handler", f"{HANDLERS}:NOT_A_FUNCTION"), "is no function"),
+        (("--dead-letters",), "say where Redis is"),
+        (("--dead-letters", "--url", "{url}"), "there are no dead letters of stream 'orders'"),
+        (("--dead-letters", "--url", "{url}", "--reason", "fattal"), "--reason 'fattal' is none"),
+        (("--dead-letters", "--url", "{url}", "--from", "1"), "--from and --to are for --archive"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
+    words: tuple[str, ...], why: str, cold: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("PENSTOCK_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    given = [word.format(cold=cold, url=stream_server.url) for word in words]
+    for name, value in (("--stream", "orders"), ("--handler", f"{HANDLERS}:doubled")):
+        given = given if name in given else [*given, name, value]
+    result = call(*given)
+    assert result.exit_code == 2, result.output
+    [line] = result.stderr.strip().splitlines()
+    assert line.startswith("penstock: ")
+    assert why in line
+    assert [path.name for path in tmp_path.iterdir()] == ["cold"]
+    assert not stream_redis.keys("*")
+
+
+def test_a_condition_with_an_unknown_column_is_one_line_and_code_2(
+    spark: SparkSession, cold: Path, tmp_path: Path
+) -> None:
+    words = ("--stream", "orders", "--handler", f"{HANDLERS}:doubled", "--archive", cold, "--dry-run")
+    result = call(*words, "--where", "customer = 'x'")
+    assert result.exit_code == 2, result.output
+    line = result.stderr.strip().splitlines()[-1]
+    assert line.startswith("penstock: --where")
+    assert "`customer`" in line
+
+
+@pytest.mark.parametrize("message_id", [None, "", "m-1", "a b", "x" * 128, "..", "ümlaut"])
+@pytest.mark.parametrize("name", [None, "round-2"])
+def test_results_have_ids_that_every_back_end_takes_and_that_differ(name: str | None, message_id: str | None) -> None:
+    made = result_id(name, message_id, "orders", "1-1")
+    check_id("task_id", made)
+    assert made == result_id(name, message_id, "orders", "1-1")
+    assert made.startswith("" if name is None else "round-2.")
+    others = {
+        result_id(name, message_id and f"{message_id}!", "orders", "1-2"),
+        result_id("other", message_id, "s", "1-1"),
+    }
+    assert made not in others
+    if message_id == "m-1":
+        assert made == ("m-1" if name is None else "round-2.m-1")
