@@ -44,6 +44,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("server_kind", kinds, ids=[kind.name for kind in kinds])
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps the tests that use the cluster in one process: three nodes are enough for this machine."""
     for item in items:

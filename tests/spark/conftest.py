@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 600  # two cores start several Javas for some of these tests
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps the tests that need Java in one process: there is one shared session, and memory for one."""
     for item in items:
