@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from penstock.spark.pipeline import (
     Results,
     Sql,
 )
+from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.running import PipelineFailed, Report
 from penstock.sync.results import FSBackend
 from tests.spark.driver import Driver
@@ -179,6 +181,38 @@ def test_state_survives_the_same(
     crash_after_each(run, pipeline, steps)
     run(pipeline)
     assert table() == table(place="other") == list(range(25))
+
+
+def test_a_store_that_renames_file_by_file_survives_the_same(
+    stream_redis: redis.Redis,
+    pipeline_of: Declare,
+    run: RunOnce,
+    table: Table,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.spark.pipeline.files._ONE_STEP", ())
+    rename, torn = Files.rename, []
+
+    def torn_rename(self: Files, old: str, new: str) -> None:
+        if Path(old).parent.name in torn:
+            return rename(self, old, new)
+        torn.append(Path(old).parent.name)
+        shutil.copytree(old, new, ignore=lambda _, names: sorted(names)[-1:])  # all files but one
+        raise Crash(f"torn {len(torn)}")
+
+    monkeypatch.setattr(Files, "rename", torn_rename)
+    add_orders(stream_redis, 30)
+    sinks = (Parquet(str(tmp_path / "table")), Parquet(str(tmp_path / "other"), name="other"))
+    pipeline = pipeline_of(Handler(f"{SHOP}:fickle"), sinks=sinks, source_max_rows_per_batch=20)
+    for number in (1, 2):
+        with pytest.raises(PipelineFailed, match=f"Crash: torn {number}"):
+            run(pipeline)
+    run(pipeline)
+    assert torn == ["staging", "_penstock"]
+    given_up = [json.loads(letter["data"])["n"] for letter in dead_letters(stream_redis)]
+    assert sorted([*table(), *given_up]) == list(range(30))
+    assert table() == table(place="other")
 
 
 KILLED = """
