@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
-from tests.lakehouse.versions import DELTA, EXCLUDED, S3A
+from tests.lakehouse.versions import DELTA, EXCLUDED, POSTGRES, S3A
 
 # The streams, pipelines and drivers of the other tests of Spark, on the session below.
 from tests.spark.conftest import checkpoint, java, spark, start_driver, stream_redis, stream_server
-from tests.spark.pipeline.conftest import pipeline_of, run, table
+from tests.spark.pipeline.conftest import pipeline_of, postgres, postgres_of_session, run, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +24,8 @@ __all__ = [
     "checkpoint",
     "java",
     "pipeline_of",
+    "postgres",
+    "postgres_of_session",
     "run",
     "spark",
     "start_driver",
@@ -47,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def settings(s3: S3Server) -> dict[str, str]:
     """Returns the settings of a session that knows Delta Lake and S3."""
     made = {
-        "spark.jars.packages": ",".join([DELTA, *S3A]),
+        "spark.jars.packages": ",".join([DELTA, POSTGRES, *S3A]),
         "spark.jars.excludes": ",".join(EXCLUDED),
         "spark.jars.ivy": str(ROOT / ".venvs" / "ivy"),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -5,6 +5,7 @@ from __future__ import annotations
 _SDK = "2.35.4"  # the one that hadoop-aws is built with
 
 DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
+POSTGRES = "org.postgresql:postgresql:42.7.14"
 S3A = (
     "org.apache.hadoop:hadoop-aws:3.5.0",  # the Hadoop that comes with Spark 4.2 and 4.3
     # Its parts that s3a uses: the bundle of all services would be ten times the size of Spark.

@@ -79,3 +79,9 @@ def test_an_id_that_no_result_can_have_is_told() -> None:
         result_of(sink, {"n": None})
     with pytest.raises(ConfigurationError, match="task_id='a b'"):
         result_of(sink, {"n": "a b"})
+
+
+def test_an_option_of_the_wrong_kind_is_told() -> None:
+    options = {"dsn": "postgresql://localhost/x", "timeout_s": "soon"}
+    with pytest.raises(ConfigurationError, match=r"options.timeout_s = 'soon' must be a number of seconds"):
+        opened(Results(id="n", result_kind="order", backend="postgres", options=options))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.errors import PenstockError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.settings.tables import ResultBackendSettings
 from penstock.spark.link import spare_the_collector
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
@@ -157,6 +157,14 @@ def opened(sink: Results) -> ResultBackend:
 
 
 def _typed(options: Mapping[str, str]) -> dict[str, Any]:
-    # A pipeline file hands all options over as texts.
-    words: dict[str, Any] = {"true": True, "false": False}
-    return {name: words.get(value, float(value) if name.endswith("_s") else value) for name, value in options.items()}
+    """Return the options with the types that back-ends expect: a pipeline file hands all of them over as texts."""
+    made: dict[str, Any] = {**options}
+    for name, value in options.items():
+        if value in ("true", "false"):
+            made[name] = value == "true"
+        elif name.endswith("_s"):
+            try:
+                made[name] = float(value)
+            except ValueError:
+                raise ConfigurationError(f"options.{name} = {value!r} must be a number of seconds") from None
+    return made
