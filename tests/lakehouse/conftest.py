@@ -60,6 +60,9 @@ def settings(s3: S3Server) -> dict[str, str]:
         "spark.hadoop.fs.s3a.access.key": KEY,
         "spark.hadoop.fs.s3a.secret.key": SECRET,
         "spark.sql.session.timeZone": "UTC",
+        # Small tables: the defaults are 50 tasks to read a log and 200 to keep state.
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.shuffle.partitions": "2",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
     }

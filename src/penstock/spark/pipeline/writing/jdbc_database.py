@@ -33,8 +33,7 @@ class JdbcDatabase:
     def save(self, rows: DataFrame, table: str, mode: str, **more: str) -> None:
         """Have Spark write rows to a table, which it makes if there is none."""
         with _told():
-            writer = rows.write.format("jdbc").mode(mode).options(**{**self._sink.options, **more})
-            writer.option("url", self._sink.url).option("dbtable", table).save()
+            rows.write.format("jdbc").mode(mode).options(**{**self._given(table), **more}).save()
 
     @contextmanager
     def connection(self) -> Iterator[JdbcConnection]:
@@ -52,12 +51,27 @@ class JdbcDatabase:
                     made.close()
 
     def _options(self) -> Any:
-        given = {**self._sink.options, "url": self._sink.url, "dbtable": self._sink.table}
         made = self._jvm.java.util.HashMap()
-        for name, value in given.items():
+        for name, value in self._given(self._sink.table).items():
             made.put(name, value)
         parameters = self._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(made)
         return self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JDBCOptions(parameters)
+
+    def _given(self, table: str) -> dict[str, str]:
+        given = {**self._sink.options, "url": self._sink.url, "dbtable": table}
+        driver = None if "driver" in given else self._found_driver()
+        return given if driver is None else {**given, "driver": driver}
+
+    def _found_driver(self) -> str | None:
+        # Java itself looks only among the jars that it was started with, not among those that a session has added.
+        loader = self._jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
+        offered = self._jvm.java.util.ServiceLoader.load(self._jvm.java.lang.Class.forName("java.sql.Driver"), loader)
+        drivers = offered.iterator()
+        while drivers.hasNext():
+            driver = drivers.next()
+            if driver.acceptsURL(self._sink.url):
+                return str(driver.getClass().getName())
+        return None
 
     def _dialect(self) -> Any:
         return self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(self._sink.url)
