@@ -11,7 +11,7 @@ from penstock.spark.pipeline import Jdbc
 from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.batches import no_mark
 from penstock.spark.pipeline.writing.jdbc import JdbcStageDiffers, JdbcWriter
-from penstock.spark.pipeline.writing.jdbc_database import JdbcDatabase
+from penstock.spark.pipeline.writing.jdbc_database import JdbcConnection, JdbcDatabase
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,6 +51,14 @@ def test_rows_that_a_repeated_task_has_doubled_are_staged_again(
     with pytest.raises(JdbcStageDiffers, match="holds 4 rows and not the 3 of the batch"):
         writer.write(spark.range(3), BatchKey("q", 1), no_mark)
     assert len(rows_of("numbers")) == 3
+
+
+def test_a_database_without_transactions_is_refused(
+    spark: SparkSession, derby: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JdbcConnection, "has_transactions", False)
+    (problem,) = JdbcWriter(Jdbc(derby, "numbers", create=True), spark).problems(spark.range(1).schema)
+    assert problem == "the database has no transactions: a batch that is repeated would be there twice"
 
 
 def test_a_row_replaces_the_one_of_its_key_in_a_table_that_was_there(
