@@ -7,6 +7,7 @@ SHELL := /bin/sh
 
 VENV := .venv
 BIN := $(VENV)/bin
+LAKEHOUSE := .venvs/lakehouse
 UV := $(shell if uv --version >/dev/null 2>&1; then echo uv; else echo $(BIN)/uv; fi)
 # Pythons for which every test server has a wheel come first.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3; do \
@@ -18,7 +19,7 @@ INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test test-failover test-interop check bench bench-queue bench-spark bench-tasks format sync lock clean
+.PHONY: help demo test test-failover test-interop test-lakehouse check bench bench-queue bench-spark bench-tasks format sync lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +35,9 @@ test-failover: $(VENV)/.dev ## Kill the owner of 1,500 streams 20 times, with th
 
 test-interop: $(VENV)/.dev ## Run Python and Go peers of one balanced service together (needs Go and its module proxy)
 	@PENSTOCK_INTEROP=1 $(BIN)/python -m pytest tests/interop $(ARGS)
+
+test-lakehouse: $(LAKEHOUSE)/.done ## Run pipelines with the jars of Delta Lake and S3 (needs Maven Central)
+	@PENSTOCK_LAKEHOUSE=1 $(LAKEHOUSE)/bin/python -m pytest tests/lakehouse $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types, direction of imports, freshness of the sync half
 	@$(BIN)/ruff format --check .
@@ -65,6 +69,7 @@ lock: $(BIN)/python ## Lock the newest allowed versions into requirements/
 	@$(COMPILE) --all-extras --group dev pyproject.toml --output-file requirements/dev.txt
 	@$(COMPILE) --extra embedded --extra cli --extra spark --extra java --group build --constraint requirements/dev.txt pyproject.toml \
 		--output-file requirements/demo.txt
+	@$(COMPILE) --group lakehouse --output-file requirements/lakehouse.txt
 	@! grep -nEi 'https?:|index-url|find-links' requirements/*.txt
 
 clean: ## Remove the environment and everything that was built
@@ -97,3 +102,13 @@ $(VENV)/.dev: $(BIN)/python requirements/dev.txt pyproject.toml
 	@$(INSTALL) --require-hashes -r requirements/dev.txt
 	@$(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@ $(VENV)/.demo
+
+# Another Spark, over the packages of the environment above; without uv's cache, which would keep several copies of it.
+$(LAKEHOUSE)/.done: $(VENV)/.dev requirements/lakehouse.txt
+	@echo "Installing another Spark into $(LAKEHOUSE) ..."
+	@$(BIN)/python -m venv --clear --without-pip $(LAKEHOUSE)
+	@VIRTUAL_ENV=$(CURDIR)/$(LAKEHOUSE) $(UV) pip install --quiet --no-cache --require-hashes -r requirements/lakehouse.txt
+	@$(LAKEHOUSE)/bin/python -c 'import sys, sysconfig, pathlib; \
+		pathlib.Path(sysconfig.get_path("purelib"), "over_dev.pth").write_text(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
+		"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@touch $@

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,31 @@ def dead_letters(client: redis.Redis, stream: str = "orders_dlq") -> list[dict[s
     return [
         {name.decode(): value.decode("utf-8", "replace") for name, value in fields.items()} for _, fields in entries
     ]
+
+
+def iceberg_catalogue(folder: Path) -> dict[str, str]:
+    """Returns the properties of a catalogue in a file, which need not be there yet."""
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalogue.db", "warehouse": f"file://{folder}/warehouse"}
+
+
+def iceberg_rows(catalogue: dict[str, str], table: str, column: str) -> list[Any]:
+    from pyiceberg.catalog import load_catalog
+
+    found = load_catalog("penstock", **catalogue).load_table(table)
+    return sorted(found.scan(selected_fields=(column,)).to_arrow()[column].to_pylist())
+
+
+@pytest.fixture
+def derby(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """The URL of a new database of Derby, whose driver comes with Spark; it lives in Spark's Java."""
+    assert spark._jvm is not None
+    spark._jvm.java.lang.System.setProperty("derby.stream.error.file", "/dev/null")
+    url = f"jdbc:derby:memory:{tmp_path.name}"
+    yield f"{url};create=true"
+    from py4j.protocol import Py4JJavaError
+
+    with suppress(Py4JJavaError):  # the answer to this is always an exception
+        spark._jvm.java.sql.DriverManager.getConnection(f"{url};drop=true")
 
 
 @pytest.fixture

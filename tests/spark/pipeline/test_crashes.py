@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,28 @@ import redis
 from deltalake import DeltaTable
 
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.pipeline import Delta, Handler, Parquet, Pipeline, Postgres, RedisStreams, Sql
+from penstock.results import Result
+from penstock.spark.pipeline import (
+    Delta,
+    Handler,
+    Iceberg,
+    Jdbc,
+    Parquet,
+    Pipeline,
+    Postgres,
+    RedisStreams,
+    Results,
+    Sql,
+)
+from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.running import PipelineFailed, Report
+from penstock.sync.results import FSBackend
 from tests.spark.driver import Driver
-from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters
+from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters, iceberg_catalogue, iceberg_rows
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tests.helpers.postgres import PostgresServer
 
 Declare = Callable[..., Pipeline]
@@ -92,6 +109,54 @@ def test_a_crash_after_any_step_loses_no_row_and_doubles_none(
     assert not list((tmp_path / "checkpoint" / "staging").glob("*.writing"))
 
 
+LAKE_STEPS = [
+    "iceberg written",
+    "iceberg committed",
+    "jdbc moved",
+    "jdbc committed",
+    "results saved",
+]
+
+
+def test_catalogues_databases_and_results_survive_the_same(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, derby: str, tmp_path: Path
+) -> None:
+    add_orders(stream_redis, 60)
+    catalogue, root = iceberg_catalogue(tmp_path), str(tmp_path / "results")
+    pipeline = pipeline_of(
+        Handler(f"{SHOP}:fickle"),
+        Sql("SELECT n, n % 3 AS digit, concat('o-', n) AS name, headers, timestamp FROM input"),
+        sinks=(
+            Iceberg("shop.orders", catalogue, partition_by=("digit",)),
+            Jdbc(derby, "orders", create=True, options={"createTableColumnTypes": "name VARCHAR(20)"}),
+            Jdbc(derby, "digits", key=("digit",), create=True, name="digits"),
+            Results(
+                id="name", result_kind="order", columns=("n", "digit"), finished_at="timestamp", options={"root": root}
+            ),
+        ),
+        source_max_rows_per_batch=40,
+    )
+    crash_after_each(run, pipeline, LAKE_STEPS)
+    add_orders(stream_redis, 5, first=60)
+    run(pipeline)
+    given_up = [json.loads(letter["data"])["n"] for letter in dead_letters(stream_redis)]
+    rows = sorted(set(range(65)) - set(given_up))
+    assert iceberg_rows(catalogue, "shop.orders", "n") == rows
+    assert db(spark, derby, "orders", "n") == rows
+    assert db(spark, derby, "digits", "digit") == sorted({n % 3 for n in rows})
+    with FSBackend(root) as backend:
+        found: list[Result] = list(backend.iter("order"))
+    assert sorted(result.data["n"] for result in found) == rows
+    assert {result.task_id for result in found} == {f"o-{n}" for n in rows}
+    left = spark.read.format("jdbc").option("url", derby).option("query", "SELECT tablename FROM sys.systables").load()
+    assert not [row[0] for row in left.collect() if row[0].startswith("PENSTOCK_") and "BATCHES" not in row[0]]
+
+
+def db(spark: SparkSession, url: str, table: str, column: str) -> list[Any]:
+    read = spark.read.format("jdbc").option("url", url).option("dbtable", table)
+    return sorted(row[column] for row in read.load().collect())
+
+
 def test_one_table_needs_no_staging_and_survives_the_same(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, tmp_path: Path
 ) -> None:
@@ -116,6 +181,38 @@ def test_state_survives_the_same(
     crash_after_each(run, pipeline, steps)
     run(pipeline)
     assert table() == table(place="other") == list(range(25))
+
+
+def test_a_store_that_renames_file_by_file_survives_the_same(
+    stream_redis: redis.Redis,
+    pipeline_of: Declare,
+    run: RunOnce,
+    table: Table,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.spark.pipeline.files._ONE_STEP", ())
+    rename, torn = Files.rename, []
+
+    def torn_rename(self: Files, old: str, new: str) -> None:
+        if Path(old).parent.name in torn:
+            return rename(self, old, new)
+        torn.append(Path(old).parent.name)
+        shutil.copytree(old, new, ignore=lambda _, names: sorted(names)[-1:])  # all files but one
+        raise Crash(f"torn {len(torn)}")
+
+    monkeypatch.setattr(Files, "rename", torn_rename)
+    add_orders(stream_redis, 30)
+    sinks = (Parquet(str(tmp_path / "table")), Parquet(str(tmp_path / "other"), name="other"))
+    pipeline = pipeline_of(Handler(f"{SHOP}:fickle"), sinks=sinks, source_max_rows_per_batch=20)
+    for number in (1, 2):
+        with pytest.raises(PipelineFailed, match=f"Crash: torn {number}"):
+            run(pipeline)
+    run(pipeline)
+    assert torn == ["staging", "_penstock"]
+    given_up = [json.loads(letter["data"])["n"] for letter in dead_letters(stream_redis)]
+    assert sorted([*table(), *given_up]) == list(range(30))
+    assert table() == table(place="other")
 
 
 KILLED = """

@@ -10,7 +10,21 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.spark.pipeline import Console, Function, Handler, Parquet, Pipeline, Postgres, RedisStreams, Source, Sql
+from penstock.spark.pipeline import (
+    Console,
+    Delta,
+    Function,
+    Handler,
+    Iceberg,
+    Jdbc,
+    Parquet,
+    Pipeline,
+    Postgres,
+    RedisStreams,
+    Results,
+    Source,
+    Sql,
+)
 
 GOOD = """\
 name = "orders"
@@ -158,3 +172,78 @@ def test_columns_that_must_not_be_null_are_known_from_the_schema() -> None:
 def test_declaring_a_pipeline_loads_no_spark() -> None:
     code = "import sys, penstock.spark.pipeline; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+LAKE = """\
+name = "orders"
+checkpoint = "/data/checkpoints/orders"
+
+[source]
+url = "redis://localhost:6379"
+streams = "orders"
+
+[[sink]]
+kind = "delta"
+path = "s3a://lake/orders"
+options.AWS_REGION = "eu-central-1"
+
+[[sink]]
+kind = "iceberg"
+table = "shop.orders"
+partition_by = "day"
+catalog = { type = "rest", uri = "https://catalogue", token = "hunter2" }
+
+[[sink]]
+kind = "jdbc"
+url = "jdbc:mysql://db/shop?password=hunter2"
+table = "orders"
+key = "order_id"
+options.fetchsize = 100
+
+[[sink]]
+kind = "results"
+id = "order_id"
+result_kind = "order"
+backend = "s3"
+columns = ["total"]
+
+[sink.options]
+url = "s3://results/orders"
+secret_access_key = "hunter2"
+"""
+
+
+def test_tables_catalogues_and_results_are_declared_and_show_no_secret() -> None:
+    pipeline = Pipeline.from_toml(LAKE)
+    assert pipeline.sinks == (
+        Delta("s3a://lake/orders", options={"AWS_REGION": "eu-central-1"}),
+        Iceberg("shop.orders", {"type": "rest", "uri": "https://catalogue", "token": "hunter2"}, partition_by=("day",)),
+        Jdbc("jdbc:mysql://db/shop?password=hunter2", "orders", key=("order_id",), options={"fetchsize": "100"}),
+        Results(
+            id="order_id",
+            result_kind="order",
+            backend="s3",
+            columns=("total",),
+            options={"url": "s3://results/orders", "secret_access_key": "hunter2"},
+        ),
+    )
+    assert "hunter2" not in repr(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('table = "shop.orders"', 'tabel = "shop.orders"', "f.toml:15: [sink 2] has an unknown key 'tabel'; did you mean 'table'?"),
+        ('table = "shop.orders"', 'table = "orders"', "f.toml:13: [sink 2] table = 'orders' must be namespace.name"),
+        ("catalog = {", "catalog = {}  # {", "f.toml:13: [sink 2] catalog is empty"),
+        ("jdbc:mysql:", "mysql:", "f.toml:19: [sink 3] url must begin with jdbc:"),
+        ("options.fetchsize", "options.dbtable", "f.toml:19: [sink 3] options.dbtable: a pipeline chooses it itself"),
+        ('result_kind = "order"', "", "f.toml:26: [sink 4] lacks the key 'result_kind'"),
+        ('path = "s3a', 'library = "java"\npath = "s3a', "f.toml:8: [sink 1] library = 'java' must be one of auto, python, spark"),
+        ('path = "s3a', 'library = "spark"\npath = "s3a', "f.toml:8: [sink 1] options are for library = 'python'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_in_them_is_told_with_its_place(old: str, new: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Pipeline.from_toml(LAKE.replace(old, new), "f.toml")
+    assert str(caught.value).startswith(told)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from penstock.spark.pipeline import Console, Function, Handler, Parquet, Pipeline, Postgres, RedisStreams, Sql
+from penstock.spark.pipeline import Console, Function, Handler, Parquet, Pipeline, Postgres, RedisStreams, Results, Sql
 from penstock.spark.pipeline.running import PipelineFailed, Report, Run
 from penstock.spark.pipeline.status import status
 from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters
@@ -140,6 +140,7 @@ def test_all_sinks_get_the_same_rows(
         RedisStreams("copy"),
         Postgres(postgres.dsn, "orders", create=True),
         Postgres(postgres.dsn, "parities", key=("parity",), create=True, name="parities"),
+        Results(id="n", result_kind="order", backend="postgres", options={"dsn": postgres.dsn, "timeout_s": "20"}),
         Console(rows=2),
     )
     run(pipeline_of(Handler(f"{SHOP}:fickle"), Sql("SELECT n, n % 2 AS parity FROM input"), sinks=sinks))
@@ -148,6 +149,7 @@ def test_all_sinks_get_the_same_rows(
     assert sorted(json.loads(fields[b"data"])["n"] for _, fields in stream_redis.xrange("copy")) == rows
     assert [n for (n,) in postgres.execute("SELECT n FROM orders ORDER BY n")] == rows
     assert postgres.execute("SELECT parity FROM parities ORDER BY parity") == [(0,), (1,)]
+    assert [n for (n,) in postgres.execute("SELECT task_id::int FROM penstock_results ORDER BY 1")] == rows
     assert "batch 0" in capsys.readouterr().out
 
 

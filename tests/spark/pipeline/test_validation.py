@@ -9,9 +9,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from penstock.spark.pipeline import Delta, Function, Handler, Parquet, Pipeline, Postgres, RedisStreams, Sql
+from penstock.spark.pipeline import (
+    Delta,
+    Function,
+    Handler,
+    Iceberg,
+    Jdbc,
+    Parquet,
+    Pipeline,
+    Postgres,
+    RedisStreams,
+    Results,
+    Sql,
+)
 from penstock.spark.pipeline.validation import PipelineInvalid
-from tests.spark.pipeline.conftest import SHOP, add_orders
+from tests.spark.pipeline.conftest import SHOP, add_orders, iceberg_catalogue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,3 +129,56 @@ def test_every_sink_that_cannot_work_is_told(
     ]
     assert len(found) == len(starts)
     assert all(problem.startswith(start) for problem, start in zip(found, starts, strict=True)), found
+
+
+def test_every_catalogue_database_and_back_end_that_cannot_work_is_told(
+    problems: Callable[..., tuple[str, ...]],
+    pipeline_of: Declare,
+    derby: str,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    catalogue = iceberg_catalogue(tmp_path)
+    sinks = (
+        Delta(str(tmp_path / "delta"), library="spark", name="no jar"),
+        Iceberg("shop.t", {**catalogue, "warehouse": f"file://{tmp_path}/file/x"}, partition_by=("day",)),
+        Iceberg("shop.t", {"type": "rest", "uri": "http://127.0.0.1:1"}, name="unreachable"),
+        Iceberg("shop.t", {"type": "nosuch"}, name="unknown"),
+        Iceberg("shop.t", catalogue, name="well"),
+        Jdbc("jdbc:nosuch://127.0.0.1/x", "t", name="no driver"),
+        Jdbc(derby, "t", options={"driver": "com.example.NoDriver"}, name="no class"),
+        Jdbc(derby, "t", key=("k",)),
+        Jdbc(derby, "sys.systables", name="narrow"),
+        Jdbc(derby, "t", create=True, name="well too"),
+        Results(id="k", result_kind="order", columns=("m",), options={"root": str(tmp_path / "file" / "results")}),
+        Results(id="at", result_kind="order", finished_at="n", options={"rot": "x"}, name="options"),
+        Results(id="n", result_kind="order", backend="nosuch", name="plug-in"),
+        Results(
+            id="n", result_kind="order", backend="postgres", options={"dsn": "postgresql://x@127.0.0.1:1/x"}, name="pg"
+        ),
+        Results(id="n", result_kind="order", options={"root": str(tmp_path / "results")}, name="well as well"),
+    )
+    found = problems(pipeline_of(Sql("SELECT n, timestamp AS at FROM input"), sinks=sinks))
+    starts = [
+        "sink 1 (no jar): library = 'spark' needs Delta Lake in the session",
+        "sink 2 (iceberg): partition_by: there is no column 'day'",
+        f"sink 2 (iceberg): file://{tmp_path}/file/x cannot be written to",
+        "sink 3 (unreachable): the catalogue cannot be used: ConnectionError",
+        "sink 4 (unknown): the catalogue cannot be used: ValueError: 'nosuch'",
+        "sink 6 (no driver): the database cannot be used: there is no JDBC driver for this url in the session",
+        "sink 7 (no class): the database cannot be used: there is no JDBC driver for this url in the session",
+        "sink 8 (jdbc): key: there is no column 'k'",
+        "sink 8 (jdbc): table 't' does not exist",
+        "sink 9 (narrow): table 'sys.systables' has no column 'n'",
+        "sink 9 (narrow): table 'sys.systables' has no column 'at'",
+        "sink 11 (results): id: there is no column 'k'",
+        "sink 11 (results): columns: there is no column 'm'",
+        f"sink 11 (results): {tmp_path}/file/results cannot be written to",
+        "sink 12 (options): id: column 'at' is timestamp",
+        "sink 12 (options): finished_at: column 'n' is no timestamp",
+        "sink 12 (options): the result back-end cannot be used: ",
+        "sink 13 (plug-in): the result back-end cannot be used: there is no result back-end 'nosuch'",
+        "sink 14 (pg): the result back-end cannot be used: connection failed",
+    ]
+    assert [problem[: len(start)] for problem, start in zip(found, starts, strict=False)] == starts
+    assert len(found) == len(starts)

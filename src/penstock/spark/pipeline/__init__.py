@@ -1,7 +1,7 @@
 """Pipelines: streams to tables, declared once, run anywhere Spark runs."""
 
 from penstock.spark.pipeline.declaration import Pipeline
-from penstock.spark.pipeline.sinks import Console, Delta, Parquet, Postgres, RedisStreams
+from penstock.spark.pipeline.sinks import Console, Delta, Iceberg, Jdbc, Parquet, Postgres, RedisStreams, Results
 from penstock.spark.pipeline.source import Source
 from penstock.spark.pipeline.steps import Function, Handler, Sql
 
@@ -10,10 +10,13 @@ __all__ = [
     "Delta",
     "Function",
     "Handler",
+    "Iceberg",
+    "Jdbc",
     "Parquet",
     "Pipeline",
     "Postgres",
     "RedisStreams",
+    "Results",
     "Source",
     "Sql",
 ]

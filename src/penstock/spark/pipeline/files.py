@@ -18,8 +18,16 @@ class FileInfo:
     modified_ms: int
 
 
+_ONE_STEP = ("file", "hdfs", "viewfs")  # elsewhere a folder is renamed by copying its files
+_COMPLETE = "_complete"
+
+
 class Files:
-    """What the commit of a batch needs of a file system. A rename is one step on local disks and on HDFS."""
+    """What the commit of a batch needs of a file system.
+
+    A folder is shown by a rename. Where that is not one step, as in object stores, an empty file in `_complete` beside
+    the folder says that all of it is there: without that, it is what a driver that died has left.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows Hadoop's file systems nowhere else
@@ -35,7 +43,8 @@ class Files:
         system, place = self._at(folder)
         if not system.exists(place):
             return []
-        return [str(status.getPath().getName()) for status in system.listStatus(place)]
+        found = [str(status.getPath().getName()) for status in system.listStatus(place)]
+        return [name for name in found if name != _COMPLETE]
 
     def walk(self, folder: str) -> list[FileInfo]:
         """Return all files below a folder, with paths relative to it."""
@@ -53,6 +62,27 @@ class Files:
         system, place = self._at(path)
         system.delete(place, True)
 
+    def is_shown(self, folder: str) -> bool:
+        """Tell whether all of a folder is there."""
+        return self.exists(folder if self._has_one_step(folder) else _complete(folder))
+
+    def show(self, old: str, new: str) -> None:
+        """Move a complete folder to where readers find it."""
+        self.rename(old, new)
+        if not self._has_one_step(new):
+            system, place = self._at(_complete(new))
+            system.create(place).close()
+
+    def hide(self, folder: str) -> None:
+        """Delete a folder that was shown, or a part of one."""
+        if not self._has_one_step(folder):
+            self.delete(_complete(folder))  # first: what is left behind it counts for nothing
+        self.delete(folder)
+
+    def _has_one_step(self, path: str) -> bool:
+        system, _ = self._at(path)
+        return system.getUri().getScheme() in _ONE_STEP
+
     def rename(self, old: str, new: str) -> None:
         """Move a file or a folder to a place where nothing is; there is one driver, so nobody else makes it."""
         system, place = self._at(new)
@@ -69,6 +99,11 @@ class Files:
     def _at(self, path: str) -> tuple[Any, Any]:
         place = self._jvm.org.apache.hadoop.fs.Path(path)
         return place.getFileSystem(self._conf), place
+
+
+def _complete(folder: str) -> str:
+    parent, _, name = folder.rstrip("/").rpartition("/")
+    return joined(parent, _COMPLETE, name)
 
 
 def joined(folder: str, *names: str) -> str:

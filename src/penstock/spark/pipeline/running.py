@@ -97,7 +97,7 @@ class Run:
 
     def _start(self, rows: DataFrame) -> StreamingQuery:
         files = Files(self._spark)
-        writers = {sink.name: writer_of(sink, self._pipeline, files) for sink in self._pipeline.sinks}
+        writers = {sink.name: writer_of(sink, self._pipeline, self._spark) for sink in self._pipeline.sinks}
         plan = rows._jdf.queryExecution().analyzed().toString()  # noqa: SLF001 - PySpark shows it only by printing
         self._batches = Batches(
             self._query_id,

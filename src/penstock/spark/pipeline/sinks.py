@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.errors import ConfigurationError
-from penstock.keys import StreamKeys
+from penstock.keys import StreamKeys, check_name
 from penstock.spark.pipeline.checks import check_choice, check_positive, check_text
 
 _COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
+_LIBRARIES = ("auto", "python", "spark")
+_JDBC_OWN = ("url", "dbtable", "table", "query", "truncate")
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,48 @@ class Parquet:
 
 @dataclass(frozen=True)
 class Delta:
-    """A table of Delta Lake, in folders by `partition_by`; it is made if there is none."""
+    """A table of Delta Lake, in folders by `partition_by`; it is made if there is none.
+
+    `library` is `python` (the package deltalake commits), `spark` (the jars of the session do), or `auto`: the jars if
+    the session has them. `options` are those of the store, for deltalake: keys, region, endpoint.
+    """
 
     path: str
     partition_by: tuple[str, ...] = ()
+    library: str = "auto"
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
     name: str = "delta"
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
         check_text("path", self.path)
+        check_choice("library", self.library, _LIBRARIES)
+        if self.library == "spark" and self.options:
+            raise ConfigurationError("options are for library = 'python': Spark's jars are set up by spark.hadoop.*")
+
+
+@dataclass(frozen=True)
+class Iceberg:
+    """A table of Iceberg, partitioned by the values of `partition_by`; it is made if there is none.
+
+    `table` is `namespace.name` in the catalogue that the properties in `catalog` describe to PyIceberg.
+    """
+
+    table: str
+    catalog: Mapping[str, str] = field(repr=False)
+    partition_by: tuple[str, ...] = ()
+    name: str = "iceberg"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        check_text("table", self.table)
+        if len(self.table.split(".")) < 2 or not all(self.table.split(".")):
+            raise ConfigurationError(f"table = {self.table!r} must be namespace.name, such as 'shop.orders'")
+        if not self.catalog:
+            raise ConfigurationError(
+                "catalog is empty: say where the catalogue is, such as catalog = {type = 'sql', uri = 'sqlite:///...', "
+                "warehouse = 'file:///...'}"
+            )
 
 
 @dataclass(frozen=True)
@@ -78,6 +113,55 @@ class Postgres:
 
 
 @dataclass(frozen=True)
+class Jdbc:
+    """A table of any database for which the session has a JDBC driver.
+
+    With `key` a row replaces those that have the same values in these columns. `options` are those of Spark's JDBC
+    writer, such as `user`, `password` and `driver`.
+    """
+
+    url: str = field(repr=False)
+    table: str
+    key: tuple[str, ...] = ()
+    create: bool = False
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    name: str = "jdbc"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        check_text("url", self.url)
+        check_text("table", self.table)
+        if not self.url.startswith("jdbc:"):
+            raise ConfigurationError("url must begin with jdbc:, such as jdbc:mysql://host/database")
+        for option in self.options:
+            if option.lower() in _JDBC_OWN:
+                raise ConfigurationError(f"options.{option}: a pipeline chooses it itself; leave it out")
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results, as workers leave them: one for each row, known by the value in the column `id`.
+
+    `backend` is fs, postgres, s3 or the name of a plug-in, made with `options`. `columns` are the data of the result,
+    all but `id` by default. `finished_at` names the column with its time, which is the present one by default.
+    """
+
+    id: str
+    result_kind: str
+    backend: str = "fs"
+    columns: tuple[str, ...] = ()
+    finished_at: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    name: str = "results"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        check_text("id", self.id)
+        check_name("result_kind", self.result_kind)
+        check_text("backend", self.backend)
+
+
+@dataclass(frozen=True)
 class Console:
     """Shows the first `rows` of each batch."""
 
@@ -89,7 +173,8 @@ class Console:
         check_positive("rows", self.rows)
 
 
-Sink: TypeAlias = Parquet | Delta | RedisStreams | Postgres | Console
+Sink: TypeAlias = Parquet | Delta | Iceberg | RedisStreams | Postgres | Jdbc | Results | Console
 SINKS: dict[str, type[Sink]] = {
-    "parquet": Parquet, "delta": Delta, "redis_streams": RedisStreams, "postgres": Postgres, "console": Console,
+    "parquet": Parquet, "delta": Delta, "iceberg": Iceberg, "redis_streams": RedisStreams, "postgres": Postgres,
+    "jdbc": Jdbc, "results": Results, "console": Console,
 }  # fmt: skip

@@ -27,14 +27,15 @@ class Staging:
 
     def has(self, key: BatchKey) -> bool:
         """Tell whether the batch was computed."""
-        return self._files.exists(joined(self._folder, key.folder))
+        return self._files.is_shown(joined(self._folder, key.folder))
 
     def put(self, rows: DataFrame, key: BatchKey, mark: Mark) -> int:
         """Compute the batch and keep it; return the number of its rows."""
         place = joined(self._folder, key.folder)
+        self._files.hide(place)
         count = written(rows, place + _WRITING)
         mark("staged")
-        self._files.rename(place + _WRITING, place)
+        self._files.show(place + _WRITING, place)
         mark("stage complete")
         return count
 
@@ -50,4 +51,4 @@ class Staging:
         """Delete the batches before this one: Spark begins a batch when the last one is committed."""
         for name in self._files.names(self._folder):
             if name.removesuffix(_WRITING) != key.folder:
-                self._files.delete(joined(self._folder, name))
+                self._files.hide(joined(self._folder, name))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.pipeline.declaration import Pipeline
-from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.plan import Planner
 from penstock.spark.pipeline.spark_errors import one_line
 from penstock.spark.pipeline.steps import STEPS, Step
@@ -107,12 +106,11 @@ class Validation:
             raise ConfigurationError(one_line(error.java_exception.getMessage())) from None
 
     def _of_sinks(self, schema: StructType) -> Iterator[str]:
-        files = Files(self._spark)
         yield from (f"the rows for the sinks: {problem}" for problem in unfit(schema))
         for number, sink in enumerate(self._pipeline.sinks, 1):
             place = f"sink {number} ({sink.name})"
             try:
-                for problem in writer_of(sink, self._pipeline, files).problems(schema):
+                for problem in writer_of(sink, self._pipeline, self._spark).problems(schema):
                     yield f"{place}: {problem}"
             except PenstockError as error:
                 yield f"{place}: {error}"

@@ -14,6 +14,7 @@ from penstock.errors import PenstockError
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.files import FileInfo, Files, joined
 from penstock.spark.pipeline.sinks import Delta
+from penstock.spark.pipeline.writing.arrow_schema import nullable_arrow
 from penstock.spark.pipeline.writing.counting import written
 from penstock.spark.pipeline.writing.parquet import unfit, unwritable
 
@@ -58,14 +59,14 @@ class DeltaWriter:
         if faults:
             return
         try:
-            if library.DeltaTable.is_deltatable(self._uri):
-                yield from self._misfits(library.DeltaTable(self._uri), schema)
+            if library.DeltaTable.is_deltatable(self._uri, self._options):
+                yield from self._misfits(library.DeltaTable(self._uri, storage_options=self._options), schema)
         except Exception as error:  # of the store: there is no common class
             yield f"the table at {self._sink.path} cannot be read: {' '.join(str(error).split())}"
 
     def _misfits(self, table: Any, schema: StructType) -> Iterator[str]:
         library = _library()
-        wanted = {field.name: str(field.type) for field in library.Schema.from_arrow(_arrow(schema)).fields}
+        wanted = {field.name: str(field.type) for field in library.Schema.from_arrow(nullable_arrow(schema)).fields}
         found = {field.name: str(field.type) for field in table.schema().fields}
         for name, kind in wanted.items():
             if found.get(name) != kind:
@@ -96,9 +97,11 @@ class DeltaWriter:
 
     def _table(self, schema: StructType) -> Any:
         library = _library()
-        made = library.Schema.from_arrow(_arrow(schema))
+        made = library.Schema.from_arrow(nullable_arrow(schema))
         partitions = list(self._sink.partition_by)
-        return library.DeltaTable.create(self._uri, schema=made, mode="ignore", partition_by=partitions)
+        return library.DeltaTable.create(
+            self._uri, schema=made, mode="ignore", partition_by=partitions, storage_options=self._options
+        )
 
     def _commit(
         self, table: Any, schema: StructType, found: list[FileInfo], folder: str, transaction: tuple[str, int]
@@ -121,10 +124,14 @@ class DeltaWriter:
         table.create_write_transaction(
             actions=actions,
             mode="append",
-            schema=library.Schema.from_arrow(_arrow(schema)),
+            schema=library.Schema.from_arrow(nullable_arrow(schema)),
             partition_by=list(self._sink.partition_by),
             commit_properties=library.CommitProperties(app_transactions=[library.Transaction(*transaction)]),
         )
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return dict(self._sink.options)
 
     @property
     def _uri(self) -> str:
@@ -135,11 +142,3 @@ def partition_values(path: str) -> dict[str, str | None]:
     """Return the values that the folders of a file name, as in `day=2026-11-15/part-0.parquet`."""
     pairs = (part.partition("=") for part in path.split("/")[:-1])
     return {name: None if value == _NULL else unquote(value) for name, _, value in pairs}
-
-
-def _arrow(schema: StructType) -> Any:
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructField, StructType
-
-    # Whoever appends may bring null in what has none today.
-    return to_arrow_schema(StructType([StructField(f.name, f.dataType) for f in schema.fields]), timezone="UTC")

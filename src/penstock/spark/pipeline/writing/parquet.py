@@ -1,8 +1,9 @@
 """Parquet: a batch is written into a hidden folder, and one rename shows it.
 
 `<path>/_penstock/<batch>` is being written; `<path>/batch=<batch>` is there, and complete. Readers of Parquet skip
-names that begin with an underscore and takes `batch=...` for a column. A batch that is there is not written again. One
-without rows is not there at all.
+names that begin with an underscore and take `batch=...` for a column. A batch that is there is not written again. One
+without rows is not there at all. In an object store, where a rename copies file by file, a batch is complete when
+`<path>/_complete/batch=<batch>` says so; without that it is written again.
 """
 
 from __future__ import annotations
@@ -51,13 +52,14 @@ class ParquetWriter:
         """Write a batch, unless it is there; tell whether it was new."""
         path, files = self._sink.path, self._files
         hidden, shown = joined(path, _HIDDEN, key.folder), joined(path, f"{COLUMN}={key.folder}")
-        if files.exists(shown):
+        if files.is_shown(shown):
             return False
+        files.hide(shown)
         files.delete(hidden)
         count = written(rows, hidden, partition_by=self._sink.partition_by, compression=self._sink.compression)
         mark("parquet written")
         if count:
-            files.rename(hidden, shown)
+            files.show(hidden, shown)
         else:
             files.delete(hidden)
         mark("parquet shown")

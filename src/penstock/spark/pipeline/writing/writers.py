@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.spark.pipeline.declaration import Pipeline
 from penstock.spark.pipeline.files import Files
-from penstock.spark.pipeline.sinks import Console, Delta, Parquet, Postgres, Sink
+from penstock.spark.pipeline.sinks import Console, Delta, Iceberg, Jdbc, Parquet, Postgres, Results, Sink
 from penstock.spark.pipeline.writing.console import ConsoleWriter
 from penstock.spark.pipeline.writing.delta import DeltaWriter
+from penstock.spark.pipeline.writing.delta_spark import DeltaSparkWriter, uses_jars
+from penstock.spark.pipeline.writing.iceberg import IcebergWriter
+from penstock.spark.pipeline.writing.jdbc import JdbcWriter
 from penstock.spark.pipeline.writing.parquet import ParquetWriter
 from penstock.spark.pipeline.writing.postgres import PostgresWriter
 from penstock.spark.pipeline.writing.redis_streams import RedisStreamsWriter
+from penstock.spark.pipeline.writing.results import ResultsWriter
 from penstock.spark.pipeline.writing.writer import Writer
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-def writer_of(sink: Sink, pipeline: Pipeline, files: Files) -> Writer:
+
+def writer_of(sink: Sink, pipeline: Pipeline, spark: SparkSession) -> Writer:
     """Return the writer for a sink."""
-    if isinstance(sink, Parquet):
-        return ParquetWriter(sink, files)
-    if isinstance(sink, Delta):
-        return DeltaWriter(sink, files)
+    if isinstance(sink, Parquet | Delta | Iceberg):
+        return _of_files(sink, spark)
     if isinstance(sink, Postgres):
         return PostgresWriter(sink)
+    if isinstance(sink, Jdbc):
+        return JdbcWriter(sink, spark)
+    if isinstance(sink, Results):
+        return ResultsWriter(sink)
     if isinstance(sink, Console):
         return ConsoleWriter(sink)
     return RedisStreamsWriter(sink, pipeline.source)
+
+
+def _of_files(sink: Parquet | Delta | Iceberg, spark: SparkSession) -> Writer:
+    files = Files(spark)
+    if isinstance(sink, Parquet):
+        return ParquetWriter(sink, files)
+    if isinstance(sink, Iceberg):
+        return IcebergWriter(sink, files)
+    return DeltaSparkWriter(sink, spark) if uses_jars(sink, spark) else DeltaWriter(sink, files)

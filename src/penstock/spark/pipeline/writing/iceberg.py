@@ -1,0 +1,71 @@
+"""Iceberg without jars: Spark writes the files, the driver adds them to the table with the number of the batch.
+
+Files of a batch lie in `<table>/data/batch-<batch>` and belong to the table only when a snapshot says so. The same
+commit notes the batch in the properties of the table: a batch that is not above the last one is there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.files import Files, joined
+from penstock.spark.pipeline.sinks import Iceberg
+from penstock.spark.pipeline.writing.arrow_schema import nullable_arrow
+from penstock.spark.pipeline.writing.counting import written
+from penstock.spark.pipeline.writing.iceberg_table import IcebergTable, for_hadoop
+from penstock.spark.pipeline.writing.parquet import unfit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_FOLDER = "_penstock_partition_"
+
+
+class IcebergWriter:
+    """Appends batches to an Iceberg table, which it makes if there is none."""
+
+    is_atomic = True
+
+    def __init__(self, sink: Iceberg, files: Files) -> None:
+        self._sink, self._files = sink, files
+        self._table = IcebergTable(sink)
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        for name in self._sink.partition_by:
+            if name not in schema.names:
+                yield f"partition_by: there is no column {name!r}; there are {', '.join(schema.names)}"
+        faults = list(unfit(schema))
+        yield from faults
+        if not faults:
+            yield from self._table.problems(nullable_arrow(schema))
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
+        """Write a batch, unless it is there; tell whether it was new."""
+        self._table.open(nullable_arrow(rows.schema))
+        if self._table.has(key):
+            return False
+        folder = joined(self._table.location, "data", f"batch-{key.folder}")
+        place = for_hadoop(folder)
+        self._files.delete(place)
+        count = written(self._foldered(rows), place, partition_by=self._folders)
+        mark("iceberg written")
+        if count:
+            found = [file.path for file in self._files.walk(place) if file.path.endswith(".parquet")]
+            self._table.add([joined(folder, path) for path in found], key)
+        else:
+            self._files.delete(place)
+        mark("iceberg committed")
+        return True
+
+    @property
+    def _folders(self) -> tuple[str, ...]:
+        return tuple(f"{_FOLDER}{name}" for name in self._sink.partition_by)
+
+    def _foldered(self, rows: DataFrame) -> DataFrame:
+        # Spark takes the columns that it makes folders of out of the files, where Iceberg looks for them.
+        copies: dict[str, Any] = {f"{_FOLDER}{name}": rows[name] for name in self._sink.partition_by}
+        return rows.withColumns(copies) if copies else rows

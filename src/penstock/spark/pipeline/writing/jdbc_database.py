@@ -1,0 +1,166 @@
+"""A database behind JDBC, as the driver of a pipeline sees it: through Spark's dialects and Spark's JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError
+from penstock.spark.pipeline.sinks import Jdbc
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_ON_DRIVER = -1
+
+
+class JdbcFailed(PenstockError):
+    """A database behind JDBC refused what it was asked."""
+
+
+class JdbcDatabase:
+    """Statements for one database. Each failure is a JdbcFailed with what the database said, in one line."""
+
+    def __init__(self, sink: Jdbc, spark: SparkSession) -> None:
+        self._sink, self._spark = sink, spark
+        self._jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows JDBC connections nowhere else
+
+    def quoted(self, column: str) -> str:
+        """Return the name of a column as the database writes it."""
+        return str(self._dialect().quoteIdentifier(column))
+
+    def save(self, rows: DataFrame, table: str, mode: str, **more: str) -> None:
+        """Have Spark write rows to a table, which it makes if there is none."""
+        with _told():
+            rows.write.format("jdbc").mode(mode).options(**{**self._given(table), **more}).save()
+
+    @contextmanager
+    def connection(self) -> Iterator[JdbcConnection]:
+        """Open a connection; what was not committed at the end is rolled back."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        with _told():
+            made = self._dialect().createConnectionFactory(self._options()).apply(_ON_DRIVER)
+            try:
+                made.setAutoCommit(False)
+                yield JdbcConnection(made, self._dialect())
+            finally:
+                with suppress(Py4JJavaError):  # of a connection that is broken: the database rolls back by itself
+                    made.rollback()
+                    made.close()
+
+    def _options(self) -> Any:
+        made = self._jvm.java.util.HashMap()
+        for name, value in self._given(self._sink.table).items():
+            made.put(name, value)
+        parameters = self._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(made)
+        return self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JDBCOptions(parameters)
+
+    def _given(self, table: str) -> dict[str, str]:
+        given = {**self._sink.options, "url": self._sink.url, "dbtable": table}
+        driver = None if "driver" in given else self._found_driver()
+        return given if driver is None else {**given, "driver": driver}
+
+    def _found_driver(self) -> str | None:
+        # Java itself looks only among the jars that it was started with, not among those that a session has added.
+        loader = self._jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
+        offered = self._jvm.java.util.ServiceLoader.load(self._jvm.java.lang.Class.forName("java.sql.Driver"), loader)
+        drivers = offered.iterator()
+        while drivers.hasNext():
+            driver = drivers.next()
+            if driver.acceptsURL(self._sink.url):
+                return str(driver.getClass().getName())
+        return None
+
+    def _dialect(self) -> Any:
+        return self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(self._sink.url)
+
+
+class JdbcConnection:
+    """An open transaction."""
+
+    def __init__(self, connection: Any, dialect: Any) -> None:
+        self._connection, self._dialect = connection, dialect
+
+    @property
+    def has_transactions(self) -> bool:
+        """Whether several statements can become visible in one step."""
+        return bool(self._connection.getMetaData().supportsTransactions())
+
+    def columns(self, table: str) -> list[str] | None:
+        """Return the columns of a table, or None if there is none."""
+        statement = self._connection.createStatement()
+        try:
+            if not self._exists(table):
+                return None
+            found = statement.executeQuery(f"SELECT * FROM {table} WHERE 1 = 0").getMetaData()  # noqa: S608 - as declared
+            return [str(found.getColumnName(number)) for number in range(1, found.getColumnCount() + 1)]
+        finally:
+            statement.close()
+
+    def _exists(self, table: str) -> bool:
+        from py4j.protocol import Py4JJavaError
+
+        statement = self._connection.createStatement()
+        try:
+            statement.executeQuery(self._dialect.getTableExistsQuery(table)).close()
+        except Py4JJavaError:  # the only answer that all databases have in common
+            self._connection.rollback()
+            return False
+        finally:
+            statement.close()
+        return True
+
+    def execute(self, sql: str, *values: str | int) -> int:
+        """Run a statement; return the number of rows that it touched."""
+        statement = self._prepared(sql, values)
+        try:
+            return int(statement.executeUpdate())
+        finally:
+            statement.close()
+
+    def number(self, sql: str, *values: str | int) -> int | None:
+        """Return the number that a query finds in its first row, or None if there is no row."""
+        statement = self._prepared(sql, values)
+        try:
+            found = statement.executeQuery()
+            return int(found.getLong(1)) if found.next() else None
+        finally:
+            statement.close()
+
+    def commit(self) -> None:
+        """Make everything visible."""
+        self._connection.commit()
+
+    def _prepared(self, sql: str, values: tuple[str | int, ...]) -> Any:
+        statement = self._connection.prepareStatement(sql)
+        for place, value in enumerate(values, 1):
+            if isinstance(value, int):
+                statement.setLong(place, value)
+            else:
+                statement.setString(place, value)
+        return statement
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        raise JdbcFailed(_reason(error.java_exception)) from error
+
+
+def _reason(thrown: Any) -> str:
+    """Return the message of the innermost exception: those around it say that a job failed."""
+    while thrown.getCause() is not None and not thrown.getClass().getName().startswith("java.sql."):
+        thrown = thrown.getCause()
+    told = " ".join(str(thrown.getMessage() or thrown.toString()).split())
+    if "No suitable driver" in told or "ClassNotFoundException" in str(thrown.toString()):
+        return (
+            f"there is no JDBC driver for this url in the session ({told}): add its jar, for example with "
+            'spark."spark.jars.packages", or name its class in options.driver'
+        )
+    return told

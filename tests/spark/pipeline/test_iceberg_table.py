@@ -1,0 +1,101 @@
+"""Files and their batch enter an Iceberg table in one commit. Nothing here needs Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.spark.pipeline import Iceberg
+from penstock.spark.pipeline.batch_key import BatchKey
+from penstock.spark.pipeline.writing.iceberg_table import IcebergTable, for_hadoop
+from tests.spark.pipeline.conftest import iceberg_catalogue, iceberg_rows
+
+SCHEMA = pa.schema([("n", pa.int64()), ("day", pa.string()), ("headers", pa.map_(pa.string(), pa.string()))])
+Add = Callable[[BatchKey], bool]
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> Iceberg:
+    return Iceberg("shop.orders", iceberg_catalogue(tmp_path), partition_by=("day",))
+
+
+@pytest.fixture
+def add(sink: Iceberg) -> Add:
+    """Adds a file with one row, whose n is the number of the batch, as a driver that starts anew would."""
+
+    def added(key: BatchKey) -> bool:
+        table = IcebergTable(sink)
+        table.open(SCHEMA)
+        if table.has(key):
+            return False
+        place = Path(table.location.removeprefix("file://")) / f"{key.folder}.parquet"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        day = "monday" if key.number else None
+        pq.write_table(pa.table({"n": [key.number], "day": [day], "headers": [[("a", "b")]]}, schema=SCHEMA), place)
+        table.add([f"file://{place}"], key)
+        return True
+
+    return added
+
+
+def loaded(sink: Iceberg) -> Any:
+    from pyiceberg.catalog import load_catalog
+
+    return load_catalog("penstock", **sink.catalog).load_table(sink.table)
+
+
+def test_a_batch_is_added_once_and_the_snapshot_tells_which(sink: Iceberg, add: Add) -> None:
+    assert [add(BatchKey("q", number)) for number in (0, 0, 1, 1, 0)] == [True, False, True, False, False]
+    assert iceberg_rows(dict(sink.catalog), sink.table, "n") == [0, 1]
+    summary = loaded(sink).current_snapshot().summary
+    assert (summary["penstock.query"], summary["penstock.sink"], summary["penstock.batch"]) == ("q", "iceberg", "1")
+
+
+def test_another_query_is_another_count(sink: Iceberg, add: Add) -> None:
+    assert [add(BatchKey(query, 0)) for query in ("first", "second", "first")] == [True, True, False]
+
+
+def test_a_batch_is_known_when_its_snapshot_has_expired(sink: Iceberg, add: Add) -> None:
+    for number in range(3):
+        add(BatchKey("q", number))
+    table = loaded(sink)
+    old = [snapshot.snapshot_id for snapshot in table.snapshots()][:-1]
+    table.maintenance.expire_snapshots().by_ids(old).commit()
+    assert len(loaded(sink).snapshots()) == 1
+    assert [add(BatchKey("q", number)) for number in range(4)] == [False, False, False, True]
+    assert iceberg_rows(dict(sink.catalog), sink.table, "n") == [0, 1, 2, 3]
+
+
+def test_a_commit_beside_another_writer_is_repeated(sink: Iceberg, add: Add) -> None:
+    add(BatchKey("q", 0))
+    late = IcebergTable(sink)
+    late.open(SCHEMA)
+    add(BatchKey("other", 7))
+    place = Path(late.location.removeprefix("file://")) / "late.parquet"
+    pq.write_table(pa.table({"n": [1], "day": [None], "headers": [None]}, schema=SCHEMA), place)
+    late.add([f"file://{place}"], BatchKey("q", 1))
+    assert iceberg_rows(dict(sink.catalog), sink.table, "n") == [0, 1, 7]
+    assert not add(BatchKey("q", 1))
+
+
+def test_looking_makes_nothing_and_tells_what_does_not_fit(sink: Iceberg, add: Add, tmp_path: Path) -> None:
+    assert list(IcebergTable(sink).problems(SCHEMA)) == []
+    assert list(tmp_path.iterdir()) == []
+    add(BatchKey("q", 0))
+    assert list(IcebergTable(sink).problems(SCHEMA)) == []
+    other = pa.schema([("n", pa.string()), ("more", pa.int64())])
+    assert list(IcebergTable(Iceberg(sink.table, sink.catalog)).problems(other)) == [
+        "table 'shop.orders': column 'n' is string here and long there",
+        "table 'shop.orders' has no column 'more'; it has n, day, headers",
+        "table 'shop.orders' is partitioned by ['day'], not by partition_by",
+    ]
+
+
+def test_hadoop_has_a_name_of_its_own_for_s3() -> None:
+    assert for_hadoop("s3://lake/orders") == "s3a://lake/orders"
+    assert for_hadoop("file:///lake/s3://x") == "file:///lake/s3://x"

@@ -1,0 +1,79 @@
+"""Rows reach a database behind JDBC once, also when tasks are repeated, and whoever has made the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.spark.pipeline import Jdbc
+from penstock.spark.pipeline.batch_key import BatchKey
+from penstock.spark.pipeline.batches import no_mark
+from penstock.spark.pipeline.writing.jdbc import JdbcStageDiffers, JdbcWriter
+from penstock.spark.pipeline.writing.jdbc_database import JdbcConnection, JdbcDatabase
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture
+def rows_of(spark: SparkSession, derby: str) -> Callable[[str], list[tuple[Any, ...]]]:
+    def found(table: str) -> list[tuple[Any, ...]]:
+        return sorted(
+            map(tuple, spark.read.format("jdbc").option("url", derby).option("dbtable", table).load().collect())
+        )
+
+    return found
+
+
+def test_rows_that_a_repeated_task_has_doubled_are_staged_again(
+    spark: SparkSession,
+    derby: str,
+    rows_of: Callable[[str], list[tuple[Any, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save, doubled = JdbcDatabase.save, []
+
+    def save_twice(self: JdbcDatabase, rows: DataFrame, table: str, mode: str, **more: str) -> None:
+        save(self, rows, table, mode, **more)
+        if mode == "overwrite" and len(doubled) < most:
+            doubled.append(table)
+            save(self, spark.range(1), table, "append")
+
+    monkeypatch.setattr(JdbcDatabase, "save", save_twice)
+    writer = JdbcWriter(Jdbc(derby, "numbers", create=True), spark)
+    most = 1
+    assert writer.write(spark.range(3), BatchKey("q", 0), no_mark) is True
+    assert writer.write(spark.range(3), BatchKey("q", 0), no_mark) is False
+    assert rows_of("numbers") == [(0,), (1,), (2,)]
+    most = 100
+    with pytest.raises(JdbcStageDiffers, match="holds 4 rows and not the 3 of the batch"):
+        writer.write(spark.range(3), BatchKey("q", 1), no_mark)
+    assert len(rows_of("numbers")) == 3
+
+
+def test_a_database_without_transactions_is_refused(
+    spark: SparkSession, derby: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JdbcConnection, "has_transactions", False)
+    (problem,) = JdbcWriter(Jdbc(derby, "numbers", create=True), spark).problems(spark.range(1).schema)
+    assert problem == "the database has no transactions: a batch that is repeated would be there twice"
+
+
+def test_a_row_replaces_the_one_of_its_key_in_a_table_that_was_there(
+    spark: SparkSession, derby: str, rows_of: Callable[[str], list[tuple[Any, ...]]]
+) -> None:
+    sink = Jdbc(derby, "people", key=("id",))
+    with JdbcDatabase(sink, spark).connection() as connection:
+        assert connection.has_transactions
+        connection.execute("CREATE TABLE people (id INT PRIMARY KEY, name VARCHAR(9), tags CLOB, more INT DEFAULT 7)")
+        connection.execute("INSERT INTO people VALUES (1, 'ann', NULL, 1), (2, 'bob', NULL, 2)")
+        connection.commit()
+    typed = Jdbc(derby, "people", key=("id",), options={"createTableColumnTypes": "name VARCHAR(9)"})
+    rows = spark.sql(
+        "SELECT id, name, map('a', 1) AS tags FROM VALUES (2, 'eve'), (3, 'kim'), (3, 'kim') AS t(id, name)"
+    )
+    assert not list(JdbcWriter(typed, spark).problems(rows.schema))
+    assert JdbcWriter(typed, spark).write(rows, BatchKey("q", 0), no_mark)
+    assert rows_of("people") == [(1, "ann", None, 1), (2, "eve", '{"a":1}', 7), (3, "kim", '{"a":1}', 7)]
