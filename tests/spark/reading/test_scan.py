@@ -10,9 +10,11 @@ import redis
 
 from penstock.errors import DataLost
 from penstock.spark.reading.catalogue import Selection, look
+from penstock.spark.reading.holdings import Holdings
 from penstock.spark.reading.loss import beginning
 from penstock.spark.reading.offsets import IdRange, Position
-from penstock.spark.reading.planning import partitions_of, range_between
+from penstock.spark.reading.options import SourceOptions
+from penstock.spark.reading.planning import range_between
 from penstock.spark.reading.scan import Scanner
 from penstock.sync import StreamClient
 
@@ -54,14 +56,17 @@ def test_short_ranges_are_read_together_in_the_order_of_the_ranges(client: Strea
     assert [name for name, _ in read] == [name for name, ids in made.items() if ids]
 
 
-def test_a_plan_covers_everything_once_whatever_the_density(client: StreamClient, raw: redis.Redis) -> None:
+def test_a_plan_covers_everything_once_whatever_the_density(
+    client: StreamClient, raw: redis.Redis, redis_url: str
+) -> None:
     steady = _fill(raw, "steady", 5_000)
     burst = _fill(raw, "burst", 100, step_ms=1_000) + _fill(raw, "burst", 5_000, first_ms=200_000)
     ranges = []
     for name, state in look(client, ["steady", "burst"]).items():
         assert state is not None
         ranges.append(range_between(name, beginning(state), Position(state.last_id, state.added), state))
-    partitions = partitions_of(client, ranges, 8, 1_000_000)
+    options = {"url": redis_url, "streams": "steady,burst", "minPartitions": "8", "maxRowsPerPartition": "1000000"}
+    partitions = Holdings(SourceOptions.parse(options)).partitions(ranges)
     assert 7 <= len(partitions) <= 9
     sizes = [len(_ids(Scanner(client), list(chosen))) for chosen in partitions]
     assert sum(sizes) == len(steady) + len(burst)

@@ -22,7 +22,7 @@ from penstock import ids
 from penstock.errors import DataLost
 from penstock.spark.archive.durable import Step, make_directory, move, no_step
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
-from penstock.spark.archive.file_writer import count_upto
+from penstock.spark.archive.file_entries import count_upto
 from penstock.spark.archive.layout import Layout
 from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import Commit, FileEntry, RangeEntry, State, in_order
@@ -129,7 +129,7 @@ class BatchArchiver:
         for entry in self.state.files_of(stream):
             if after < ids.parse(entry.first) <= upto:
                 is_whole = ids.parse(entry.last) <= upto
-                rows += entry.rows if is_whole else count_upto(self.layout.root / entry.path, at.id)
+                rows += entry.rows if is_whole else count_upto(self.layout.root, entry, at.id)
         return at.rank >= found.after_n + rows
 
     def _gap(self, stream: str, archived: Position, start: Position) -> int | None:
