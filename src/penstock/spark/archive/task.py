@@ -6,8 +6,8 @@ the files of one batch do not overlap, whichever task made them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +17,12 @@ from penstock.spark.archive.file_writer import FileWriter
 from penstock.spark.archive.id_masks import is_behind
 from penstock.spark.archive.layout import DAY_MS
 from penstock.spark.archive.manifest import FileEntry
-from penstock.spark.archive.rows import stored
+from penstock.spark.archive.rows import READ_SCHEMA, stored
 from penstock.spark.link import spare_the_collector
 from penstock.spark.reading.offsets import IdRange
-
-TOLD_DDL = (
-    "staged string, path string, stream string, date string, first string, last string, rows bigint, bytes bigint, "
-    "sha256 string, row_sum string"
-)
-_TOLD = pa.schema(
-    [(f.name, pa.int64() if f.name in ("rows", "bytes") else pa.string()) for f in fields(FileEntry)]
-).insert(0, pa.field("staged", pa.string()))
+from penstock.spark.reading.options import SourceOptions
+from penstock.spark.reading.ranges import read_ranges
+from penstock.spark.reading.rows import RowBuilder
 
 
 @dataclass(frozen=True)
@@ -40,18 +35,17 @@ class StagedFile:
 
 @dataclass(frozen=True)
 class ArchiveTask:
-    """Settings that travel to the tasks; calling it runs one."""
+    """Settings that travel to the tasks."""
 
     staging: str
     pieces: tuple[IdRange, ...]
     max_file_rows: int
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows of a partition; return one row for each file."""
-        told = [{"staged": made.staged, **asdict(made.entry)} for made in self.write(batches)]
+    def copy(self, options: SourceOptions, ranges: Sequence[IdRange]) -> list[StagedFile]:
+        """Read ranges of ids and write them; this is what an executor does."""
+        made = self.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges))
         spare_the_collector()
-        if told:
-            yield pa.RecordBatch.from_pylist(told, schema=_TOLD)
+        return made
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
         """Write rows as the source gives them."""

@@ -16,7 +16,8 @@ from penstock.spark.reading.pending import pending_rows
 from penstock.spark.reading.planning import narrowed, range_between
 from penstock.spark.reading.positions import end_of
 from penstock.spark.reading.pushdown import Narrowing
-from penstock.spark.reading.rows import Page, RowBuilder
+from penstock.spark.reading.ranges import read_ranges
+from penstock.spark.reading.rows import RowBuilder
 
 
 class RangePartition(InputPartition):
@@ -36,16 +37,7 @@ class TaskReader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition."""
         assert isinstance(partition, RangePartition)
-        pages: list[Page] = []
-        count = 0
-        for page in holdings_of(self.options).scanner().pages(partition.ranges):
-            pages.append(page)
-            count += len(page[1])
-            if count >= self.options.batch_rows:
-                yield self._rows.build(pages)
-                pages, count = [], 0
-        if pages:
-            yield self._rows.build(pages)
+        yield from read_ranges(self.options, self._rows, partition.ranges)
         spare_the_collector()
 
 
