@@ -25,6 +25,7 @@ from penstock.spark.replay import ArchiveOrigin, Replay, Span
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_CONF = {"spark.driver.memory": "1g", "spark.ui.enabled": False, "spark.ui.showConsoleProgress": False}
 _MOST_RATIO = 1.25
 _MOST_GROWTH = 1.5
 
@@ -46,16 +47,15 @@ class Figure:
 class Subject:
     """A server, a session and an archive."""
 
-    def __init__(self, server: Server, spark: SparkSession, place: Path) -> None:
-        self._server, self._spark, self._place = server, spark, place
+    def __init__(self, server: Server, spark: SparkSession, place: Path, batch_rows: int) -> None:
+        self._server, self._spark, self._place, self._batch_rows = server, spark, place, batch_rows
         self._url = f"redis://127.0.0.1:{server.port}"
 
     def measure(self, name: str, messages: int) -> list[Figure]:
         """Takes messages through all steps."""
         options, root = {"url": self._url}, self._place / name
         fill(self._server.client, [name], messages)
-        size = max(1_000, min(1_000_000, messages // 10))  # so that there is something to compact, and to repeat
-        run = ArchiveRun(root, name, {**options, "minPartitions": "2"}, max_batch_rows=size)
+        run = ArchiveRun(root, name, {**options, "minPartitions": "2"}, max_batch_rows=self._batch_rows)
         found = [timed("archive", messages, lambda: run.start(self._spark, once=True).awaitTermination())]
         self._server.client.delete(name)  # retention
         found.append(timed("verify", messages, lambda: _check(verify(root).rows, messages)))
@@ -112,15 +112,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.archive", description=__doc__)
     parser.add_argument("--small", type=int, default=100_000)
     parser.add_argument("--big", type=int, default=1_000_000)
+    parser.add_argument("--batch", type=int, default=100_000, help="entries of a batch of the archive run at most")
     parser.add_argument("--warm-up", type=int, default=50_000)
     parser.add_argument("--strict", action="store_true", help="exit with 1 if time or memory grows more than allowed")
     arguments = parser.parse_args()
     found = []
     with Server() as server, tempfile.TemporaryDirectory(prefix="bench-archive-") as place:
-        spark = session("bench archive", "local[2]", conf={"spark.driver.memory": "1g", "spark.ui.enabled": False})
+        spark = session("bench archive", "local[2]", conf=_CONF)
         spark.sparkContext.setLogLevel("ERROR")
         try:
-            subject = Subject(server, spark, Path(place))
+            subject = Subject(server, spark, Path(place), arguments.batch)
             for name, messages in (("warm-up", arguments.warm_up), ("small", arguments.small), ("big", arguments.big)):
                 print(f"{name}: {messages:,} messages", flush=True)
                 found.append(subject.measure(name, messages))

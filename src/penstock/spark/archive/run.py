@@ -18,6 +18,7 @@ from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import State
 from penstock.spark.archive.task import ArchiveTask, StagedFile
 from penstock.spark.master import is_connect
+from penstock.spark.option_values import seconds_of
 from penstock.spark.patience import patiently
 from penstock.spark.reading.catalogue import look, require
 from penstock.spark.reading.offsets import Position
@@ -87,11 +88,14 @@ class ArchiveRun:
                 self.tell(Archived(batch, rows, time.monotonic() - started_s))
 
         writer = writer.foreachBatch(archive)
-        return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=self.trigger)).start()
+        if once:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{int(self._trigger_s() * 1000)} milliseconds").start()
 
     def check(self) -> dict[str, str]:
         """Look at everything that can be wrong, without Spark and without writing; return the options of the source."""
         layout = Layout.of(self.root)
+        self._trigger_s()
         check_writable(layout.root)
         given = self._options(layout, ManifestLog(layout).load())
         options = SourceOptions.parse(given)
@@ -102,6 +106,12 @@ class ArchiveRun:
                 patiently(lambda: look(client, options.selection.names), options.retry_timeout.total_seconds()), client
             )
         return given
+
+    def _trigger_s(self) -> float:
+        found = seconds_of(self.trigger)
+        if found is None:
+            raise ConfigurationError(f"--every {self.trigger!r} must be a length of time such as 30s or 10 seconds")
+        return found
 
     def _options(self, layout: Layout, state: State) -> dict[str, str]:
         given = {
