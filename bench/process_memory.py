@@ -40,13 +40,17 @@ class PeakMemory:
     def _look(self) -> None:
         for pid in tree(os.getpid()):
             role = _role(pid)
-            self.mb[role] = max(self.mb[role], _peak_mb(pid))
+            if role is not None:
+                self.mb[role] = max(self.mb[role], _peak_mb(pid))
 
 
-def _role(pid: int) -> Role:
+def _role(pid: int) -> Role | None:
     if pid == os.getpid():
         return "driver"
-    return "java" if _text(pid, "comm").strip() == "java" else "worker"
+    name = _text(pid, "comm").strip()
+    if name == "java":
+        return "java"
+    return "worker" if name.startswith("python") else None  # the server holds the messages themselves
 
 
 def _peak_mb(pid: int) -> float:

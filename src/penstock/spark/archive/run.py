@@ -140,7 +140,7 @@ def copy(context: SparkContext, options: SourceOptions, task: ArchiveTask) -> li
     """Run the task on the executors; return the files.
 
     The tasks read Redis themselves. Spark plans the batch and keeps its offsets, but the entries do not pass through
-    Java, where two thirds of the time would go.
+    Java, where half of the time would go.
     """
     shares = pack(task.pieces, options.max_rows_per_partition, options.min_partitions)
     found = context.parallelize(shares, max(1, len(shares))).flatMap(lambda share: task.copy(options, share)).collect()
