@@ -9,6 +9,8 @@ import pytest
 import redis
 
 from penstock.errors import DataLost
+from penstock.redis.aio import Reply
+from penstock.spark.reading import scan
 from penstock.spark.reading.catalogue import Selection, look
 from penstock.spark.reading.holdings import Holdings
 from penstock.spark.reading.loss import beginning
@@ -17,6 +19,7 @@ from penstock.spark.reading.options import SourceOptions
 from penstock.spark.reading.planning import range_between
 from penstock.spark.reading.scan import Scanner
 from penstock.sync import StreamClient
+from penstock.sync.redis.reading import Question
 
 
 @pytest.fixture
@@ -116,3 +119,20 @@ def test_a_prefix_is_part_of_the_key_and_not_of_the_name(redis_url: str, raw: re
     with StreamClient.from_url(redis_url, prefix="shop") as client:
         assert Selection(glob="*").find(client) == ["orders"]
         assert len(_ids(Scanner(client), [IdRange("orders", "0-0", "9999-0")])) == 3
+
+
+def test_trimming_between_the_questions_of_a_page_is_an_error(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _fill(raw, "orders", 100)
+
+    def one_by_one(client: StreamClient, questions: list[Question]) -> list[Reply]:
+        replies = []
+        for key, command in questions:
+            replies.append(client.call(key, *command))
+            raw.xtrim("orders", minid=made[50], approximate=False)
+        return replies
+
+    monkeypatch.setattr(scan, "read_many", one_by_one)
+    with pytest.raises(DataLost, match="orders"):
+        _ids(Scanner(client, fetch_size=10), [IdRange("orders", made[9], made[-1], 90, 10)])
