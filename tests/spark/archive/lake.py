@@ -1,18 +1,18 @@
-"""An archive run and a pipeline over one stream, side by side on a cluster; run by drivers that are killed, and again.
+"""An archive run and a pipeline over one stream, side by side on a cluster; run by a driver that is killed, and again.
 
-Their tasks stop at a gate while there is a key `gate:armed` in the Redis of the gates, when they are first tried.
+Their tasks stop at a gate while there is a key `gate:armed` in the Redis of the gates, when they are first tried; and
+the driver itself, in the middle of its commits, while there is a key `gate:driver`.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import redis
 
 from penstock.spark.archive import ArchiveRun
 from penstock.spark.archive import run as archive_run
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-ARMED, REACHED, OPEN = "gate:armed", "gate:reached", "gate:open"
+ARMED, REACHED, OPEN, DRIVER = "gate:armed", "gate:reached", "gate:open", "gate:driver"
 GATES = "GATES"  # variable of the environment: the socket of the Redis that has the gates
 _MOST_ROWS = 100
 
@@ -89,44 +89,29 @@ def _gate(unix_socket: str, name: str) -> Callable[[], None]:
     return wait
 
 
-def say(line: str) -> None:
-    """Tells the test."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def pausing(name: str, at: str, times: int) -> Callable[[str], None]:
-    """Returns a step that stops for good when something was done so many times; the process is killed then."""
-    seen: list[str] = []
+def pausing(name: str, at: str) -> Callable[[str], None]:
+    """Returns a step that stops for good at the gate of the driver; the process is killed then."""
 
     def step(done: str) -> None:
-        seen.append(done)
-        if done == at and seen.count(at) == times:
-            say(f"reached {name}")
-            signal.pause()
+        if done == at:
+            with redis.Redis(unix_socket_path=os.environ[GATES]) as client:
+                if client.exists(DRIVER):
+                    client.sadd(REACHED, name)
+                    signal.pause()
 
     return step
 
 
-def run(spark: SparkSession, place: str, url: str, *, is_killed: bool) -> None:
-    """Runs both until they stop for good, or until there is a file `finish`: then up to the last entry."""
+def run(spark: SparkSession, place: str, url: str) -> None:
+    """Runs both until the process is killed."""
     gate_archive()
-    nothing: Callable[[str], None] = lambda _: None  # noqa: E731
-    step = pausing("archive", "placed", 2) if is_killed else nothing
-    mark = pausing("pipeline", "delta written", 2) if is_killed else nothing
-    archive, pipeline = archive_of(place, url, step), pipeline_of(place, url)
-    query = archive.start(spark)
-    lake = Run(pipeline, spark, once=False, mark=mark)
-    thread = threading.Thread(target=lake.run)
-    thread.start()
-    say("running")
-    while not (Path(place) / "finish").exists():
-        if not query.isActive or not thread.is_alive():
-            raise SystemExit(f"it ended: {query.exception()}")
-        time.sleep(0.1)
-    lake.stop()
-    thread.join()
-    query.stop()
-    archive.start(spark, once=True).awaitTermination()
-    Run(pipeline, spark, once=True).run()
-    say("finished")
+    query = archive_of(place, url, pausing("archive", "placed")).start(spark)
+    lake = Run(pipeline_of(place, url), spark, once=False, mark=pausing("pipeline", "delta written"))
+    threading.Thread(target=lake.run, daemon=True).start()
+    query.awaitTermination()
+
+
+def finish(spark: SparkSession, place: str, url: str) -> None:
+    """Runs both once more, up to the last entry."""
+    archive_of(place, url, lambda _: None).start(spark, once=True).awaitTermination()
+    Run(pipeline_of(place, url), spark, once=True).run()

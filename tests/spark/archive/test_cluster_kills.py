@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -15,58 +16,52 @@ from deltalake import DeltaTable
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import verify
 from tests.helpers.threads import eventually
-from tests.spark.archive.lake import ARMED, GATES, OPEN, REACHED
+from tests.spark.archive.lake import ARMED, DRIVER, GATES, OPEN, REACHED, finish
 from tests.spark.archive.streams import archived
 from tests.spark.clusters import Standalone
 from tests.spark.driver import PATIENCE_S, Driver
 from tests.spark.end_to_end.test_faults import executors_of
 from tests.spark.pipeline.conftest import add_orders
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _DRIVER = """
 import json, sys
 from penstock.spark import session
 from tests.spark.archive.lake import run
 conf = json.loads(sys.argv[1])
-spark = session("lake", conf.pop("master"), short=True, conf=conf)
-run(spark, *sys.argv[2:4], is_killed=sys.argv[4] == "killed")
-spark.stop()
+run(session("lake", conf.pop("master"), short=True, conf=conf), *sys.argv[2:])
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="executors are found in /proc")
 def test_whatever_is_killed_under_way_the_archive_and_the_tables_equal_the_input(
+    spark: SparkSession,
     start_driver: Callable[..., Driver],
     standalone: Standalone,
     start_server: Callable[..., EmbeddedServer],
     stream_server: EmbeddedServer,
     stream_redis: redis.Redis,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(GATES, stream_server.unix_socket)
     server = start_server(directory=tmp_path / "redis", port=0, options={"appendfsync": "always"})
     conf = json.dumps({**standalone.conf, "master": standalone.url, "spark.log.level": "ERROR"})
     input_ = redis.Redis.from_url(server.url)
 
-    def start(kind: str) -> Driver:
-        return start_driver(_DRIVER, conf, str(tmp_path), server.url, kind, env={GATES: stream_server.unix_socket})
-
-    def stopped_at_the_gates(first: int) -> None:
-        """Waits until a task of each query is in the middle of a batch."""
+    def under_way(gate: str, first: int) -> None:
+        """Adds orders, and waits until both queries are in the middle of a batch of them."""
         stream_redis.delete(REACHED)
-        stream_redis.set(ARMED, 1)
+        stream_redis.set(gate, 1)
         add_orders(input_, 150, first=first)
         eventually(lambda: stream_redis.scard(REACHED) == 2, PATIENCE_S)
-        stream_redis.delete(ARMED)
+        stream_redis.delete(gate)
 
-    add_orders(input_, 250)
-    driver = start("killed")  # files are in place, and not in the manifest; rows are written, and not in the table
-    driver.wait_for_line("reached archive")
-    driver.wait_for_line("reached pipeline")
-    driver.kill()
-    assert 0 < len(archived(tmp_path / "cold")) < 250
-
-    driver = start("finished")
-    driver.wait_for_line("running")
-    stopped_at_the_gates(first=250)
+    add_orders(input_, 100)
+    driver = start_driver(_DRIVER, conf, str(tmp_path), server.url)
+    under_way(ARMED, first=100)
     victims = executors_of(standalone)
     assert len(victims) == 2
     for pid in victims:
@@ -74,14 +69,18 @@ def test_whatever_is_killed_under_way_the_archive_and_the_tables_equal_the_input
     stream_redis.lpush(OPEN, *["go"] * 10)
     driver.wait_for_line("Lost executor")
 
-    stopped_at_the_gates(first=400)
+    under_way(ARMED, first=250)
     server.kill()
+    stream_redis.delete(OPEN)
     stream_redis.lpush(OPEN, *["go"] * 10)
     driver.wait_for_line("reading streams failed and is tried again")
     server.start()
+
+    under_way(DRIVER, first=400)  # files are in place, and not in the manifest; rows are written, and in no table
+    driver.kill()
+    assert 0 < len(archived(tmp_path / "cold")) < 550
     add_orders(input_, 50, first=550)
-    (tmp_path / "finish").touch()
-    driver.wait_for_line("^finished$")
+    finish(spark, str(tmp_path), server.url)
 
     entries = [(i.decode(), {k.decode(): v for k, v in f.items()}) for i, f in input_.xrange("orders")]
     assert sorted(json.loads(fields["data"])["n"] for _, fields in entries) == list(range(600))
