@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from bench.process_memory import PeakMemory
 from bench.report import table
 from bench.server import Server
-from bench.spark.data import fill
+from bench.spark.data import dense_payload, fill
 from penstock.spark import session
-from penstock.spark.archive import ArchiveRun, compact, verify
+from penstock.spark.archive import ArchiveRun, compact, status, verify
 from penstock.spark.replay import ArchiveOrigin, Replay, Span
 
 if TYPE_CHECKING:
@@ -54,10 +54,12 @@ class Subject:
     def measure(self, name: str, messages: int) -> list[Figure]:
         """Takes messages through all steps."""
         options, root = {"url": self._url}, self._place / name
-        fill(self._server.client, [name], messages)
+        fill(self._server.client, [name], messages, dense_payload)
         run = ArchiveRun(root, name, {**options, "minPartitions": "2"}, max_batch_rows=self._batch_rows)
         found = [timed("archive", messages, lambda: run.start(self._spark, once=True).awaitTermination())]
         self._server.client.xtrim(name, maxlen=0, approximate=False)  # retention
+        size = sum(each.bytes for each in status(root))
+        print(f"  {'on disk':<14} {size / 1e6:>9,.1f} MB, {size / messages:.0f} bytes a message", flush=True)
         found.append(timed("verify", messages, lambda: _check(verify(root).rows, messages)))
         found.append(timed("verify --rows", messages, lambda: _check(verify(root, rows=True).rows, messages)))
         found.append(timed("compact", messages, lambda: compact(root, grace_s=0)))
