@@ -19,7 +19,8 @@ INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test test-failover test-interop test-lakehouse check bench bench-queue bench-spark bench-tasks format sync lock clean
+.PHONY: help demo test test-failover test-interop test-lakehouse check bench bench-archive bench-queue bench-spark \
+	bench-tasks format sync lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +55,9 @@ bench-queue: $(VENV)/.dev ## Measure the message queue beside redis-message-queu
 
 bench-spark: $(VENV)/.dev ## Measure the Spark source and sink beside the limits of the same work
 	@$(BIN)/python -m bench.spark $(ARGS)
+
+bench-archive: $(VENV)/.dev ## Archive, verify and replay messages at two sizes: time and memory for each (ARGS="--big 10000000")
+	@$(BIN)/python -m bench.archive $(ARGS)
 
 bench-tasks: $(VENV)/.dev ## Measure tasks with results beside other task queues
 	@$(BIN)/python -m bench.tasks $(ARGS)

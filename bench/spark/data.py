@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 
 import redis
 
@@ -26,7 +28,13 @@ def payload(number: int) -> bytes:
     ).encode()
 
 
-def fill(client: redis.Redis, names: list[str], each: int) -> None:
+def dense_payload(number: int) -> bytes:
+    """Returns an order of about the same size whose note is random: what is written to disk stays as big as in life."""
+    note = base64.b64encode(random.Random(number).randbytes(75)).decode()  # the same in every run
+    return json.dumps({"order_id": number, "customer": f"customer-{number % 5_000}", "note": note}).encode()
+
+
+def fill(client: redis.Redis, names: list[str], each: int, payload: Callable[[int], bytes] = payload) -> None:
     """Adds so many entries to each stream."""
     pipe = client.pipeline(transaction=False)
     for waiting, (name, number) in enumerate(_entries(names, each), 1):

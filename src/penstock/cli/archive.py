@@ -50,6 +50,9 @@ def run(
         fail_on_data_loss=not allow_data_loss,
         max_batch_rows=max_batch_rows,
         trigger=every,
+        tell=lambda done: print(
+            f"batch {done.batch}: {done.rows:,} entries, {done.rows / max(done.wall_s, 1e-9):,.0f}/s", flush=True
+        ),
     )
     with bad_input():
         job.check()
@@ -69,14 +72,8 @@ def _attend(query: StreamingQuery) -> None:
     stop_s: list[float] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop_s.append(time.monotonic()))
-    told = -1
     try:
         while not query.awaitTermination(1):
-            progress = query.lastProgress
-            if progress is not None and progress.batchId != told and progress.numInputRows:
-                told = progress.batchId
-                rate = progress.processedRowsPerSecond or 0.0
-                print(f"batch {told}: {progress.numInputRows:,} entries, {rate:,.0f}/s", flush=True)
             if stop_s and (not query.status["isTriggerActive"] or time.monotonic() - stop_s[0] > _PATIENCE_S):
                 query.stop()
     except StreamingQueryException as error:

@@ -16,7 +16,8 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from penstock.spark.replay import Origin, Replay, Span
 
-_CONF = {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC"}
+# What a task says when a condition fails is told once, in a line of ours.
+_CONF = {"spark.log.level": "FATAL", "spark.sql.session.timeZone": "UTC"}
 
 
 def replay(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,9 +15,10 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
 from penstock.redis.embedded import EmbeddedServer
-from tests.spark.archive.streams import START_MS, Stream, archive, opened
+from tests.helpers.threads import eventually
+from tests.spark.archive.streams import START_MS, Stream, archive, archived, opened
 from tests.spark.driver import ROOT, Process
-from tests.spark.end_to_end.queries import fill
+from tests.spark.end_to_end.queries import fill, numbers, payloads
 
 
 @pytest.fixture
@@ -29,8 +31,24 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "cold"
 
 
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+def call(*words: object, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env=env)
+
+
+def test_a_replay_that_is_killed_goes_on_where_it_was(
+    root: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    words = ["replay", "--archive", str(root), "--stream", "orders", "--into", "again", "--url", stream_server.url]
+    command = [sys.executable, "-m", "penstock", *words, "--rate", "20"]
+    with Process(command, tmp_path, {"PYTHONPATH": str(ROOT)}) as process:
+        eventually(lambda: stream_redis.xlen("again") >= 5)
+        process.kill()
+    done = stream_redis.xlen("again")
+    assert 5 <= done < 60
+    assert f"{60 - done} messages written, {done} were there already" in call(*words).stdout
+    assert payloads(stream_redis, "again") == numbers(60)
+    origins = [json.loads(fields[b"headers"])["replay_of"] for _, fields in stream_redis.xrange("again")]
+    assert origins == [f"orders/{entry_id}" for entry_id, _ in archived(root)]
 
 
 def test_archive_run_copies_what_comes_and_ends_in_order_when_it_is_told_to(
@@ -60,6 +78,25 @@ def test_verify_prints_what_and_where_and_ends_with_1(root: Path) -> None:
     assert json.loads(call("archive", "verify", "--root", root, "--json").stdout)["is_sound"] is False
 
 
+def test_an_archive_that_cannot_be_written_is_told_before_anything_is_done(
+    root: Path, monkeypatch: pytest.MonkeyPatch, stream_server: EmbeddedServer, stream_redis: redis.Redis
+) -> None:
+    def refuse(**_: object) -> str:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    fill(stream_redis, "orders", 1)
+    before = sorted(root.rglob("*"))
+    monkeypatch.setattr("penstock.spark.archive.durable.tempfile.mkdtemp", refuse)
+    run = ("run", "--streams", "orders", "--url", stream_server.url)
+    for words in (run, ("compact",)):
+        result = call("archive", *words, "--root", root)
+        assert result.exit_code == 2, result.output
+        [line] = result.stderr.strip().splitlines()
+        assert "nothing can be written" in line
+        assert "Read-only file system" in line
+    assert sorted(root.rglob("*")) == before
+
+
 def test_compact_and_status(root: Path) -> None:
     done = call("archive", "compact", "--root", root, "--grace-s", 0)
     assert done.stdout == "3 files became 1; 3 replaced files were removed\n"
@@ -76,7 +113,9 @@ def test_replay_counts_first_then_writes_then_has_nothing_to_do(
     assert "30 messages for stream 'again'" in dry.stdout
     assert "nothing was written" in dry.stdout
     assert not stream_redis.keys("*")
-    assert "30 messages written, 0 were there already" in call(*words, *times).stdout
+    written = call(*words, *times, env={"FORCE_COLOR": "1", "COLUMNS": "80"})  # as on a terminal
+    assert "30 messages written, 0 were there already" in written.stdout
+    assert "30/30" in written.stderr  # the bar
     again = call(*words, *times)
     assert "30 of them were written by an earlier run" in again.stdout
     assert "0 messages written, 30 were there already" in again.stdout
@@ -95,6 +134,9 @@ def test_replay_counts_first_then_writes_then_has_nothing_to_do(
         (("--archive", "{root}", "--stream", "orders", "--dead-letters"), "one of --archive"),
         (("--dead-letters", "--stream", "orders"), "no dead letters"),
         (("--file", "{root}/nothing.jsonl"), "there is no file"),
+        (("--file", "{root}/_manifest/000000000001.json", "--from", "9", "--to", "8"), "must be before"),
+        (("--file", "{root}/_manifest/000000000001.json"), "line 1"),
+        (("--archive", "{root}", "--stream", "orders", "--name", ""), "--name"),
     ],
 )
 def test_bad_input_of_replay_is_one_line_and_code_2_and_writes_nothing(
@@ -109,20 +151,29 @@ def test_bad_input_of_replay_is_one_line_and_code_2_and_writes_nothing(
     assert not stream_redis.keys("*")
 
 
-def test_a_condition_with_an_unknown_column_is_one_line_and_code_2(
+def test_a_condition_that_cannot_be_is_one_line_and_code_2_and_writes_nothing(
     root: Path, spark: object, stream_server: EmbeddedServer, stream_redis: redis.Redis
 ) -> None:
     words = ("replay", "--archive", root, "--stream", "orders", "--into", "again", "--url", stream_server.url)
-    result = call(*words, "--where", "customer = 'x'")
-    assert result.exit_code == 2, result.output
-    *of_spark, line = result.stderr.strip().splitlines()  # Spark may have said something when it started
-    assert not any(told.startswith("penstock: ") for told in of_spark)
-    assert line.startswith("penstock: --where")
-    assert "`customer`" in line
-    assert "Filter" not in line  # no plan of Spark
+    for condition, why in (
+        ("customer = 'x'", "`customer`"),
+        ("data ==== 1", "syntax error"),
+        ("1 + 1", "BOOLEAN"),
+        ("cast(id as int) > 5", "CAST_INVALID_INPUT"),  # seen when rows are looked at: no id is a number
+    ):
+        result = call(*words, "--where", condition)
+        assert result.exit_code == 2, result.output
+        *of_spark, line = result.stderr.strip().splitlines()  # Spark may have said something when it started
+        assert not any(told.startswith(("penstock: ", "{", "Traceback")) for told in of_spark)
+        assert line.startswith("penstock: --where")
+        assert why.lower() in line.lower()
+        assert "LocalRelation" not in line  # no plan of Spark
+        assert not stream_redis.keys("*")
+    times = ("--from", START_MS + 5, "--to", START_MS + 40, "--rate", 1000)
+    dry = call(*words, *times, "--where", "cast(data as string) like '%7'", "--dry-run")
+    assert "4 messages for stream 'again'" in dry.stdout  # 7, 17, 27 and 37
     assert not stream_redis.keys("*")
-    result = call(*words, "--where", "cast(data as string) = '7'")
-    assert "1 messages written" in result.stdout
+    assert "4 messages written" in call(*words, *times, "--where", "cast(data as string) like '%7'").stdout
 
 
 @pytest.mark.parametrize(
@@ -132,6 +183,7 @@ def test_a_condition_with_an_unknown_column_is_one_line_and_code_2(
         (("run", "--root", "s3://bucket/cold", "--streams", "orders"), "file system"),
         (("run", "--root", "{root}", "--streams", "nobody"), "there is no stream 'nobody'"),
         (("run", "--root", "{root}", "--streams", " "), "option streams"),
+        (("run", "--root", "{root}", "--streams", "orders", "--every", "noon"), "length of time"),
         (("status", "--root", "{root}/nowhere"), "there is no archive"),
         (("verify", "--root", "{root}/nowhere"), "there is no archive"),
         (("compact", "--root", "{root}/nowhere"), "there is no archive"),

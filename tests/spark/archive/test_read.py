@@ -12,7 +12,8 @@ import redis
 from penstock.errors import ConfigurationError, DataLost, StreamMissing
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import ArchiveRun, compact, read
-from tests.spark.end_to_end.queries import START_MS, entry_id, fill
+from tests.spark.end_to_end.queries import START_MS, batch_sizes, column, entry_id, fill, read_stream, run_now, to_files
+from tests.spark.end_to_end.queries import numbers as texts
 from tests.spark.end_to_end.queries import read as read_hot
 
 if TYPE_CHECKING:
@@ -44,6 +45,40 @@ def table(rows: DataFrame) -> Counter[Any]:
          str(sorted(r["fields"].items())))
         for r in rows.collect()
     )  # fmt: skip
+
+
+def test_the_source_reads_both_as_one_stream_while_the_archive_goes_on(
+    spark: SparkSession, root: Path, stream_redis: redis.Redis, stream_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    url = stream_server.url
+    truth = table(read_hot(spark, url, "orders,rich", schema=None))
+    stream_redis.xtrim("orders", minid=entry_id(200), approximate=False)  # exactly what is archived
+    stream_redis.xtrim("rich", maxlen=0)
+    assert table(read_hot(spark, url, "orders,rich", schema=None, archive=root, minPartitions=3)) == truth
+    since = read_hot(spark, url, "orders", archive=root, startingTimestamp=START_MS + 150)
+    assert column(since) == texts(150, 300)
+
+    rows = read_stream(spark, url, "orders", archive=root, maxRowsPerTrigger=120)
+    query = run_now(to_files(rows, tmp_path / "files", str(tmp_path / "to-files")))
+    assert batch_sizes(query) == [120, 120, 60]
+    assert column(spark.read.parquet(str(tmp_path / "files"))) == texts(300)
+
+    seen: list[str] = []
+
+    def archive_and_take(rows: DataFrame, batch: int) -> None:  # between the plan of a batch and its tasks
+        if not batch:
+            ArchiveRun(root, "orders,rich", {"url": url}).start(spark, once=True).awaitTermination()
+            stream_redis.xtrim("orders", maxlen=0, approximate=False)
+        seen.extend(column(rows))
+
+    late = read_hot(spark, url, "orders", archive=root)
+    both = read(spark, root, "orders", hot={"url": url})
+    rows = read_stream(spark, url, "orders", archive=root, maxRowsPerTrigger=250)
+    run_now(rows.writeStream.foreachBatch(archive_and_take).option("checkpointLocation", str(tmp_path / "taken")))
+    assert seen == texts(300)
+    assert column(late) == texts(300)  # planned before
+    assert not stream_redis.xlen("orders")
+    assert numbers(both) == list(range(300))
 
 
 def test_cold_and_hot_are_one_table_without_gap_or_repetition(

@@ -9,12 +9,17 @@ import pytest
 import redis
 
 from penstock.errors import DataLost
+from penstock.redis.aio import Reply
+from penstock.spark.reading import scan
 from penstock.spark.reading.catalogue import Selection, look
+from penstock.spark.reading.holdings import Holdings
 from penstock.spark.reading.loss import beginning
 from penstock.spark.reading.offsets import IdRange, Position
-from penstock.spark.reading.planning import partitions_of, range_between
+from penstock.spark.reading.options import SourceOptions
+from penstock.spark.reading.planning import range_between
 from penstock.spark.reading.scan import Scanner
 from penstock.sync import StreamClient
+from penstock.sync.redis.reading import Question
 
 
 @pytest.fixture
@@ -54,14 +59,17 @@ def test_short_ranges_are_read_together_in_the_order_of_the_ranges(client: Strea
     assert [name for name, _ in read] == [name for name, ids in made.items() if ids]
 
 
-def test_a_plan_covers_everything_once_whatever_the_density(client: StreamClient, raw: redis.Redis) -> None:
+def test_a_plan_covers_everything_once_whatever_the_density(
+    client: StreamClient, raw: redis.Redis, redis_url: str
+) -> None:
     steady = _fill(raw, "steady", 5_000)
     burst = _fill(raw, "burst", 100, step_ms=1_000) + _fill(raw, "burst", 5_000, first_ms=200_000)
     ranges = []
     for name, state in look(client, ["steady", "burst"]).items():
         assert state is not None
         ranges.append(range_between(name, beginning(state), Position(state.last_id, state.added), state))
-    partitions = partitions_of(client, ranges, 8, 1_000_000)
+    options = {"url": redis_url, "streams": "steady,burst", "minPartitions": "8", "maxRowsPerPartition": "1000000"}
+    partitions = Holdings(SourceOptions.parse(options)).partitions(ranges)
     assert 7 <= len(partitions) <= 9
     sizes = [len(_ids(Scanner(client), list(chosen))) for chosen in partitions]
     assert sum(sizes) == len(steady) + len(burst)
@@ -111,3 +119,20 @@ def test_a_prefix_is_part_of_the_key_and_not_of_the_name(redis_url: str, raw: re
     with StreamClient.from_url(redis_url, prefix="shop") as client:
         assert Selection(glob="*").find(client) == ["orders"]
         assert len(_ids(Scanner(client), [IdRange("orders", "0-0", "9999-0")])) == 3
+
+
+def test_trimming_between_the_questions_of_a_page_is_an_error(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _fill(raw, "orders", 100)
+
+    def one_by_one(client: StreamClient, questions: list[Question]) -> list[Reply]:
+        replies = []
+        for key, command in questions:
+            replies.append(client.call(key, *command))
+            raw.xtrim("orders", minid=made[50], approximate=False)
+        return replies
+
+    monkeypatch.setattr(scan, "read_many", one_by_one)
+    with pytest.raises(DataLost, match="orders"):
+        _ids(Scanner(client, fetch_size=10), [IdRange("orders", made[9], made[-1], 90, 10)])

@@ -22,7 +22,7 @@ from penstock import ids
 from penstock.errors import DataLost
 from penstock.spark.archive.durable import Step, make_directory, move, no_step
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
-from penstock.spark.archive.file_writer import count_upto
+from penstock.spark.archive.file_entries import count_upto
 from penstock.spark.archive.layout import Layout
 from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import Commit, FileEntry, RangeEntry, State, in_order
@@ -30,7 +30,7 @@ from penstock.spark.archive.task import ArchiveTask, StagedFile
 from penstock.spark.reading.offsets import IdRange, Offsets, Position, Progress
 
 logger = logging.getLogger("penstock.spark")
-Write = Callable[[ArchiveTask], Sequence[StagedFile]]  # runs the task over the rows of the batch
+Write = Callable[[ArchiveTask], Sequence[StagedFile]]  # runs the task over what is new in the batch
 MAX_FILE_ROWS = 1_000_000
 
 
@@ -102,9 +102,10 @@ class BatchArchiver:
                 lost = self._gap(stream, archived, start)
         pieces = []
         for piece in progress.pieces(stream):
-            after = max(piece.after, start.id, key=ids.parse)
-            if ids.parse(after) < ids.parse(piece.upto):
-                pieces.append(replace(piece, after=after))
+            if ids.parse(piece.after) < ids.parse(start.id):
+                piece = replace(piece, after=start.id, rank=start.rank)  # noqa: PLW2901  # what is new of it
+            if not piece.is_empty:
+                pieces.append(piece)
         if not pieces:
             return None
         return _Wanted(RangeEntry(stream, start.id, end.id, 0, start.rank, end.rank, lost), tuple(pieces))
@@ -129,7 +130,7 @@ class BatchArchiver:
         for entry in self.state.files_of(stream):
             if after < ids.parse(entry.first) <= upto:
                 is_whole = ids.parse(entry.last) <= upto
-                rows += entry.rows if is_whole else count_upto(self.layout.root / entry.path, at.id)
+                rows += entry.rows if is_whole else count_upto(self.layout.root, entry, at.id)
         return at.rank >= found.after_n + rows
 
     def _gap(self, stream: str, archived: Position, start: Position) -> int | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from penstock.errors import ConfigurationError
 from penstock.spark.archive.batch import MAX_FILE_ROWS
 from penstock.spark.archive.digest import RowDigest
-from penstock.spark.archive.durable import Step, make_directory, move, no_step
+from penstock.spark.archive.durable import Step, check_writable, make_directory, move, no_step
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_writer import FileWriter, read_batches
 from penstock.spark.archive.layout import Layout
@@ -57,6 +57,7 @@ class Compaction:
         log = ManifestLog(layout)
         if not log.exists():
             raise ConfigurationError(f"there is no archive at {layout.root}: {layout.manifest} does not exist")
+        check_writable(layout.root)
         return cls(layout, **settings, state=log.load())  # type: ignore[arg-type]  # the settings above
 
     def run(self) -> Compacted:

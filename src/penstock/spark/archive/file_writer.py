@@ -105,13 +105,6 @@ def read_batches(file: Path) -> Iterator[pa.RecordBatch]:
             yield batch if batch.schema.equals(SCHEMA) else batch.cast(SCHEMA)
 
 
-def count_upto(file: Path, entry_id: str) -> int:
-    """Return how many entries of a file lie at or before an id."""
-    here = ids.parse(entry_id)
-    found = pq.read_table(file, columns=["id"]).column("id").to_pylist()
-    return sum(ids.parse(each) <= here for each in found)
-
-
 def checksum(file: Path) -> str:
     """Return the SHA-256 of the bytes of a file."""
     found = hashlib.sha256()

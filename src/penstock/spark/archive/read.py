@@ -54,7 +54,9 @@ def read(
     names = chosen(state, streams, is_hot=hot is not None)
     frames = [cold_frame(spark, Layout.of(root).root, files_between(state, names, low, high))]
     if hot is not None:
-        frames.append(_hot_frame(spark, state, names, hot, fail_on_data_loss=fail_on_data_loss))
+        # What is archived and trimmed after this moment is found by its tasks.
+        given = {**hot, "archive": str(Layout.of(root).root)}
+        frames.append(_hot_frame(spark, state, names, given, fail_on_data_loss=fail_on_data_loss))
     found = reduce(lambda left, right: left.unionByName(right), frames)
     if low is not None:
         found = found.where(f"ms >= {low}")

@@ -28,11 +28,8 @@ DDL = (
     "stream string, id string, ms bigint, seq bigint, timestamp timestamp, data binary, key string, "
     "headers map<string,string>, message_id string, fields map<string,binary>"
 )
-# What is asked of the source: the rest is in these.
-READ_DDL = (
-    "stream string, id string, ms bigint, seq bigint, key string, headers map<string,string>, message_id string, "
-    "fields map<string,binary>"
-)
+# What is read of an entry: the rest is in these.
+READ_SCHEMA = pa.schema([field for field in SCHEMA if field.name not in ("timestamp", "data")])
 WHOLE_FIELDS = "map_concat(if(data is null, cast(map() as map<string,binary>), map('data', data)), fields)"
 
 

@@ -6,31 +6,23 @@ the files of one batch do not overlap, whichever task made them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from penstock import ids
 from penstock.spark.archive.file_writer import FileWriter
+from penstock.spark.archive.id_masks import is_behind
 from penstock.spark.archive.layout import DAY_MS
 from penstock.spark.archive.manifest import FileEntry
-from penstock.spark.archive.rows import stored
+from penstock.spark.archive.rows import READ_SCHEMA, stored
 from penstock.spark.link import spare_the_collector
 from penstock.spark.reading.offsets import IdRange
-
-_Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
-_Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-TOLD_DDL = (
-    "staged string, path string, stream string, date string, first string, last string, rows bigint, bytes bigint, "
-    "sha256 string, row_sum string"
-)
-_TOLD = pa.schema(
-    [(f.name, pa.int64() if f.name in ("rows", "bytes") else pa.string()) for f in fields(FileEntry)]
-).insert(0, pa.field("staged", pa.string()))
+from penstock.spark.reading.options import SourceOptions
+from penstock.spark.reading.ranges import read_ranges
+from penstock.spark.reading.rows import RowBuilder
 
 
 @dataclass(frozen=True)
@@ -43,18 +35,17 @@ class StagedFile:
 
 @dataclass(frozen=True)
 class ArchiveTask:
-    """Settings that travel to the tasks; calling it runs one."""
+    """Settings that travel to the tasks."""
 
     staging: str
     pieces: tuple[IdRange, ...]
     max_file_rows: int
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows of a partition; return one row for each file."""
-        told = [{"staged": made.staged, **asdict(made.entry)} for made in self.write(batches)]
+    def copy(self, options: SourceOptions, ranges: Sequence[IdRange]) -> list[StagedFile]:
+        """Read ranges of ids and write them; this is what an executor does."""
+        made = self.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges))
         spare_the_collector()
-        if told:
-            yield pa.RecordBatch.from_pylist(told, schema=_TOLD)
+        return made
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
         """Write rows as the source gives them."""
@@ -96,7 +87,7 @@ class _Sorter:
         seq = batch.column("seq").to_numpy().view(np.uint64)
         numbers = np.full(len(ms), -1, np.int64)  # of the piece; -1 = not wanted, because it is archived already
         for number, piece in enumerate(self._pieces.get(stream, ())):
-            numbers[_is_behind(ms, seq, piece.after) & ~_is_behind(ms, seq, piece.upto)] = number
+            numbers[is_behind(ms, seq, piece.after) & ~is_behind(ms, seq, piece.upto)] = number
         days = ms // DAY_MS
         changes = np.flatnonzero((np.diff(numbers) != 0) | (np.diff(days) != 0)) + 1
         start = 0
@@ -126,9 +117,3 @@ class _Sorter:
         """Forget the file that is open."""
         if self._writer is not None:
             self._writer.abandon()
-
-
-def _is_behind(ms: _Numbers, seq: _Numbers, entry_id: str) -> _Mask:
-    at_ms, at_seq = ids.parse(entry_id)
-    found: _Mask = (ms > at_ms) | ((ms == at_ms) & (seq > np.uint64(at_seq)))
-    return found

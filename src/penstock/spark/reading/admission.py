@@ -6,15 +6,13 @@ more by the tasks. That is done only while the backlog is above the limit; then 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock import ids
+from penstock.spark.reading.holdings import Holdings
 from penstock.spark.reading.offsets import IdRange, Position, Progress, between
 from penstock.spark.reading.planner import wanted_pieces
-from penstock.spark.reading.planning import cut_all
-from penstock.spark.reading.scan import Scanner
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,7 @@ class Limits:
 class Planner:
     """Decides what the next batch takes."""
 
-    scanner: Scanner
-    min_partitions: int
-    max_rows_per_partition: int
+    holdings: Holdings
 
     def plan(self, backlogs: Mapping[str, Backlog], limits: Limits) -> dict[str, Progress]:
         """Return for each stream what the batch takes of it."""
@@ -63,15 +59,15 @@ class Planner:
 
     def _all(self, waiting: Mapping[str, Backlog]) -> dict[str, Progress]:
         ranges = [IdRange(name, b.start.id, b.end.id, b.rows, b.start.rank) for name, b in waiting.items()]
-        cuts = cut_all(self.scanner.client, ranges, self.min_partitions, self.max_rows_per_partition)
+        cuts = self.holdings.all_cuts(ranges)
         return {name: Progress(b.end, b.start, cuts[name]) for name, b in waiting.items()}
 
     def _some(self, waiting: Mapping[str, Backlog], limits: Limits, total: int) -> dict[str, Progress]:
         # Each stream gets its share, and at least one entry: a busy one does not starve the others.
         most_rows = limits.rows if limits.rows is not None else total
-        rows_per_piece = max(1, most_rows // wanted_pieces(
-            most_rows, most_rows, self.min_partitions, self.max_rows_per_partition
-        ))  # fmt: skip
+        options = self.holdings.options
+        pieces = wanted_pieces(most_rows, most_rows, options.min_partitions, options.max_rows_per_partition)
+        rows_per_piece = max(1, most_rows // pieces)
         taken = {}
         for name, backlog in waiting.items():
             share = backlog.rows / total
@@ -82,9 +78,9 @@ class Planner:
 
     def _walk(self, name: str, backlog: Backlog, quota: int, size: int | None, rows_per_piece: int) -> Progress:
         rows, used, last, cuts = 0, 0, backlog.start.id, []
-        pages = self.scanner.pages([IdRange(name, backlog.start.id, backlog.end.id, backlog.rows, backlog.start.rank)])
-        for entry_id, fields in itertools.chain.from_iterable(entries for _, entries in pages):
-            used += sum(map(len, fields))
+        whole = IdRange(name, backlog.start.id, backlog.end.id, backlog.rows, backlog.start.rank)
+        for entry_id, bytes_ in self.holdings.scanner().walk(whole, with_sizes=size is not None):
+            used += bytes_
             if rows and (rows >= quota or (size is not None and used > size)):
                 break
             rows += 1

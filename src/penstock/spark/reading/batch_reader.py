@@ -9,15 +9,15 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from penstock.spark.link import spare_the_collector
 from penstock.spark.patience import patiently
-from penstock.spark.reading.catalogue import look, require
+from penstock.spark.reading.holdings import holdings_of
 from penstock.spark.reading.offsets import IdRange
 from penstock.spark.reading.options import EARLIEST, Bound, SourceOptions
 from penstock.spark.reading.pending import pending_rows
-from penstock.spark.reading.planning import narrowed, partitions_of, range_between
-from penstock.spark.reading.positions import end_of, start_of
+from penstock.spark.reading.planning import narrowed, range_between
+from penstock.spark.reading.positions import end_of
 from penstock.spark.reading.pushdown import Narrowing
-from penstock.spark.reading.rows import Page, RowBuilder
-from penstock.spark.reading.scan import Scanner
+from penstock.spark.reading.ranges import read_ranges
+from penstock.spark.reading.rows import RowBuilder
 
 
 class RangePartition(InputPartition):
@@ -34,29 +34,10 @@ class TaskReader:
     def __init__(self, options: SourceOptions, rows: RowBuilder) -> None:
         self.options, self._rows = options, rows
 
-    def scanner(self) -> Scanner:
-        """Return what reads from Redis in this process."""
-        options = self.options
-        return Scanner(
-            options.link.client(),
-            options.fetch_size,
-            options.retry_timeout.total_seconds(),
-            options.fail_on_data_loss,
-        )
-
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition."""
         assert isinstance(partition, RangePartition)
-        pages: list[Page] = []
-        count = 0
-        for page in self.scanner().pages(partition.ranges):
-            pages.append(page)
-            count += len(page[1])
-            if count >= self.options.batch_rows:
-                yield self._rows.build(pages)
-                pages, count = [], 0
-        if pages:
-            yield self._rows.build(pages)
+        yield from read_ranges(self.options, self._rows, partition.ranges)
         spare_the_collector()
 
 
@@ -72,19 +53,18 @@ class BatchReader(DataSourceReader):
         return patiently(self._plan, self._options.retry_timeout.total_seconds())
 
     def _plan(self) -> Sequence[InputPartition]:
-        options, client = self._options, self._options.link.client()
-        names = [name for name in options.stream_names(client) if self._narrowing.wants(name)]
-        states = look(client, names)
-        if not options.wait_for_streams and not options.selection.is_pattern and options.view == "entries":
-            require(states, client)
+        options, holdings = self._options, holdings_of(self._options)
+        states = holdings.look([name for name in holdings.names() if self._narrowing.wants(name)])
+        holdings.require(states)
         starting = options.starting or Bound(common=EARLIEST)
         ranges = []
         for name, state in states.items():
             if state is not None:
-                start = start_of(client, name, starting, state, options.group)
-                whole = range_between(name, start, end_of(name, options.ending, state), state)
+                start, end = holdings.start(name, starting, state), end_of(name, options.ending, state)
+                holdings.check_end(name, end, state)
+                whole = range_between(name, start, end, state)
                 ranges.append(narrowed(whole, self._narrowing.from_ms, self._narrowing.before_ms))
-        shared = partitions_of(client, ranges, options.min_partitions, options.max_rows_per_partition)
+        shared = holdings.partitions(ranges)
         # Where there is no partition, Spark makes one up, of its own kind.
         return [RangePartition(chosen) for chosen in shared or [()]]
 

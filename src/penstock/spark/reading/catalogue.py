@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock import ids
@@ -126,7 +126,7 @@ def look_at_group(client: StreamClient, stream: str, group: str) -> dict[bytes, 
     return None
 
 
-def require(states: dict[str, StreamState | None], client: StreamClient) -> None:
+def require(states: Mapping[str, StreamState | None], client: StreamClient) -> None:
     """Raise StreamMissing if one of the streams does not exist."""
     missing = [name for name, state in states.items() if state is None]
     if missing:

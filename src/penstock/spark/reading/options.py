@@ -20,6 +20,7 @@ View: TypeAlias = Literal["entries", "dead_letters", "pending"]
 PayloadForm: TypeAlias = Literal["raw", "json", "msgpack", "avro"]
 Mode: TypeAlias = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
 EARLIEST, LATEST, GROUP = "earliest", "latest", "group"
+_MAX_ROWS = ("maxOffsetsPerTrigger", "maxRecordsPerTrigger", "maxEntriesPerTrigger")
 _SPARKS_OWN = ("checkpointLocation", "queryName", "includeHeaders", "header")
 
 
@@ -78,6 +79,7 @@ class SourceOptions:
     batch_rows: int
     retry_timeout: timedelta
     filter_pushdown: bool
+    archive: str | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
@@ -101,7 +103,9 @@ class SourceOptions:
             group_force=options.flag("groupForce", default=False),
             fail_on_data_loss=options.flag("failOnDataLoss", default=True),
             wait_for_streams=options.flag("waitForStreams", default=False),
-            max_rows=options.whole("maxRowsPerTrigger", "maxOffsetsPerTrigger", "maxRecordsPerTrigger"),
+            max_rows=options.whole(
+                "maxRowsPerTrigger", "maxOffsetsPerTrigger", "maxRecordsPerTrigger", "maxEntriesPerTrigger"
+            ),
             max_bytes=options.whole("maxBytesPerTrigger"),
             min_rows=options.whole("minRowsPerTrigger", "minOffsetsPerTrigger"),
             max_trigger_delay=options.duration("maxTriggerDelay", timedelta(minutes=15)),
@@ -111,6 +115,7 @@ class SourceOptions:
             batch_rows=options.whole("batchRows") or 10_000,
             retry_timeout=options.duration("retryTimeout", timedelta(seconds=60)),
             filter_pushdown=options.flag("filterPushdown", default=False),
+            archive=options.text("archive"),
         )
         options.refuse_unknown(_SPARKS_OWN)
         made._check()
@@ -127,6 +132,8 @@ class SourceOptions:
             raise ConfigurationError(
                 "view=pending shows what is pending now: startingOffsets and the like do not apply"
             )
+        if self.view == "pending" and self.archive is not None:
+            raise ConfigurationError("view=pending shows what is in Redis now: leave option archive out")
         if self.view != "entries" and self.payload.form != "raw" and self.view == "pending":
             raise ConfigurationError("view=pending has no payload: leave option payload out")
         if self.min_rows is not None and self.max_rows is not None and self.min_rows > self.max_rows:

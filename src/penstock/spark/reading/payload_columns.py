@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -11,12 +11,11 @@ from penstock.errors import ConfigurationError
 from penstock.spark.patience import patiently
 from penstock.spark.payload.decoder import PayloadFormat
 from penstock.spark.payload.schema import parse_ddl, to_ddl
-from penstock.spark.reading.catalogue import look
 from penstock.spark.reading.columns import Columns
+from penstock.spark.reading.holdings import holdings_of
 from penstock.spark.reading.loss import beginning
 from penstock.spark.reading.offsets import IdRange
 from penstock.spark.reading.options import PayloadOptions, SourceOptions
-from penstock.spark.reading.scan import Scanner
 
 
 @dataclass(frozen=True)
@@ -82,19 +81,21 @@ def _payload_schema(options: SourceOptions) -> pa.Schema:
 
 def _sample(options: SourceOptions) -> list[bytes]:
     # The newest entries say best what is written today, but a stream can only be read forwards: from the first on.
-    client = options.link.client()
+    holdings = holdings_of(
+        replace(options, fetch_size=min(options.payload.sample_rows, 1_000), fail_on_data_loss=False)
+    )
     wanted, name = options.payload.sample_rows, options.payload.field.encode()
     found: list[bytes] = []
 
     def gather() -> None:
         found.clear()
-        states = look(client, options.stream_names(client))
+        states = holdings.look(holdings.names())
         ranges = [
             IdRange(stream, beginning(state).id, state.last_id, min(state.length, wanted))
             for stream, state in states.items()
             if state is not None
         ]
-        for _, entries in Scanner(client, min(wanted, 1_000), fail_on_data_loss=False).pages(ranges):
+        for _, entries in holdings.scanner().pages(ranges):
             for _, fields in entries:
                 found.extend(value for key, value in zip(fields[::2], fields[1::2], strict=True) if key == name)
             if len(found) >= wanted:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock import ids
 from penstock.errors import PenstockError
 from penstock.spark.reading.catalogue import StreamState
 from penstock.spark.reading.offsets import IdRange, Position
-from penstock.spark.reading.planner import Probe, cut, cut_points, pack, probe_times, wanted_pieces
+from penstock.spark.reading.planner import Probe, cut_points, probe_times
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import read_many
 
@@ -47,28 +46,6 @@ def cuts_by_density(client: StreamClient, whole: IdRange, pieces: int) -> tuple[
         end_ms = ids.parse(reply[-1][0].decode())[0] if len(reply) == _PROBE_ENTRIES else last_ms
         probes.append(Probe(ms, len(reply), end_ms - ms + 1))
     return cut_points(whole.after, whole.upto, probes, pieces)
-
-
-def cut_all(
-    client: StreamClient, ranges: Sequence[IdRange], min_partitions: int, max_rows: int
-) -> Mapping[str, tuple[str, ...]]:
-    """Return for each stream where its range is to be cut; short ones are not even looked at."""
-    total = sum(piece.rows for piece in ranges)
-    found = {}
-    for whole in ranges:
-        pieces = wanted_pieces(whole.rows, total, min_partitions, max_rows)
-        found[whole.stream] = cuts_by_density(client, whole, pieces)
-    return found
-
-
-def partitions_of(
-    client: StreamClient, ranges: Sequence[IdRange], min_partitions: int, max_rows: int
-) -> list[tuple[IdRange, ...]]:
-    """Share ranges out over partitions."""
-    wanted = [piece for piece in ranges if not piece.is_empty]
-    cuts = cut_all(client, wanted, min_partitions, max_rows)
-    pieces = [piece for whole in wanted for piece in cut(whole, cuts[whole.stream])]
-    return pack(pieces, max_rows, min_partitions)
 
 
 def range_between(stream: str, start: Position, end: Position, state: StreamState) -> IdRange:

@@ -41,6 +41,12 @@ class Scanner:
             for piece, (first, entries) in zip(wave, self._read(wave), strict=True):
                 yield from self._rest(piece, first, entries)
 
+    def walk(self, piece: IdRange, *, with_sizes: bool) -> Iterator[tuple[bytes, int]]:
+        """Return the ids of a range with the bytes of their entries, or 0."""
+        for _, entries in self.pages([piece]):
+            for entry_id, fields in entries:
+                yield entry_id, sum(map(len, fields)) if with_sizes else 0
+
     def _waves(self, ranges: Sequence[IdRange]) -> Iterator[list[IdRange]]:
         # Short ranges are asked for together: a question each would cost more than the entries.
         wave: list[IdRange] = []
@@ -63,17 +69,19 @@ class Scanner:
                 yield piece.stream, entries
             if len(entries) < self.fetch_size:
                 return
-            cursor, rank = entries[-1][0].decode(), None
+            # Entries that were deleted one by one are not counted: a rank that is too low errs on the safe side.
+            cursor, rank = entries[-1][0].decode(), None if rank is None else rank + len(entries)
             ((first, entries),) = self._read([IdRange(piece.stream, cursor, piece.upto)])
 
     def _read(self, wave: Sequence[IdRange]) -> list[tuple[list[Entry], list[Entry]]]:
         questions: list[Question] = []
         for piece in wave:
             key = self.client.keys(piece.stream).stream
-            questions.append((key, ("XRANGE", key, "-", "+", "COUNT", 1)))
+            # In this order: the first entry tells of the page before it that nothing was trimmed until then.
             questions.append((key, ("XRANGE", key, f"({piece.after}", piece.upto, "COUNT", self.fetch_size)))
+            questions.append((key, ("XRANGE", key, "-", "+", "COUNT", 1)))
         replies = patiently(lambda: _replies(self.client, questions), self.retry_timeout_s)
-        return list(zip(replies[::2], replies[1::2], strict=True))
+        return list(zip(replies[1::2], replies[::2], strict=True))
 
     def _check(self, stream: str, at: Position) -> None:
         state = patiently(lambda: look(self.client, [stream]), self.retry_timeout_s)[stream]

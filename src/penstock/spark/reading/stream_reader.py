@@ -27,14 +27,13 @@ from penstock.errors import DataLost
 from penstock.spark.patience import patiently
 from penstock.spark.reading.admission import Backlog, Limits, Planner
 from penstock.spark.reading.batch_reader import RangePartition, TaskReader
-from penstock.spark.reading.catalogue import StreamState, look, require
+from penstock.spark.reading.catalogue import StreamState
 from penstock.spark.reading.group_cursor import GroupCursor
-from penstock.spark.reading.loss import find_gap
+from penstock.spark.reading.holdings import Holdings, holdings_of
 from penstock.spark.reading.offsets import Offset, Offsets, Position, Progress
-from penstock.spark.reading.options import LATEST, Bound, SourceOptions
+from penstock.spark.reading.options import EARLIEST, LATEST, Bound, SourceOptions
 from penstock.spark.reading.planner import pack
 from penstock.spark.reading.planning import rows_between
-from penstock.spark.reading.positions import start_of
 from penstock.spark.reading.rows import RowBuilder
 
 logger = logging.getLogger("penstock.spark")
@@ -63,14 +62,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def _begin(self) -> Offset:
-        options, client = self._options, self._options.link.client()
         states = self._look({})
-        if not options.wait_for_streams and not options.selection.is_pattern and options.view == "entries":
-            require(states, client)
-        starting = options.starting or Bound(common=LATEST)
+        self._holdings.require(states)
+        starting = self._options.starting or Bound(common=LATEST)
         found = {}
         for name, state in states.items():
-            position = start_of(client, name, starting, state, options.group)
+            position = self._holdings.start(name, starting, state)
             found[name] = Progress(position, position)
         return Offsets(found).dump()
 
@@ -109,8 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not is_unlimited and self._should_wait(sum(backlog.rows for backlog in backlogs.values())):
             return start
         limits = Limits() if is_unlimited else Limits(self._options.max_rows, self._options.max_bytes)
-        planner = Planner(self._task.scanner(), self._options.min_partitions, self._options.max_rows_per_partition)
-        planned = planner.plan(backlogs, limits)
+        planned = Planner(self._holdings).plan(backlogs, limits)
         self._took_s = time.monotonic()
         # A stream that is not asked for any more keeps its place, should it be asked for again.
         resting = {name: Progress(progress.end, progress.end) for name, progress in at.streams.items()}
@@ -120,11 +116,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _checked(self, name: str, at: Offsets, state: StreamState | None, lost: dict[str, int]) -> Position:
         if name not in at.streams:
             # Appeared since the query began: read from its first entry on.
-            return start_of(self._options.link.client(), name, Bound(common="earliest"), state, None)
+            return self._holdings.start(name, Bound(common=EARLIEST), state)
         here = at.streams[name].end
-        gap = find_gap(name, here, state)
-        if gap is None:
-            return here
+        gap = self._holdings.gap(name, here, state)
+        if gap is None or gap.count == 0:
+            return here if gap is None else gap.resume
         if self._options.fail_on_data_loss:
             raise DataLost(
                 f"{gap}. Set option failOnDataLoss=false to go on without them, and a consumer group (option group) so "
@@ -141,6 +137,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             target = self._target.get(name, here)  # a stream that appeared later is not part of this run
             end = target if ids.parse(target.id) < ids.parse(end.id) else end
+        end = self._holdings.reach(name, here, end, state)
         rows = rows_between(here, end, state)
         is_exact = here.rank is not None and end.rank is not None
         return Backlog(here, end, rows, rows if is_exact else state.length)
@@ -170,13 +167,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offset) -> None:
         """Do nothing: it comes a batch late, and never for the last one. The group moves when the next is planned."""
 
-    def _look(self, already: Mapping[str, Progress]) -> dict[str, StreamState | None]:
-        client, now = self._options.link.client(), time.monotonic()
+    @property
+    def _holdings(self) -> Holdings:
+        return holdings_of(self._options)
+
+    def _look(self, already: Mapping[str, Progress]) -> Mapping[str, StreamState | None]:
+        now = time.monotonic()
         if now - self._discovered_s > _DISCOVER_EVERY_S or not self._names:
-            self._names, self._discovered_s = self._options.stream_names(client), now
+            self._names, self._discovered_s = self._holdings.names(), now
         # One that a pattern found and finds no longer has been deleted, which must not go unnoticed.
         known = already if self._options.selection.is_pattern else ()
-        return look(client, list(dict.fromkeys([*known, *self._names])))
+        return self._holdings.look(list(dict.fromkeys([*known, *self._names])))
 
     def _show(self, name: str, here: Position) -> None:
         # Before the first entry of a stream is read, too: retention would not wait for a group that is not there.

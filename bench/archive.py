@@ -1,0 +1,138 @@
+"""Archives, verifies, compacts, reads and replays N messages at two sizes: `python -m bench.archive`.
+
+Time for each message and the most memory of the processes, the greater size beside the smaller: both should be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.process_memory import PeakMemory
+from bench.report import table
+from bench.server import Server
+from bench.spark.data import dense_payload, fill
+from penstock.spark import session
+from penstock.spark.archive import ArchiveRun, compact, status, verify
+from penstock.spark.replay import ArchiveOrigin, Replay, Span
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CONF = {"spark.driver.memory": "1g", "spark.ui.enabled": False, "spark.ui.showConsoleProgress": False}
+_MOST_RATIO = 1.25
+_MOST_GROWTH = 1.5
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one step took."""
+
+    step: str
+    messages: int
+    wall_s: float
+    peak_mb: dict[str, float]
+
+    @property
+    def us(self) -> float:
+        return self.wall_s / self.messages * 1e6
+
+
+class Subject:
+    """A server, a session and an archive."""
+
+    def __init__(self, server: Server, spark: SparkSession, place: Path, batch_rows: int) -> None:
+        self._server, self._spark, self._place, self._batch_rows = server, spark, place, batch_rows
+        self._url = f"redis://127.0.0.1:{server.port}"
+
+    def measure(self, name: str, messages: int) -> list[Figure]:
+        """Takes messages through all steps."""
+        options, root = {"url": self._url}, self._place / name
+        fill(self._server.client, [name], messages, dense_payload)
+        run = ArchiveRun(root, name, {**options, "minPartitions": "2"}, max_batch_rows=self._batch_rows)
+        found = [timed("archive", messages, lambda: run.start(self._spark, once=True).awaitTermination())]
+        self._server.client.xtrim(name, maxlen=0, approximate=False)  # retention
+        size = sum(each.bytes for each in status(root))
+        print(f"  {'on disk':<14} {size / 1e6:>9,.1f} MB, {size / messages:.0f} bytes a message", flush=True)
+        found.append(timed("verify", messages, lambda: _check(verify(root).rows, messages)))
+        found.append(timed("verify --rows", messages, lambda: _check(verify(root, rows=True).rows, messages)))
+        found.append(timed("compact", messages, lambda: compact(root, grace_s=0)))
+        self._read(name, root)  # the first read of a session takes six times as long, whatever it reads
+        found.append(timed("read, Spark", messages, lambda: _check(self._read(name, root), messages)))
+        again = f"{name}-again"
+        found.append(timed("replay", messages, lambda: _check(self._replay(name, root, again), messages)))
+        _check(int(self._server.client.xlen(again)), messages)
+        self._server.client.delete(again)
+        return found
+
+    def _read(self, name: str, root: Path) -> int:
+        reader = self._spark.read.format("redis_streams").schema("id string, data binary")
+        settings = {"url": self._url, "streams": name, "archive": str(root)}
+        return reader.options(**settings, minPartitions="2").load().count()
+
+    def _replay(self, name: str, root: Path, into: str) -> int:
+        return Replay(ArchiveOrigin(root, name, Span()), into, {"url": self._url}).run().added
+
+
+def _check(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise SystemExit(f"{found:,} messages instead of {wanted:,}")
+
+
+def timed(step: str, messages: int, work: Callable[[], object]) -> Figure:
+    with PeakMemory() as memory:
+        started = time.perf_counter()
+        work()
+        wall_s = time.perf_counter() - started
+    figure = Figure(step, messages, wall_s, dict(memory.mb))
+    peaks = ", ".join(f"{role} {mb:,.0f} MB" for role, mb in figure.peak_mb.items() if mb)
+    print(f"  {step:<14} {messages / wall_s:>10,.0f}/s  {figure.us:7.2f} us  {peaks}", flush=True)
+    return figure
+
+
+def compared(small: list[Figure], big: list[Figure]) -> tuple[str, bool]:
+    """Returns the table of ratios, and whether all are within the bounds."""
+    rows, is_met = [], True
+    for less, more in zip(small, big, strict=True):
+        ratio = more.us / less.us
+        growth = {role: more.peak_mb[role] / less.peak_mb[role] for role in more.peak_mb if less.peak_mb[role]}
+        is_fine = ratio <= _MOST_RATIO and max(growth.values(), default=0.0) <= _MOST_GROWTH
+        is_met = is_met and is_fine
+        memory = ", ".join(f"{role} {times:.2f}" for role, times in growth.items())
+        rows.append([less.step, f"{ratio:.2f}", memory, "yes" if is_fine else "NO"])
+    heading = [f"{big[0].messages:,} beside {small[0].messages:,}", "time a message", "peak memory", "met"]
+    return table(heading, rows), is_met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.archive", description=__doc__)
+    parser.add_argument("--small", type=int, default=100_000)
+    parser.add_argument("--big", type=int, default=1_000_000)
+    parser.add_argument("--batch", type=int, default=100_000, help="entries of a batch of the archive run at most")
+    parser.add_argument("--warm-up", type=int, default=50_000)
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if time or memory grows more than allowed")
+    arguments = parser.parse_args()
+    found = []
+    with Server() as server, tempfile.TemporaryDirectory(prefix="bench-archive-") as place:
+        spark = session("bench archive", "local[2]", conf=_CONF)
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            subject = Subject(server, spark, Path(place), arguments.batch)
+            for name, messages in (("warm-up", arguments.warm_up), ("small", arguments.small), ("big", arguments.big)):
+                print(f"{name}: {messages:,} messages", flush=True)
+                found.append(subject.measure(name, messages))
+        finally:
+            spark.stop()
+    text, is_met = compared(found[1], found[2])
+    print("\n" + text)
+    return int(arguments.strict and not is_met)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
