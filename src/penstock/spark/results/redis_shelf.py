@@ -16,7 +16,8 @@ from pyspark.sql.datasource import InputPartition
 from penstock.errors import DecodeError
 from penstock.keys import TaskKeys
 from penstock.spark.patience import patiently
-from penstock.spark.reading.batch_reader import BatchReader, RangePartition, TaskReader
+from penstock.spark.reading.batch_reader import BatchReader, RangePartition
+from penstock.spark.reading.holdings import holdings_of
 from penstock.spark.reading.options import SourceOptions
 from penstock.spark.reading.rows import Entry, RowBuilder
 from penstock.spark.results.shelf import Sizes
@@ -51,7 +52,7 @@ class RedisShelf:
         """Yield the results of a range."""
         options = self._options()
         client, keys = options.link.client(), self._keys(options)
-        for _, entries in TaskReader(options, _NO_ROWS).scanner().pages(part.ranges):
+        for _, entries in holdings_of(options).scanner().pages(part.ranges):
             found = [(entry[0], result) for entry in entries for result in _results(entry)]
             for start in range(0, len(found), _AT_ONCE):
                 yield _valid(client, keys.done, found[start : start + _AT_ONCE], options.retry_timeout.total_seconds())
