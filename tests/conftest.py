@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -46,10 +47,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the tests that use the cluster in one process: three nodes are enough for this machine."""
+    """Keeps the tests that use the cluster in one process: three nodes are enough for this machine.
+
+    Those of Spark begin first, for they take the longest; then tests that compute and tests that wait are mixed.
+    """
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("cluster"))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[bool, bytes]:
+    is_spark = any("spark" in str(mark.args) for mark in item.iter_markers("xdist_group"))
+    return not is_spark, hashlib.sha256(str(item.path.relative_to(item.config.rootpath)).encode()).digest()
 
 
 def or_skip(error: ServerMissing) -> NoReturn:

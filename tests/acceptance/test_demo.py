@@ -127,7 +127,7 @@ def test_without_a_terminal_it_tells_plain_lines_and_ends_with_a_table(home, sta
     assert_nothing_is_left(home)
 
 
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-processes")
 @pytest.mark.timeout(300)
 def test_spark_counts_the_same_orders(home, start):
     demo = start("--json", "--spark")
@@ -140,7 +140,7 @@ def test_spark_counts_the_same_orders(home, start):
     assert_nothing_is_left(home)
 
 
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-processes")
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_spark_as_well(home, start):
     demo = start("--spark")

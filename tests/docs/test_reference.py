@@ -191,6 +191,7 @@ def test_every_method_is_named(page: str, kind: type) -> None:
             "call",
             "connection",
             "dedicated",
+            "forsake",
             "leave",
             "load",
             "masters",

@@ -1,6 +1,6 @@
 """Spark for the tests: one session per test process, and real clusters and driver processes for the few that need them.
 
-Whatever uses one of these fixtures starts or needs Java, and is kept in one process of pytest-xdist.
+Whatever uses one of these fixtures starts or needs Java, and is kept in one of two processes of pytest-xdist.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _TIMEOUT_S = 600  # two cores start several Javas for some of these tests
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the tests that need Java in one process: there is one shared session, and memory for one."""
+    """Keeps the tests of the shared session in one process, and those that start Spark themselves in another."""
     for item in items:
-        if "java" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        fixtures = getattr(item, "fixturenames", ())
+        if "java" in fixtures:
+            item.add_marker(pytest.mark.xdist_group("spark" if "spark_of_session" in fixtures else "spark-processes"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,8 +27,9 @@ class Where:
     def _told(self) -> Iterator[None]:
         """Tell in one line what is wrong with the condition, or with what it makes of a message."""
         from pyspark.errors import PySparkException
+        from pyspark.logger import PySparkLogger
 
-        logger = logging.getLogger("SQLQueryContextLogger")  # PySpark's: it prints what Java said, pages of it
+        logger = PySparkLogger.getLogger("SQLQueryContextLogger")  # it prints what Java said, pages of it
         was_disabled, logger.disabled = logger.disabled, True
         try:
             yield
