@@ -1,4 +1,4 @@
-"""Archives, verifies, compacts, reads and replays N messages at two sizes: `python -m bench.archive`.
+"""Archives, verifies, compacts, reads, reports on and replays N messages at two sizes: `python -m bench.archive`.
 
 Time for each message and the most memory of the processes, the greater size beside the smaller: both should be equal.
 """
@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from bench.process_memory import PeakMemory
 from bench.report import table
 from bench.server import Server
 from bench.spark.data import dense_payload, fill
+from penstock.spark import report as about
 from penstock.spark import session
 from penstock.spark.archive import ArchiveRun, compact, status, verify
 from penstock.spark.replay import ArchiveOrigin, Replay, Span
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _CONF = {"spark.driver.memory": "1g", "spark.ui.enabled": False, "spark.ui.showConsoleProgress": False}
-_MOST_RATIO = 1.25
+_MOST_RATIO = 1.15
 _MOST_GROWTH = 1.5
+_A_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Subject:
         found.append(timed("compact", messages, lambda: compact(root, grace_s=0)))
         self._read(name, root)  # the first read of a session takes six times as long, whatever it reads
         found.append(timed("read, Spark", messages, lambda: _check(self._read(name, root), messages)))
+        found.append(timed("report", messages, lambda: _check(self._report(name, root), messages)))
         again = f"{name}-again"
         found.append(timed("replay", messages, lambda: _check(self._replay(name, root, again), messages)))
         _check(int(self._server.client.xlen(again)), messages)
@@ -75,6 +79,13 @@ class Subject:
         reader = self._spark.read.format("redis_streams").schema("id string, data binary")
         settings = {"url": self._url, "streams": name, "archive": str(root)}
         return reader.options(**settings, minPartitions="2").load().count()
+
+    def _report(self, name: str, root: Path) -> int:
+        now = datetime.now(UTC)
+        subject, window = about.Subject(name, {"url": self._url}, root), about.Window.of(now - _A_DAY, now, now)
+        figures = about.Study(self._spark, subject, window).figures(lambda _: None)
+        about.render(figures, subject, window, window.high)
+        return figures.messages.whole.count
 
     def _replay(self, name: str, root: Path, into: str) -> int:
         return Replay(ArchiveOrigin(root, name, Span()), into, {"url": self._url}).run().added
