@@ -57,6 +57,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Takes the group off the name that xdist gave to the test, by which --last-failed would not find it."""
+    name, at, group = report.nodeid.rpartition("@")
+    if at and group in ("cluster", "spark", "spark-processes"):
+        report.nodeid = name
+
+
 def _turn(item: pytest.Item) -> tuple[bool, bytes]:
     is_spark = any("spark" in str(mark.args) for mark in item.iter_markers("xdist_group"))
     return not is_spark, hashlib.sha256(str(item.path.relative_to(item.config.rootpath)).encode()).digest()

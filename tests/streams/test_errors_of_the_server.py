@@ -132,6 +132,7 @@ async def test_broken_connections_are_replaced_and_cost_no_message(client: Strea
     consumer = StreamConsumer(client, STREAM, config, handler, on_event=events.append)
     producer = StreamProducer(client, STREAM)
     async with running(consumer):
+        await eventually(lambda: raw.info("clients")["blocked_clients"] == 1)  # its first connection is there
         for turn in range(10):
             await producer.push_many(range(turn * 10, turn * 10 + 10))
             kill_connections(raw)

@@ -91,7 +91,7 @@ def test_a_handler_that_blocks_the_loop_keeps_its_task(queue: RedisTaskQueue, st
 def test_a_frozen_worker_that_wakes_up_late_changes_nothing(
     queue: RedisTaskQueue, start_worker: Start, raw: redis.Redis
 ) -> None:
-    task = Task(kind="nap", payload={"seconds": 0.3})
+    task = Task(kind="nap", payload={"seconds": 3})
     queue.enqueue(task)
     frozen = start_worker(concurrency=2)
     eventually(lambda: held(raw) == 1, "the worker has the task in hand")

@@ -75,10 +75,13 @@ def _shares_our_python(spark: SparkSession) -> bool:
 
 
 def _ask_executors(spark: SparkSession) -> set[str]:
+    from pyspark.sql.types import StringType
+
     # Named outright: PySpark itself goes by the kind of session that was started first in this process.
     functions: Any = import_module(f"pyspark.sql.{'connect.' if is_connect(spark) else ''}functions")
-    # Pickled rows, not Arrow: an executor without pyarrow is to say so, and not to fail.
-    answer = functions.udf(_probe(_PACKAGES), "string", useArrow=False)
+    # Pickled rows, not Arrow: an executor without pyarrow is to say so, and not to fail. The type as a value: where no
+    # session of the other kind was ever started, PySpark cannot read the name of one.
+    answer = functions.udf(_probe(_PACKAGES), StringType(), useArrow=False)
     rows = spark.range(_PROBES).select(answer(functions.col("id")).alias("answer")).distinct().collect()
     return {row["answer"] for row in rows}
 
