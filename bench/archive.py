@@ -110,9 +110,11 @@ def timed(step: str, messages: int, work: Callable[[], object]) -> Figure:
 def compared(small: list[Figure], big: list[Figure]) -> tuple[str, bool]:
     """Returns the table of ratios, and whether all are within the bounds."""
     rows, is_met = [], True
+    # One session does all steps, and Java gives little back: what counts is the most that it had at the smaller size.
+    before = {role: max(figure.peak_mb[role] for figure in small) for role in small[0].peak_mb}
     for less, more in zip(small, big, strict=True):
         ratio = more.us / less.us
-        growth = {role: more.peak_mb[role] / less.peak_mb[role] for role in more.peak_mb if less.peak_mb[role]}
+        growth = {role: mb / before[role] for role, mb in more.peak_mb.items() if before[role]}
         is_fine = ratio <= _MOST_RATIO and max(growth.values(), default=0.0) <= _MOST_GROWTH
         is_met = is_met and is_fine
         memory = ", ".join(f"{role} {times:.2f}" for role, times in growth.items())
