@@ -59,9 +59,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Takes the group off the name that xdist gave to the test, by which --last-failed would not find it."""
+    """Takes the group off the name that xdist gave to the test, by which --last-failed would not find it.
+
+    Only where all reports come together: a worker needs the name with the group.
+    """
     name, at, group = report.nodeid.rpartition("@")
-    if at and group in ("cluster", "spark", "spark-processes"):
+    if hasattr(report, "node") and at and group in ("cluster", "spark", "spark-processes"):
         report.nodeid = name
 
 
