@@ -70,30 +70,17 @@ def settings(s3: S3Server) -> dict[str, str]:
     return {**made, "spark.jars.repositories": mirror} if mirror else made
 
 
-@pytest.fixture(scope="session")
-def s3_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with S3Server(tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
 @pytest.fixture
-def s3(s3_of_session: S3Server) -> S3Server:
-    """An S3 server with one empty bucket."""
-    s3_of_session.empty()
-    return s3_of_session
-
-
-@pytest.fixture
-def lake(s3: S3Server) -> str:
+def lake(s3_server: S3Server) -> str:
     """The URL of an empty place in S3, as Hadoop calls it."""
     return f"s3a://{BUCKET}/lake"
 
 
 @pytest.fixture
-def store(s3: S3Server) -> dict[str, str]:
+def store(s3_server: S3Server) -> dict[str, str]:
     """The same place for deltalake: what its `options` need."""
     return {
-        "AWS_ENDPOINT_URL": s3.options()["endpoint"],
+        "AWS_ENDPOINT_URL": s3_server.options()["endpoint"],
         "AWS_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,

@@ -89,7 +89,7 @@ catalog = {catalogue}
 @pytest.mark.parametrize("moment", ["torn", "iceberg committed"])
 def test_a_killed_driver_leaves_each_row_once(
     spark: SparkSession,
-    s3: S3Server,
+    s3_server: S3Server,
     stream_redis: redis.Redis,
     stream_server: EmbeddedServer,
     start_driver: Callable[..., Driver],
@@ -101,9 +101,9 @@ def test_a_killed_driver_leaves_each_row_once(
 ) -> None:
     add_orders(stream_redis, 50)
     file = tmp_path / "orders.toml"
-    catalogue = iceberg_catalogue(tmp_path) | iceberg_store(s3, lake)
+    catalogue = iceberg_catalogue(tmp_path) | iceberg_store(s3_server, lake)
     file.write_text(FILE.format(lake=lake, url=stream_server.url, store=inline(store), catalogue=inline(catalogue)))
-    driver = start_driver(KILLED, str(file), json.dumps(settings(s3)), moment)
+    driver = start_driver(KILLED, str(file), json.dumps(settings(s3_server)), moment)
     driver.wait_for_line("killed")
     driver.kill()
     if moment == "torn":

@@ -13,9 +13,8 @@ import typer
 
 from penstock.cli.bad_input import bad_input, query_failed
 from penstock.cli.queue_options import moment
+from penstock.cli.quiet_spark import quiet_session
 from penstock.errors import ConfigurationError
-
-_CONF = {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
 
 
 def report(
@@ -34,9 +33,7 @@ def report(
     from pyspark.errors import PySparkException
 
     from penstock.spark.archive.layout import safe_name
-    from penstock.spark.master import is_local
     from penstock.spark.report import Study, Subject, Window, render
-    from penstock.spark.session import session
 
     now = datetime.now(UTC)
     with bad_input():
@@ -44,7 +41,7 @@ def report(
         subject = Subject(stream, {"url": url}, archive)
         subject.states()  # a stream that does not exist is told before Spark starts
         file = _writable(Path(f"{safe_name(stream)}-report.html") if out is None else out)
-    spark = session("penstock report", master, short=master is None or is_local(master), conf=_CONF)
+    spark = quiet_session("penstock report", master)
     try:
         figures = Study(spark, subject, window).figures(lambda what: print(f"reading {what} ...", file=sys.stderr))
     except PySparkException as error:

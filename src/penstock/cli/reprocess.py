@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from penstock.cli.bad_input import bad_input, query_failed
+from penstock.cli.quiet_spark import quiet_session
 from penstock.cli.results_place import result_settings
 from penstock.cli.settings_options import ConfigFile
 from penstock.errors import ConfigurationError
@@ -21,7 +22,6 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from penstock.spark.reprocess import Reprocess, Selection, Summary
 
-_CONF = {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
 _LOOK_S = 0.5
 
 
@@ -92,10 +92,7 @@ def _selection(
 def _run(job: Reprocess, master: str | None, *, dry_run: bool) -> None:
     from pyspark.errors import PySparkException
 
-    from penstock.spark.master import is_local
-    from penstock.spark.session import session
-
-    spark = session("penstock reprocess", master, short=master is None or is_local(master), conf=_CONF)
+    spark = quiet_session("penstock reprocess", master)
     try:
         with bad_input():
             total = job.count(spark)

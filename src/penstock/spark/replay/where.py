@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.errors import ConfigurationError
+from penstock.spark.condition import told
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,24 +19,8 @@ class Where:
     def __init__(self, condition: str, schema: pa.Schema, start: Callable[[], SparkSession]) -> None:
         self.spark = start()
         self.condition, self._schema = condition, schema
-        with self._told():
+        with told(self.condition):
             self.spark.createDataFrame(schema.empty_table()).where(condition)  # classic Spark looks at it at once
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Tell in one line what is wrong with the condition, or with what it makes of a message."""
-        from pyspark.errors import PySparkException
-        from pyspark.logger import PySparkLogger
-
-        logger = PySparkLogger.getLogger("SQLQueryContextLogger")  # it prints what Java said, pages of it
-        was_disabled, logger.disabled = logger.disabled, True
-        try:
-            yield
-        except PySparkException as error:
-            told = " ".join(str(error).partition("SQLSTATE")[0].split())  # behind it come the plan and Java's words
-            raise ConfigurationError(f"--where {self.condition!r}: {told}") from None
-        finally:
-            logger.disabled = was_disabled
 
     def kept(self, table: pa.Table) -> list[pa.RecordBatch]:
         """Return the rows that it lets through, in their order."""
@@ -50,6 +33,6 @@ class Where:
         return self._collected(rows.where(self.condition).orderBy("ms", "seq"))
 
     def _collected(self, rows: DataFrame) -> list[pa.RecordBatch]:
-        with self._told():
+        with told(self.condition):
             batches: list[pa.RecordBatch] = rows.toArrow().cast(self._schema).to_batches()
         return batches

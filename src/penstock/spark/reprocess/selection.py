@@ -13,10 +13,10 @@ from penstock.keys import StreamKeys
 from penstock.policy import Reason
 from penstock.spark.archive.read import check_order, chosen, read
 from penstock.spark.archive.status import load_state
+from penstock.spark.condition import told
 from penstock.spark.link import Link
 from penstock.spark.option_values import Options
 from penstock.spark.patience import patiently
-from penstock.spark.pipeline.spark_errors import one_line
 from penstock.spark.reading.catalogue import look
 
 if TYPE_CHECKING:
@@ -113,14 +113,9 @@ class DeadLetters:
 
 
 def _filtered(rows: DataFrame, condition: str | None) -> DataFrame:
-    from pyspark.errors import PySparkException
-
     if condition is None:
         return rows
-    try:
+    with told(condition):
         found = rows.where(condition)
         _ = found.schema  # Spark Connect looks at the condition only now
-    except PySparkException as error:
-        told = one_line(str(error).partition("SQLSTATE")[0])
-        raise ConfigurationError(f"--where {condition!r}: {told}") from None
     return found

@@ -16,7 +16,7 @@ from penstock.spark.pipeline.files import FileInfo, Files, joined
 from penstock.spark.pipeline.sinks import Delta
 from penstock.spark.pipeline.writing.arrow_schema import nullable_arrow
 from penstock.spark.pipeline.writing.counting import written
-from penstock.spark.pipeline.writing.parquet import unfit, unwritable
+from penstock.spark.pipeline.writing.parquet import unfit, unknown_partitions, unwritable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,9 +50,7 @@ class DeltaWriter:
     def problems(self, schema: StructType) -> Iterator[str]:
         """Yield what would keep rows of this schema from being written; write nothing."""
         library = _library()
-        for name in self._sink.partition_by:
-            if name not in schema.names:
-                yield f"partition_by: there is no column {name!r}; there are {', '.join(schema.names)}"
+        yield from unknown_partitions(self._sink.partition_by, schema)
         yield from unfit(schema)
         faults = list(unwritable(self._sink.path))
         yield from faults

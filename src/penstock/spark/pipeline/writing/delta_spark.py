@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.sinks import Delta
 from penstock.spark.pipeline.spark_errors import one_line
-from penstock.spark.pipeline.writing.parquet import unfit, unwritable
+from penstock.spark.pipeline.writing.parquet import unfit, unknown_partitions, unwritable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,9 +61,7 @@ class DeltaSparkWriter:
         if not has_jars(self._spark):
             yield _MISSING
             return
-        for name in self._sink.partition_by:
-            if name not in schema.names:
-                yield f"partition_by: there is no column {name!r}; there are {', '.join(schema.names)}"
+        yield from unknown_partitions(self._sink.partition_by, schema)
         yield from unfit(schema)
         yield from unwritable(self._sink.path)
         try:

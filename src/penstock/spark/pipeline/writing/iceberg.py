@@ -15,7 +15,7 @@ from penstock.spark.pipeline.sinks import Iceberg
 from penstock.spark.pipeline.writing.arrow_schema import nullable_arrow
 from penstock.spark.pipeline.writing.counting import written
 from penstock.spark.pipeline.writing.iceberg_table import IcebergTable, for_hadoop
-from penstock.spark.pipeline.writing.parquet import unfit
+from penstock.spark.pipeline.writing.parquet import unfit, unknown_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,9 +35,7 @@ class IcebergWriter:
 
     def problems(self, schema: StructType) -> Iterator[str]:
         """Yield what would keep rows of this schema from being written; write nothing."""
-        for name in self._sink.partition_by:
-            if name not in schema.names:
-                yield f"partition_by: there is no column {name!r}; there are {', '.join(schema.names)}"
+        yield from unknown_partitions(self._sink.partition_by, schema)
         faults = list(unfit(schema))
         yield from faults
         if not faults:

@@ -9,7 +9,7 @@ without rows is not there at all. In an object store, where a rename copies file
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -38,9 +38,7 @@ class ParquetWriter:
     def problems(self, schema: StructType) -> Iterator[str]:
         """Yield what would keep rows of this schema from being written; write nothing."""
         names = schema.names
-        for name in self._sink.partition_by:
-            if name not in names:
-                yield f"partition_by: there is no column {name!r}; there are {', '.join(names)}"
+        yield from unknown_partitions(self._sink.partition_by, schema)
         if self._sink.partition_by and set(names) <= set(self._sink.partition_by):
             yield "partition_by: at least one column must be left for the files"
         if COLUMN in names:
@@ -64,6 +62,13 @@ class ParquetWriter:
             files.delete(hidden)
         mark("parquet shown")
         return True
+
+
+def unknown_partitions(partition_by: Sequence[str], schema: StructType) -> Iterator[str]:
+    """Yield the columns that a table is to be partitioned by and that are not there."""
+    for name in partition_by:
+        if name not in schema.names:
+            yield f"partition_by: there is no column {name!r}; there are {', '.join(schema.names)}"
 
 
 def unfit(schema: StructType) -> Iterator[str]:

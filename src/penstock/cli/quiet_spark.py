@@ -1,0 +1,18 @@
+"""The Spark session of commands that tell of their progress themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CONF = {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+
+
+def quiet_session(name: str, master: str | None) -> SparkSession:
+    """Start a session on the master, or on all cores of this machine."""
+    from penstock.spark.master import is_local
+    from penstock.spark.session import session
+
+    return session(name, master, short=master is None or is_local(master), conf=_CONF)
