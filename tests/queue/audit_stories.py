@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import FatalError, QueueFull, Snooze
 from tests.queue.audit import Stage
-from tests.queue.scenes import FAILED, GROUP, QUEUE, at_most_once, pending, take
+from tests.queue.scenes import FAILED, GROUP, QUEUE, always_ahead, at_most_once, pending, take
 
 Story = Callable[[Stage], Awaitable[None]]
 STORIES: dict[str, Story] = {}
@@ -47,6 +47,28 @@ async def complete(stage: Stage) -> None:
         await stage.do(queue.publish, message)
         await stage.end(await stage.take(queue))
     await stage.do(take, queue)
+
+
+@story
+async def complete_and_take_ahead(stage: Stage) -> None:
+    queue = stage.queue(always_ahead)
+    for message in ("a", "b", "c", "d", "e"):
+        await stage.do(queue.publish, message)
+    for _ in range(5):
+        await stage.end(await stage.take(queue))
+    await stage.do(take, queue)
+
+
+@story
+async def take_ahead_and_leave(stage: Stage) -> None:
+    queue = stage.queue(always_ahead)
+    for message in ("a", "b", "c"):
+        await stage.do(queue.publish, message)
+    await stage.end(await stage.take(queue))
+    await stage.do(queue.drain, 1.0)
+    other = stage.queue()
+    for _ in range(2):
+        await stage.end(await stage.take(other))
 
 
 @story

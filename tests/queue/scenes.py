@@ -31,6 +31,14 @@ def at_most_once(client: StreamClient, **settings: Any) -> RedisGateway:
     return quick_gateway(client, **{**off, **settings})
 
 
+def always_ahead(client: StreamClient, **settings: Any) -> RedisGateway:
+    """Returns a gateway that takes the next message with the end of each one, however slow its caller is."""
+    gateway = quick_gateway(client, **settings)
+    desk = gateway._desk(QUEUE)
+    desk._take_ahead_after = 0
+    return gateway
+
+
 def queue_of(gateway: RedisGateway, **options: Any) -> RedisMessageQueue:
     """Returns a queue whose retries come soon."""
     return RedisMessageQueue(QUEUE, gateway=gateway, **{"retry_delay_seconds": 0.01, **options})

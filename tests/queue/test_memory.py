@@ -56,7 +56,7 @@ async def test_publishing_and_processing_are_three_commands_a_message(
         async with metered.process_message() as message:
             assert message == str(number)
     found = sent(raw)
-    assert found["xreadgroup"] == COUNT
+    assert COUNT <= found["xreadgroup"] <= COUNT + 1  # the last one is taken ahead, and finds nothing
     # Beside one finish() a message: what looks for messages that are due or abandoned, each about once a second.
     assert COUNT <= found["evalsha"] < 1.5 * COUNT
 

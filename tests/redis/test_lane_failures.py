@@ -124,13 +124,13 @@ def test_everybody_who_waits_is_told(async_half: AsyncHalf, fault_proxy: FaultPr
         waiting = [asyncio.ensure_future(connection.call("BLPOP", "list", 20)) for _ in range(10)]
         waiting.append(asyncio.ensure_future(connection.pipeline([("PING",), ("PING",)])))
         await asyncio.sleep(0)
-        connection.post(("PING",), answers.append)
-        await asyncio.to_thread(fault_proxy.wait_for, "PING", 3)
+        connection.post(answers.append, ("PING",), ("PING",))
+        await asyncio.to_thread(fault_proxy.wait_for, "PING", 4)
         await asyncio.to_thread(fault_proxy.reset_all)
         return await asyncio.gather(*waiting, return_exceptions=True)
 
     found = async_half.do(story)
-    assert [type(error) for error in [*found, *answers]] == [ConnectionLost] * 12
+    assert [type(error) for error in [*found, *answers]] == [ConnectionLost] * 13
 
 
 def test_a_server_that_hangs_up_is_noticed_without_a_call(

@@ -183,13 +183,14 @@ def test_a_posted_command_answers_its_callback(async_half: AsyncHalf, server: Em
     answers: list[Any] = []
 
     async def story() -> None:
-        connection.post(("ECHO", "posted"), answers.append)
-        connection.post(("LPUSH", "text"), answers.append)
+        connection.post(answers.append, ("ECHO", "posted"))
+        connection.post(answers.append, ("LPUSH", "text"), ("ECHO", "after it"))
         assert await connection.call("ECHO", "called") == b"called"
 
     async_half.do(story)
     assert answers[0] == b"posted"
     assert isinstance(answers[1], ServerError)
+    assert answers[2:] == [b"after it"]
 
 
 def test_a_posted_command_that_cannot_be_packed_is_refused_and_leaves_no_trace(
@@ -201,7 +202,7 @@ def test_a_posted_command_that_cannot_be_packed_is_refused_and_leaves_no_trace(
 
     async def story() -> list[Any]:
         with pytest.raises(TypeError):
-            connection.post(("ECHO", object()), answers.append)
+            connection.post(answers.append, ("ECHO", object()))
         return [await connection.call("ECHO", "one"), await connection.call("ECHO", "two")]
 
     assert async_half.do(story) == [b"one", b"two"]

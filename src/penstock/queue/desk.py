@@ -25,6 +25,7 @@ from penstock.events import EventName
 from penstock.policy import Limits, Reason, before_run
 from penstock.queue.claim import Claim
 from penstock.queue.payload import decode_payload
+from penstock.queue.returner import PATIENCE_S, Returner
 from penstock.queue.slot import Slot
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import PASSING, RetryBudget, Trial
@@ -42,6 +43,9 @@ UNLIMITED = (1 << 63) - 1
 _LOOK_EVERY_S = 1.0  # for messages that are due: other processes may have put some aside
 _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
 _PAGE = 100  # entries that the slow sweep looks at per call
+_BRISK_S = 0.001  # between the end of one message and the question for the next
+_BRISK_TURNS = 32  # in a row: then the next message is taken together with the end of the one before
+_SHORTEST_LEASE_S = 1.0  # for taking ahead: what waits for its caller must not run out meanwhile
 Step = Callable[[], Awaitable[Any]]
 
 
@@ -72,6 +76,8 @@ class Desk:
         self._recover_every_s = min(5.0, max(0.1, lease_s / 10))
         self._cursor = "-"
         self._next_due_s = self._next_recovery_s = 0.0
+        self._may_take_ahead = lease_s >= _SHORTEST_LEASE_S
+        self._ended_s, self._brisk_turns, self._take_ahead_after = 0.0, 0, _BRISK_TURNS
         self._lock = threading.Lock()
         self._begin_anew()
 
@@ -80,6 +86,8 @@ class Desk:
         self._process, self._name, self._made = os.getpid(), unique_worker_name(GROUP), 0
         self._free: list[Slot] = []
         self._unsettled: list[tuple[Claim, Step]] = []
+        self._returner: Returner[Slot] | None = None
+        self._has_taken_ahead = False  # since the returner looked last
         config = ConsumerConfig(group=GROUP, max_stream_size=0)
         self._upkeep = Upkeep(self._client, self._group, self.keys, config, self._name, self._emit)
 
@@ -99,8 +107,42 @@ class Desk:
         with self._lock:
             if slot.is_given_up or self._process != os.getpid():
                 return  # or it is one of the parent
+            if slot.has_ahead:
+                self._watch_over_ahead()
             is_next = slot.is_doubtful or not (self._free and self._free[-1].is_doubtful)
             self._free.insert(len(self._free) if is_next else 0, slot)  # doubtful ones are borrowed first
+
+    # --- taken ahead --------------------------------------------------------------------------------
+
+    def _watch_over_ahead(self) -> None:
+        self._has_taken_ahead = True
+        if self._returner is None:
+            returner = Returner(self._client.settings, self.keys, GROUP, self._abandoned, self._take_back)
+            try:
+                returner.start()
+                self._returner = returner
+            except RuntimeError:  # no more threads, or the interpreter is about to end: the next call looks after it
+                self._may_take_ahead = False
+
+    def _abandoned(self) -> list[Slot] | None:
+        # For the thread of the returner, which owns what it gets.
+        with self._lock:
+            if not threading.main_thread().is_alive():
+                self._may_take_ahead = False  # the interpreter waits for that thread
+            latest_s = time.monotonic() - PATIENCE_S
+            waiting = [slot for slot in self._free if slot.has_ahead]
+            abandoned = [slot for slot in waiting if slot.ahead_since < latest_s]
+            if not waiting and not self._has_taken_ahead:
+                self._returner = None
+                return None
+            self._has_taken_ahead = False
+            self._free = [slot for slot in self._free if slot not in abandoned]
+            return abandoned
+
+    def _take_back(self, slot: Slot) -> None:
+        slot.forget_ahead()
+        self._next_due_s = 0.0
+        self._put_back(slot)
 
     # --- taking -------------------------------------------------------------------------------------
 
@@ -112,6 +154,7 @@ class Desk:
         if self._unsettled:
             await self.settle_again()
         started_s, trial, may_take_new = time.monotonic(), None, True
+        self._brisk_turns = self._brisk_turns + 1 if started_s - self._ended_s < _BRISK_S else 0
         deadline, slot, claim = started_s + wait_s, self._borrow(), None
         try:
             while True:
@@ -147,8 +190,7 @@ class Desk:
         if not self._group.is_known:
             await self._group.ensure()
         if slot.is_doubtful and not is_stopped():
-            claims, missing = await slot.take_lost()
-            claim = await self._admit(slot, claims, missing)
+            claim = await self._resolve(slot)
             if claim is not None:
                 return claim
         is_first = True
@@ -160,6 +202,13 @@ class Desk:
                 return claim
             is_first = False
         return None
+
+    async def _resolve(self, slot: Slot) -> Claim | None:
+        row = slot.take_ahead(time.monotonic() - 2 * PATIENCE_S)
+        if row is not None:
+            return await self._hand_out(slot, *row, 1, 1, is_again=False, since_s=slot.ahead_since)
+        claims, missing = await slot.take_lost()
+        return await self._admit(slot, claims, missing)
 
     async def _read(self, slot: Slot, deadline: float, is_first: bool) -> Claim | None:
         remaining_s = deadline - time.monotonic()
@@ -209,8 +258,9 @@ class Desk:
         return None
 
     async def _hand_out(
-        self, slot: Slot, entry_id: str, fields: list[bytes], deliveries: int, attempts: int, *, is_again: bool
-    ) -> Claim | None:
+        self, slot: Slot, entry_id: str, fields: list[bytes], deliveries: int, attempts: int, *, is_again: bool,
+        since_s: float | None = None,
+    ) -> Claim | None:  # fmt: skip
         by_name = envelope.as_mapping(fields)
         expires_at_ms = by_name.get(envelope.EXPIRES_AT, b"")
         if expires_at_ms.isdigit() and time.time() * 1000 >= int(expires_at_ms):
@@ -221,7 +271,7 @@ class Desk:
         except DecodeError as error:
             await self._give_up(slot, entry_id, fields, Reason.DECODE_ERROR, error, attempts, deliveries)
             return None
-        expires_at = time.monotonic() + (self._settings.lease_s or 0.0)
+        expires_at = (since_s or time.monotonic()) + (self._settings.lease_s or 0.0)
         claim = Claim(slot, entry_id, fields, data, deliveries, attempts, is_again, expires_at)
         slot.is_sure()
         self._emit(EventName.CLAIMED, id=entry_id, delivery_count=deliveries, attempts=attempts, is_again=is_again)
@@ -273,18 +323,53 @@ class Desk:
 
         return await self._settle(claim, step)
 
-    async def finish_quickly(self, claim: Claim) -> tuple[bool, BaseException | None]:
+    async def finish_quickly(self, claim: Claim, is_stopped: Callable[[], bool]) -> tuple[bool, BaseException | None]:
         """Do what finish() does without a log, in one round trip and without a task.
 
-        Returns False if it takes the long way, and the cancellation that came meanwhile.
+        Returns False if it takes the long way, and the cancellation that came meanwhile. Who asks for the next message
+        as soon as one has ended gets it together with the end.
         """
+        ahead = None if self._brisk_turns < self._take_ahead_after or is_stopped() else self._slot_ahead()
+        if ahead is not None:
+            return await self._finish_and_take(claim, ahead)
         promise = claim.slot.ledger.post_finish(claim.entry_id)
         if promise is None:
             return False, None
         cancelled = await wait_out(promise)
-        if promise.result():
-            self._put_back(claim.slot)
-        return promise.result(), cancelled
+        return self._is_ended(claim, promise.result()[0]), cancelled
+
+    def _slot_ahead(self) -> Slot | None:
+        if not self._may_take_ahead or self._unsettled:
+            return None
+        if time.monotonic() >= min(self._next_due_s, self._next_recovery_s):
+            return None  # the next caller looks for what is older than anything unread
+        slot = self._borrow()
+        if slot.is_doubtful:
+            self._put_back(slot)
+            return None
+        return slot
+
+    async def _finish_and_take(self, claim: Claim, ahead: Slot) -> tuple[bool, BaseException | None]:
+        ahead.begin_ahead()
+        try:
+            promise = claim.slot.ledger.post_finish(claim.entry_id, ahead.read_ahead)
+            if promise is None:
+                ahead.is_sure()
+                return False, None
+            cancelled = await wait_out(promise)
+            answer, rows = promise.result()
+            if not ahead.end_ahead(rows):
+                self._brisk_turns = 0
+        finally:
+            self._put_back(ahead)
+        return self._is_ended(claim, answer), cancelled
+
+    def _is_ended(self, claim: Claim, answer: object) -> bool:
+        if answer != 1:
+            return False  # the long way finds out why
+        self._put_back(claim.slot)
+        self._ended_s = time.monotonic()
+        return True
 
     async def park(self, claim: Claim, delay_s: float, *, counts: bool) -> bool:
         """Have a message handed out again after the delay; False = it is somebody else's by now."""

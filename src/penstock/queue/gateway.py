@@ -223,12 +223,17 @@ class RedisGateway(AbstractRedisGateway):
         found = self._claims.pop(lease_token or "", None)
         return found is not None and await found[0].finish(found[1], came_to_nothing=True)
 
-    async def remove_quickly(self, lease_token: str) -> tuple[bool, BaseException | None]:
-        """Remove a message that was taken, in the shortest way; False = nothing is known yet, ask remove_message()."""
+    async def remove_quickly(
+        self, lease_token: str, is_stopped: Callable[[], bool]
+    ) -> tuple[bool, BaseException | None]:
+        """Remove a message that was taken, in the shortest way; False = nothing is known yet, ask remove_message().
+
+        Unless `is_stopped` says that there will be no next one, that may be taken along.
+        """
         found = self._claims.get(lease_token)
         if found is None:
             return False, None
-        is_done, cancelled = await found[0].finish_quickly(found[1])
+        is_done, cancelled = await found[0].finish_quickly(found[1], is_stopped)
         if is_done:
             del self._claims[lease_token]
         return is_done, cancelled

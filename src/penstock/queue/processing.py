@@ -170,7 +170,7 @@ class Processing:
         try:
             if error is None:
                 if self._options.completed_length == 0 and isinstance(self._gateway, RedisGateway):
-                    is_done, cancelled = await self._gateway.remove_quickly(self.lease_token or "")
+                    is_done, cancelled = await self._gateway.remove_quickly(self.lease_token or "", self._is_stopped)
                     if is_done:
                         self._emit(EventName.COMPLETED, id=self.message_id)
                         return

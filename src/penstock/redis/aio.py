@@ -61,21 +61,23 @@ class _Expected:
 
 
 class _Answer:
-    """The one reply that a callback waits for."""
+    """The replies that a callback waits for."""
 
-    __slots__ = ("deadline", "on_answer")
+    __slots__ = ("count", "deadline", "on_answer")
 
-    def __init__(self, on_answer: Callable[[Reply], None], deadline: float) -> None:
-        self.on_answer, self.deadline = on_answer, deadline
+    def __init__(self, on_answer: Callable[[Reply], None], count: int, deadline: float) -> None:
+        self.on_answer, self.count, self.deadline = on_answer, count, deadline
 
     def add(self, reply: Reply) -> bool:
-        """Hand the reply over."""
+        """Hand the reply over; True = that was the last one."""
         self.on_answer(reply)
-        return True
+        self.count -= 1
+        return self.count == 0
 
     def fail(self, error: PenstockError) -> None:
-        """Hand the error over."""
-        self.on_answer(error)
+        """Hand the error over in place of every reply that has not come."""
+        while self.count:
+            self.add(error)
 
 
 class _Turn:
@@ -165,10 +167,10 @@ class Connection(asyncio.Protocol):
         self._glance()
         return await future
 
-    def post(self, command: Command, on_answer: Callable[[Reply], None]) -> None:
-        """Send one command now; `on_answer` gets the reply, or the error that came instead, as soon as it is there."""
-        packed = _pack(command)  # first of all: what cannot be packed must not be waited for
-        self._expect(_Answer(on_answer, self._loop.time() + self._timeout_s))
+    def post(self, on_answer: Callable[[Reply], None], *commands: Command) -> None:
+        """Send commands now, in one write; `on_answer` gets each reply, or the error instead, when it is there."""
+        packed = b"".join([_pack(command) for command in commands])  # first: what cannot be packed is not waited for
+        self._expect(_Answer(on_answer, len(commands), self._loop.time() + self._timeout_s))
         self._unsent.append(packed)
         self._flush()
         self._glance()

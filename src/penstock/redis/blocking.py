@@ -76,13 +76,15 @@ class Connection:
         packed = b"".join([_pack(command) for command in commands])
         return self._exchange(packed, len(commands), timeout_s, on_reply)
 
-    def post(self, command: Command, on_answer: Callable[[Reply], None]) -> None:
-        """Send one command; `on_answer` gets the reply, or the error that came instead."""
+    def post(self, on_answer: Callable[[Reply], None], *commands: Command) -> None:
+        """Send commands in one write; `on_answer` gets each reply, or the error that came instead."""
+        packed = b"".join([_pack(command) for command in commands])
         try:
-            reply = self._exchange(_pack(command), 1, None, None)[0]
+            replies = self._exchange(packed, len(commands), None, None)
         except PenstockError as error:
-            reply = error
-        on_answer(reply)
+            replies = [error] * len(commands)
+        for reply in replies:
+            on_answer(reply)
 
     def send(self, packed: bytes) -> None:
         """Write packed commands and do not wait: receive() brings the replies.

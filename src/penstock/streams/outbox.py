@@ -93,7 +93,7 @@ class Outbox:
                 done()
 
         try:
-            connection.post(command, on_reply)
+            connection.post(on_reply, command)
         except BaseException as error:
             _fail(items, error)
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.errors import FatalError, QueueFull, Snooze
 from tests.sync.queue.audit import Stage
-from tests.sync.queue.scenes import FAILED, GROUP, QUEUE, at_most_once, pending, take
+from tests.sync.queue.scenes import FAILED, GROUP, QUEUE, always_ahead, at_most_once, pending, take
 
 Story = Callable[[Stage], None]
 STORIES: dict[str, Story] = {}
@@ -48,6 +48,28 @@ def complete(stage: Stage) -> None:
         stage.do(queue.publish, message)
         stage.end(stage.take(queue))
     stage.do(take, queue)
+
+
+@story
+def complete_and_take_ahead(stage: Stage) -> None:
+    queue = stage.queue(always_ahead)
+    for message in ("a", "b", "c", "d", "e"):
+        stage.do(queue.publish, message)
+    for _ in range(5):
+        stage.end(stage.take(queue))
+    stage.do(take, queue)
+
+
+@story
+def take_ahead_and_leave(stage: Stage) -> None:
+    queue = stage.queue(always_ahead)
+    for message in ("a", "b", "c"):
+        stage.do(queue.publish, message)
+    stage.end(stage.take(queue))
+    stage.do(queue.drain, 1.0)
+    other = stage.queue()
+    for _ in range(2):
+        stage.end(stage.take(other))
 
 
 @story

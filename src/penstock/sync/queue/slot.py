@@ -7,9 +7,11 @@ same process has taken over is refused to this one like to a stranger.
 
 from __future__ import annotations
 
+import time
+
 from penstock.errors import ConnectionLost, PenstockError
 from penstock.keys import StreamKeys
-from penstock.redis.blocking import Command, Connection
+from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
 from penstock.runtime.threads import home
@@ -35,13 +37,53 @@ class Slot:
         self._home: object = None
         self._asked: Host | None = None
         self._begun: tuple[str, int, int] | None = None  # told to the server, which may not have answered
+        self._ahead: tuple[str, list[bytes]] | None = None  # what is pending here, where that is known
+        self.ahead_since = 0.0
+        self.read_ahead = self.ledger.read_command(1, None)
 
     def _doubt(self, *, has_read: bool) -> None:
-        self.is_doubtful, self._has_read, self._begun = True, has_read, None
+        self.is_doubtful, self._has_read, self._begun, self._ahead = True, has_read, None, None
 
     def is_sure(self) -> None:
         """Take note that what is pending here is in a caller's hands, or that nothing is."""
-        self.is_doubtful, self._begun = False, None
+        self.is_doubtful, self._begun, self._ahead = False, None, None
+
+    # --- taken ahead --------------------------------------------------------------------------------
+
+    def begin_ahead(self) -> None:
+        """Take note that `read_ahead` is sent, by whomever."""
+        self._doubt(has_read=True)
+        self.ahead_since = time.monotonic()
+
+    def end_ahead(self, reply: Reply) -> bool:
+        """Keep what came for whoever asks next; False = nothing did."""
+        if isinstance(reply, ConnectionLost):
+            return False  # in doubt
+        rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
+        self.is_doubtful = bool(rows)
+        self._ahead = (rows[0][0].decode(), rows[0][1]) if rows else None
+        return bool(rows)
+
+    @property
+    def has_ahead(self) -> bool:
+        """Whether a message waits here that was taken ahead."""
+        return self._ahead is not None
+
+    @property
+    def ahead_id(self) -> str:
+        """The id of the message that was taken ahead."""
+        return self._ahead[0] if self._ahead else ""
+
+    def forget_ahead(self) -> None:
+        """Know no longer what is pending here, if anything is."""
+        self._ahead = None
+
+    def take_ahead(self, not_before_s: float) -> tuple[str, list[bytes]] | None:
+        """Return the message that was taken ahead; None = there is none, or it may be somebody else's by now."""
+        row, self._ahead = self._ahead, None
+        return row if self.ahead_since >= not_before_s else None
+
+    # --- taking -------------------------------------------------------------------------------------
 
     def read(self, block_ms: int | None) -> tuple[str, list[bytes]] | None:
         """Take the next new message, waiting for one; None = none came in time."""

@@ -159,22 +159,26 @@ class Ledger:
         args: list[bytes | str | int] = [self.group, self.consumer, message_id, logging, most, *record]
         return int(self._settle("finish", keys, args, message_id))
 
-    def post_finish(self, message_id: str) -> Promise[bool] | None:
-        """Send finish() without a log at once; the promise tells whether it was heard. None = it cannot be sent now.
+    def post_finish(self, message_id: str, *following: Command) -> Promise[list[Reply]] | None:
+        """Send finish() without a log at once, and what is to follow it; None = it cannot be sent now.
 
-        The hot path: nothing has to be kept from being cancelled, because nothing is waited for but the promise.
+        The promise brings the replies: the first one is 1 if it was heard. The hot path: nothing has to be kept from
+        being cancelled, because nothing is waited for but the promise.
         """
         connection = self._client.ready()
         if connection is None:
             return None
-        promise: Promise[bool] = new_promise()
+        promise: Promise[list[Reply]] = new_promise()
+        replies: list[Reply] = []
 
         def on_reply(reply: Reply) -> None:
-            if isinstance(reply, ConnectionLost):
-                self._unheard.add(message_id)
-            promise.set_result(reply == 1)  # else the long way finds out why not
+            if not replies and isinstance(reply, ConnectionLost):
+                self._unheard.add(message_id)  # the long way finds out whether it was
+            replies.append(reply)
+            if len(replies) > len(following):
+                promise.set_result(replies)
 
-        connection.post((*self._finish_quickly, message_id, 0, 0), on_reply)
+        connection.post(on_reply, (*self._finish_quickly, message_id, 0, 0), *following)
         return promise
 
     def _settle(

@@ -94,7 +94,7 @@ class Outbox:
                 done()
 
         try:
-            connection.post(command, on_reply)
+            connection.post(on_reply, command)
         except BaseException as error:
             _fail(items, error)
             raise
