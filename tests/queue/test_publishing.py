@@ -11,6 +11,7 @@ import redis
 
 from penstock import RedisMessageQueue, StreamClient
 from penstock.errors import EncodeError, WrongType
+from penstock.queue.payload import canonical
 from tests.helpers.aio import outcomes, start
 from tests.queue.stage import NAME, make_queue, markers, payloads, take, take_all
 
@@ -122,6 +123,29 @@ async def test_anything_but_a_text_or_a_dict_is_refused(
     with pytest.raises(TypeError, match=f"not {type(message).__name__}: use json.dumps"):
         await queue.publish(message)
     assert raw.keys() == []
+
+
+def test_a_dict_is_the_text_that_json_makes_of_it_with_its_keys_in_order() -> None:
+    values: list[Any] = [
+        *TEXTS[:-1],
+        None,
+        True,
+        False,
+        0,
+        -(2**70),
+        0.1,
+        1e300,
+        -0.0,
+        [],
+        {},
+        '"\\/\x7f\u2028',
+        "\ud83d",
+    ]
+    deep: dict[str, Any] = {}
+    for number, value in enumerate(values):
+        deep = {"z": value, "a": [deep, value, (number,)], "\N{SNOWMAN}": deep}  # twice the same, which is no circle
+        deep = deep if number % 4 else {"value": value}
+        assert canonical(deep) == json.dumps(deep, sort_keys=True)
 
 
 def circular() -> dict[str, Any]:

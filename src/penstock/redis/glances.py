@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from time import perf_counter
 
-_GLANCE_S = 80e-6  # by the clock: where calls of the system are slow, 80 looks take milliseconds
+_GLANCE_S = 120e-6  # by the clock: where calls of the system are slow, a hundred looks take milliseconds
 _MOST_SKIPPED = 64  # requests after looks in vain
 
 
