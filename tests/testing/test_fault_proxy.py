@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Iterator
 
@@ -131,6 +132,25 @@ def test_replies_are_late_by_the_delay(client: redis.Redis, fault_proxy: FaultPr
     started = time.monotonic()
     client.ping()
     assert time.monotonic() - started < 0.2
+
+
+def test_replies_keep_their_order_when_the_delay_ends(fault_proxy: FaultProxy) -> None:
+    with connect(("127.0.0.1", fault_proxy.port), 10) as connection:
+        fault_proxy.delay_replies(0.2)
+        connection.sendall(b"*2\r\n$4\r\nECHO\r\n$1\r\na\r\n")
+        assert fault_proxy.wait_for("ECHO")
+        fault_proxy.heal()
+        connection.sendall(b"*3\r\n$5\r\nBLPOP\r\n$4\r\nlist\r\n$4\r\n0.05\r\n")
+        assert fault_proxy.wait_for("BLPOP")
+        fault_proxy._switch(lambda: time.sleep(0.4))  # both replies are due when the proxy goes on
+        assert _received(connection, 12) == b"$1\r\na\r\n*-1\r\n"
+
+
+def _received(connection: socket.socket, count: int) -> bytes:
+    received = b""
+    while len(received) < count:
+        received += connection.recv(100)
+    return received
 
 
 def test_a_black_hole_swallows_old_and_new_connections_until_it_is_healed(

@@ -88,7 +88,7 @@ class ProxiedLink:
         self._is_mute = board.is_black_hole
         self._late: list[bytes] | None = None  # a request that is under way for long, and those that came behind it
         self._is_client_gone = False
-        self._last_due = 0.0
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
 
     def mute(self) -> None:
         """Swallows everything from now on; both sockets stay open."""
@@ -208,10 +208,18 @@ class ProxiedLink:
 
     def _in_time(self, act: Callable[[], None]) -> None:
         """Acts after the delay of the moment, never before what was to be done earlier."""
-        now = self._loop.time()
-        due = max(now + self._board.delay_s, self._last_due)
-        if due <= now:
+        due = self._loop.time() + self._board.delay_s
+        if not self._waiting and not self._board.delay_s:
             act()
-        else:
-            self._last_due = due + 1e-6  # a strict order, whatever the heap of timers does with equals
-            self._loop.call_at(due, act)
+            return
+        self._waiting.append((due, act))
+        if len(self._waiting) == 1:
+            self._loop.call_at(due, self._act)
+
+    def _act(self) -> None:
+        # One timer for all: of two that are due the event loop may run the later one first.
+        while self._waiting and self._waiting[0][0] <= self._loop.time():
+            self._waiting[0][1]()
+            self._waiting.popleft()  # only now: what this one leads to comes behind those that wait
+        if self._waiting:
+            self._loop.call_at(self._waiting[0][0], self._act)
