@@ -35,8 +35,7 @@ def at_most_once(client: StreamClient, **settings: Any) -> RedisGateway:
 def always_ahead(client: StreamClient, **settings: Any) -> RedisGateway:
     """Returns a gateway that takes the next message with the end of each one, however slow its caller is."""
     gateway = quick_gateway(client, **settings)
-    desk = gateway._desk(QUEUE)
-    desk._take_ahead_after = 0
+    gateway._desk(QUEUE)._take_ahead_after = 0
     return gateway
 
 

@@ -21,7 +21,6 @@ from tests.sync.queue.scenes import (
     QUEUE,
     age,
     always_ahead,
-    at_most_once,
     look_again,
     pending,
     queue_of,
@@ -46,7 +45,7 @@ def desk_of(gateway: RedisGateway) -> Desk:
 
 
 def ahead_of(gateway: RedisGateway) -> list[str]:
-    return [slot.ahead_id for slot in desk_of(gateway)._free if slot.has_ahead]
+    return [slot.ahead_id for slot in desk_of(gateway)._slots._free if slot.has_ahead]
 
 
 def publish(queue: RedisMessageQueue, count: int) -> list[str]:
@@ -125,16 +124,21 @@ def test_a_caller_who_takes_his_time_has_nothing_taken_ahead(client: StreamClien
 
 
 @pytest.mark.parametrize(
-    "make", [at_most_once, lambda client: always_ahead(client, message_visibility_timeout_seconds=0.9)]
+    "lease",
+    [
+        {"message_visibility_timeout_seconds": None, "max_delivery_count": None},
+        {"message_visibility_timeout_seconds": 0.9},
+    ],
 )
 def test_without_a_lease_or_with_a_short_one_nothing_is_taken_ahead(
-    client: StreamClient, raw: redis.Redis, make: Callable[..., RedisGateway]
+    client: StreamClient, raw: redis.Redis, lease: dict[str, Any]
 ) -> None:
-    gateway = make(client)
-    desk_of(gateway)._take_ahead_after = 0
+    gateway = quick_gateway(client, **lease)
     queue = queue_of(gateway)
     publish(queue, 3)
-    process(queue, 1)
+    held = taken(queue)
+    desk_of(gateway)._brisk_turns = 1_000_000
+    held.end()
     assert pending(raw) == {}
     queue.close()
 
@@ -190,7 +194,7 @@ def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: redis.Re
     queue = queue_of(gateway)
     publish(queue, 3)
     process(queue, 1)
-    until(lambda: not ahead_of(gateway) and desk_of(gateway)._returner is None, "the thread has ended")
+    until(lambda: not ahead_of(gateway) and desk_of(gateway)._slots._returner is None, "the thread has ended")
     assert process(queue, 2) == ["message 1", "message 2"]
     queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -228,7 +232,7 @@ def test_what_could_not_be_put_back_is_found_by_the_next_call(
     publish(queue, 2)
     process(queue, 1)
     until(refused.is_set, "the thread has tried")
-    until(lambda: desk_of(gateway)._returner is None, "the thread has ended")
+    until(lambda: desk_of(gateway)._slots._returner is None, "the thread has ended")
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     held.end()
@@ -243,7 +247,7 @@ def test_who_was_frozen_does_not_begin_what_another_has_by_now(
     queue = queue_of(gateway)
     publish(queue, 3)
     process(queue, 1)
-    for slot in desk_of(gateway)._free:
+    for slot in desk_of(gateway)._slots._free:
         slot.ahead_since -= 1.0
     age(raw)
     other = queue_of(quick_gateway(client))
@@ -261,7 +265,7 @@ def test_a_message_that_was_taken_ahead_has_its_lease_from_then_on(client: Strea
     queue = queue_of(gateway)
     publish(queue, 2)
     process(queue, 1)
-    (slot,) = [slot for slot in desk_of(gateway)._free if slot.has_ahead]
+    (slot,) = [slot for slot in desk_of(gateway)._slots._free if slot.has_ahead]
     slot.ahead_since -= 0.05
     held = taken(queue)
     (_, claim), *_ = gateway._claims.values()

@@ -12,8 +12,7 @@ queued ----------> processing ------------------> gone (or in a log)
 from __future__ import annotations
 
 import logging
-import os
-import threading
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,18 +24,18 @@ from penstock.errors import DecodeError, GroupLost, PenstockError, TransientErro
 from penstock.events import EventName
 from penstock.policy import Limits, Reason, before_run
 from penstock.queue.payload import decode_payload
-from penstock.queue.returner import PATIENCE_S, Returner
+from penstock.queue.returner import PATIENCE_S
 from penstock.redis.retry import PASSING, RetryBudget, Trial
 from penstock.runtime.threads import pause, wait_out
 from penstock.sync.queue.claim import Claim
 from penstock.sync.queue.slot import Slot
+from penstock.sync.queue.slots import Slots
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.group import ConsumerGroup
 from penstock.sync.streams.ledger import Claim as LedgerClaim
 from penstock.sync.streams.ledger import Parking
 from penstock.sync.streams.undertaker import dead_letter_record, dedup_key_of
 from penstock.sync.streams.upkeep import Upkeep
-from penstock.worker_name import unique_worker_name
 
 logger = logging.getLogger("penstock.sync.queue")
 GROUP = "queue"
@@ -77,73 +76,20 @@ class Desk:
         self._recover_every_s = min(5.0, max(0.1, lease_s / 10))
         self._cursor = "-"
         self._next_due_s = self._next_recovery_s = 0.0
-        self._may_take_ahead = lease_s >= _SHORTEST_LEASE_S
-        self._ended_s, self._brisk_turns, self._take_ahead_after = 0.0, 0, _BRISK_TURNS
-        self._lock = threading.Lock()
+        self._take_ahead_after: float = _BRISK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
+        self._ended_s, self._brisk_turns = 0.0, 0
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        # In a forked process too: the names and connections of the parent are the parent's.
-        self._process, self._name, self._made = os.getpid(), unique_worker_name(GROUP), 0
-        self._free: list[Slot] = []
+        # In a forked process too.
+        settings = self._settings
+        self._slots = Slots(self._client, self.keys, GROUP, settings.dead_letters, self._look_soon)
         self._unsettled: list[tuple[Claim, Step]] = []
-        self._returner: Returner[Slot] | None = None
-        self._has_taken_ahead = False  # since the returner looked last
         config = ConsumerConfig(group=GROUP, max_stream_size=0)
-        self._upkeep = Upkeep(self._client, self._group, self.keys, config, self._name, self._emit)
+        self._upkeep = Upkeep(self._client, self._group, self.keys, config, self._slots.name, self._emit)
 
-    # --- slots --------------------------------------------------------------------------------------
-
-    def _borrow(self) -> Slot:
-        with self._lock:
-            if self._process != os.getpid():
-                self._begin_anew()
-            if self._free:
-                return self._free.pop()
-            self._made += 1
-            name = f"{self._name}-{self._made}"
-        return Slot(self._client, self.keys, GROUP, name, self._settings.dead_letters)
-
-    def _put_back(self, slot: Slot) -> None:
-        with self._lock:
-            if slot.is_given_up or self._process != os.getpid():
-                return  # or it is one of the parent
-            if slot.has_ahead:
-                self._watch_over_ahead()
-            is_next = slot.is_doubtful or not (self._free and self._free[-1].is_doubtful)
-            self._free.insert(len(self._free) if is_next else 0, slot)  # doubtful ones are borrowed first
-
-    # --- taken ahead --------------------------------------------------------------------------------
-
-    def _watch_over_ahead(self) -> None:
-        self._has_taken_ahead = True
-        if self._returner is None:
-            returner = Returner(self._client.settings, self.keys, GROUP, self._abandoned, self._take_back)
-            try:
-                returner.start()
-                self._returner = returner
-            except RuntimeError:  # no more threads, or the interpreter is about to end: the next call looks after it
-                self._may_take_ahead = False
-
-    def _abandoned(self) -> list[Slot] | None:
-        # For the thread of the returner, which owns what it gets.
-        with self._lock:
-            if not threading.main_thread().is_alive():
-                self._may_take_ahead = False  # the interpreter waits for that thread
-            latest_s = time.monotonic() - PATIENCE_S
-            waiting = [slot for slot in self._free if slot.has_ahead]
-            abandoned = [slot for slot in waiting if slot.ahead_since < latest_s]
-            if not waiting and not self._has_taken_ahead:
-                self._returner = None
-                return None
-            self._has_taken_ahead = False
-            self._free = [slot for slot in self._free if slot not in abandoned]
-            return abandoned
-
-    def _take_back(self, slot: Slot) -> None:
-        slot.forget_ahead()
+    def _look_soon(self) -> None:
         self._next_due_s = 0.0
-        self._put_back(slot)
 
     # --- taking -------------------------------------------------------------------------------------
 
@@ -152,11 +98,13 @@ class Desk:
 
         Guarantees: after the time is over nothing new is taken; what a lost reply had handed out before still is.
         """
+        if self._slots.is_foreign:
+            self._begin_anew()
         if self._unsettled:
             self.settle_again()
         started_s, trial, may_take_new = time.monotonic(), None, True
         self._brisk_turns = self._brisk_turns + 1 if started_s - self._ended_s < _BRISK_S else 0
-        deadline, slot, claim = started_s + wait_s, self._borrow(), None
+        deadline, slot, claim = started_s + wait_s, self._slots.borrow(), None
         try:
             while True:
                 try:
@@ -172,7 +120,7 @@ class Desk:
                     may_take_new = time.monotonic() < deadline
         finally:
             if claim is None:
-                self._put_back(slot)
+                self._slots.put_back(slot)
 
     def _recuperate(self, slot: Slot, error: PenstockError, trial: Trial, deadline: float) -> None:
         # After the deadline there is one more look at what a lost reply may have handed out, and no more than that.
@@ -336,15 +284,11 @@ class Desk:
         return self._is_ended(claim, promise.result()[0]), cancelled
 
     def _slot_ahead(self) -> Slot | None:
-        if not self._may_take_ahead or self._unsettled:
+        if self._unsettled or not self._slots.may_take_ahead:
             return None
         if time.monotonic() >= min(self._next_due_s, self._next_recovery_s):
             return None  # the next caller looks for what is older than anything unread
-        slot = self._borrow()
-        if slot.is_doubtful:
-            self._put_back(slot)
-            return None
-        return slot
+        return self._slots.borrow_sure()
 
     def _finish_and_take(self, claim: Claim, ahead: Slot) -> tuple[bool, BaseException | None]:
         ahead.begin_ahead()
@@ -358,13 +302,13 @@ class Desk:
             if not ahead.end_ahead(rows):
                 self._brisk_turns = 0
         finally:
-            self._put_back(ahead)
+            self._slots.put_back(ahead)
         return self._is_ended(claim, answer), cancelled
 
     def _is_ended(self, claim: Claim, answer: object) -> bool:
         if answer != 1:
             return False  # the long way finds out why
-        self._put_back(claim.slot)
+        self._slots.put_back(claim.slot)
         self._ended_s = time.monotonic()
         return True
 
@@ -433,7 +377,9 @@ class Desk:
                 self._unsettled.append((claim, step))
                 self._emit(EventName.UNSETTLED, id=claim.entry_id, error=repr(error))
                 raise
-            self._put_back(claim.slot)  # not after an error: the slot may hold the message until its lease runs out
+            self._slots.put_back(
+                claim.slot
+            )  # not after an error: the slot may hold the message until its lease runs out
             return is_done
 
     def settle_again(self) -> bool:
@@ -456,7 +402,7 @@ class Desk:
             except BaseException:
                 self._unsettled.append((claim, step))
                 raise
-            self._put_back(claim.slot)
+            self._slots.put_back(claim.slot)
         return True
 
     # --- the end ------------------------------------------------------------------------------------
@@ -464,16 +410,14 @@ class Desk:
     def hand_back(self) -> bool:
         """Put back what a lost reply may have handed out to nobody; False = Redis is out of reach."""
         is_settled = self.settle_again()
-        with self._lock:
-            doubtful = [slot for slot in self._free if slot.is_doubtful]
-            self._free = [slot for slot in self._free if not slot.is_doubtful]
+        doubtful = self._slots.borrow_doubtful()
         try:
             while doubtful:
                 is_settled = self._clear_up(doubtful[-1]) and is_settled
-                self._put_back(doubtful.pop())
+                self._slots.put_back(doubtful.pop())
         finally:
             for slot in doubtful:  # cancelled half-way
-                self._put_back(slot)
+                self._slots.put_back(slot)
         return is_settled
 
     def _clear_up(self, slot: Slot) -> bool:
@@ -493,7 +437,4 @@ class Desk:
 
     def close(self) -> None:
         """Give up the connections of all slots that hold nothing."""
-        with self._lock:
-            free = list(self._free)
-        for slot in free:
-            slot.close()
+        self._slots.close()

@@ -1,0 +1,111 @@
+"""Slots: the consumers of one process at one queue, and who may have the next one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from penstock.keys import StreamKeys
+from penstock.queue.returner import PATIENCE_S, Returner
+from penstock.queue.slot import Slot
+from penstock.redis.client import StreamClient
+from penstock.worker_name import unique_worker_name
+
+
+class Slots:
+    """Lends slots to callers. One that may hold a message which nobody has in hand is lent first.
+
+    Guarantees: a message that was taken ahead and that nobody comes for is put back; `on_return` is told. A forked
+    process needs slots of its own: the names and connections of these are the parent's.
+    """
+
+    def __init__(
+        self, client: StreamClient, keys: StreamKeys, group: str, dead_letters: str, on_return: Callable[[], None]
+    ) -> None:
+        self._client, self._keys, self._group, self._dead_letters = client, keys, group, dead_letters
+        self._on_return = on_return
+        self.name, self._made, self._process = unique_worker_name(group), 0, os.getpid()
+        self._free: list[Slot] = []
+        self._lock = threading.Lock()
+        self._returner: Returner[Slot] | None = None
+        self._has_taken_ahead = False  # since the returner looked last
+        self.may_take_ahead = True
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether they are those of another process: of the parent of a forked one."""
+        return self._process != os.getpid()
+
+    def borrow(self) -> Slot:
+        """Return a slot that nobody else has."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            self._made += 1
+            name = f"{self.name}-{self._made}"
+        return Slot(self._client, self._keys, self._group, name, self._dead_letters)
+
+    def borrow_sure(self) -> Slot | None:
+        """Return a slot that holds nothing; None = one is in doubt, which comes first."""
+        with self._lock:
+            if self._free and self._free[-1].is_doubtful:
+                return None
+        return self.borrow()
+
+    def put_back(self, slot: Slot) -> None:
+        """Take a slot that nobody uses any more, with whatever is in doubt."""
+        with self._lock:
+            if slot.is_given_up or self.is_foreign or not slot.consumer.startswith(self.name):
+                return
+            if slot.has_ahead:
+                self._watch()
+            is_next = slot.is_doubtful or not (self._free and self._free[-1].is_doubtful)
+            self._free.insert(len(self._free) if is_next else 0, slot)
+
+    def borrow_doubtful(self) -> list[Slot]:
+        """Return all slots that may hold a message which nobody has in hand."""
+        with self._lock:
+            doubtful = [slot for slot in self._free if slot.is_doubtful]
+            self._free = [slot for slot in self._free if not slot.is_doubtful]
+        return doubtful
+
+    def close(self) -> None:
+        """Give up the connections of all slots that nobody uses."""
+        with self._lock:
+            free = list(self._free)
+        for slot in free:
+            slot.close()
+
+    # --- what was taken ahead -----------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        self._has_taken_ahead = True
+        if self._returner is None:
+            returner = Returner(self._client.settings, self._keys, self._group, self._abandoned, self._take_back)
+            try:
+                returner.start()
+                self._returner = returner
+            except RuntimeError:  # no more threads, or the interpreter is about to end: the next call looks after it
+                self.may_take_ahead = False
+
+    def _abandoned(self) -> list[Slot] | None:
+        # For the thread of the returner, which has what it gets.
+        with self._lock:
+            if not threading.main_thread().is_alive():
+                self.may_take_ahead = False  # the interpreter waits for that thread
+            latest_s = time.monotonic() - PATIENCE_S
+            waiting = [slot for slot in self._free if slot.has_ahead]
+            abandoned = [slot for slot in waiting if slot.ahead_since < latest_s]
+            if not waiting and not self._has_taken_ahead:
+                self._returner = None
+                return None
+            self._has_taken_ahead = False
+            self._free = [slot for slot in self._free if slot not in abandoned]
+            return abandoned
+
+    def _take_back(self, slot: Slot) -> None:
+        slot.forget_ahead()
+        self._on_return()
+        self.put_back(slot)
