@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from penstock.cli.bad_input import bad_input
+from penstock.cli.progress_bar import progress_bar
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -100,9 +98,6 @@ def _origin(
 
 
 def _write(job: Replay, total: int) -> None:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    console = Console(file=sys.stderr)
-    with Progress(TextColumn("replay"), *columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("replay", total=total)
-        result = job.run(lambda sent: bar.update(task, completed=sent))
+    with progress_bar("replay", total) as tell:
+        result = job.run(tell)
     print(f"{result.added:,} messages written, {result.repeated:,} were there already")

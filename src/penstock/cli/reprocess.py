@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from penstock.cli.bad_input import bad_input, query_failed
+from penstock.cli.progress_bar import progress_bar
 from penstock.cli.quiet_spark import quiet_session
 from penstock.cli.results_place import result_settings
 from penstock.cli.settings_options import ConfigFile
@@ -111,15 +110,12 @@ def _run(job: Reprocess, master: str | None, *, dry_run: bool) -> None:
 @contextmanager
 def _watched(told: Any, total: int) -> Iterator[None]:
     """Show how many messages are through, on a terminal."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    console = Console(file=sys.stderr)
     is_over = threading.Event()
-    with Progress(TextColumn("reprocess"), *columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reprocess", total=total)
+    with progress_bar("reprocess", total) as tell:
 
         def watch() -> None:
             while not is_over.wait(_LOOK_S):
-                bar.update(task, completed=min(told.value, total))
+                tell(told.value)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
