@@ -11,7 +11,9 @@ import redis
 
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
+from penstock.redis.scripts import script
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
+from penstock.testing import FaultProxy
 from tests.helpers.threads import Event, eventually, pause, wait_for
 from tests.sync.stage import (
     DEAD_LETTERS,
@@ -118,6 +120,28 @@ def test_renewing_does_not_raise_the_delivery_count(client: StreamClient, raw: r
         [row] = raw.xpending_range(STREAM, GROUP, "-", "+", 1)
         go_on.set()
     assert row["times_delivered"] == 1
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_heartbeat_whose_reply_never_comes_is_sent_again_while_the_lease_holds(fault_proxy: FaultProxy) -> None:
+    renew = script("renew").sha.encode()
+    with StreamClient.from_url(fault_proxy.url, socket_timeout=120) as client:
+        publish(client, [1])
+        go_on = Event()
+
+        def slow(messages: list[StreamMessage]) -> list[str]:
+            wait_for(go_on)
+            return all_ids(messages)
+
+        consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=40_000, heartbeat_interval_ms=50), slow)
+        mute = fault_proxy.drop_reply("EVALSHA", containing=renew, ending="black_hole")
+        again = fault_proxy.drop_reply("EVALSHA", nth=2, containing=renew)
+        with running(consumer):
+            eventually(lambda: mute.has_happened)
+            eventually(lambda: again.has_happened)
+            go_on.set()
+            eventually(lambda: consumer.metrics().total_acked == 1)
+    assert consumer.metrics().total_lease_lost == 0
 
 
 # --- lost -----------------------------------------------------------------------------------------
