@@ -15,7 +15,7 @@ from penstock.balancer.messages import LBSInfo
 from penstock.balancer.notices import Notice, StreamAdded, StreamDisowned, StreamExpired, StreamTerminated, terminated
 from penstock.balancer.service import Notices
 from penstock.errors import AlreadyClaimed
-from tests.helpers.aio import Task, join, start
+from tests.helpers.aio import DEADLINE_S, Task, join, start
 
 SERVICE = "svc"
 LBS = "svc-input"
@@ -108,8 +108,8 @@ async def crash(balancer: StreamBalancer) -> None:
     balancer._sweep_soon.set()
     with suppress(Exception):
         await balancer._reader.stop()
-    await balancer._crew.join(5)
-    await balancer._ears.join(5)
+    assert await balancer._crew.join(DEADLINE_S)
+    assert await balancer._ears.join(DEADLINE_S)
     balancer._is_over = True
     balancer._notices.close(terminated("killed"))
 

@@ -16,7 +16,7 @@ from penstock.errors import AlreadyClaimed
 from penstock.sync import StreamClient
 from penstock.sync.balancer.balancer import StreamBalancer
 from penstock.sync.balancer.service import Notices
-from tests.helpers.threads import Task, join, start
+from tests.helpers.threads import DEADLINE_S, Task, join, start
 
 SERVICE = "svc"
 LBS = "svc-input"
@@ -109,8 +109,8 @@ def crash(balancer: StreamBalancer) -> None:
     balancer._sweep_soon.set()
     with suppress(Exception):
         balancer._reader.stop()
-    balancer._crew.join(5)
-    balancer._ears.join(5)
+    assert balancer._crew.join(DEADLINE_S)
+    assert balancer._ears.join(DEADLINE_S)
     balancer._is_over = True
     balancer._notices.close(terminated("killed"))
 
