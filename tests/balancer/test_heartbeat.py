@@ -13,7 +13,19 @@ from penstock import RetryConfig, StreamClient
 from penstock.balancer.recorder import NoRecorder
 from penstock.errors import StreamNotOwned
 from penstock.testing import FaultProxy
-from tests.balancer.stage import GROUP, LBS, SEP, add_raw, following, locks, pending, quick
+from tests.balancer.stage import (
+    GROUP,
+    LASTING,
+    LBS,
+    SEP,
+    add_raw,
+    age_locks,
+    are_extended,
+    following,
+    locks,
+    pending,
+    quick,
+)
 from tests.helpers.aio import eventually, throughout
 
 
@@ -41,23 +53,29 @@ async def test_all_streams_of_a_consumer_cost_one_round_trip(
 async def test_locks_are_extended_while_the_application_does_not_give_way(
     client: StreamClient, raw: redis.Redis
 ) -> None:
-    async with following(quick(client, "a"), claims=False) as (a,):
+    async with following(quick(client, "a", **LASTING), claims=False) as (a,):
         entry_id = add_raw(raw, "session-1")
         await eventually(lambda: a.added)
-        until_s, lock = time.monotonic() + 1.2, f"session-1{SEP}{entry_id}"
-        while time.monotonic() < until_s:  # three times the lock's time, without a turn for the event loop
-            assert raw.get(lock) == b"redis-consumer-a"
+        for _ in range(3):  # without a turn for the event loop
+            age_locks(raw)
+            until_s = time.monotonic() + 15
+            while not are_extended(raw):
+                assert time.monotonic() < until_s
+        assert locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id}
         await throughout(0.3, lambda: a.disowned == [])
 
 
 async def test_locks_are_extended_while_the_server_is_at_its_memory_limit(
     client: StreamClient, raw: redis.Redis
 ) -> None:
-    async with following(quick(client, "a"), claims=False) as (a,):
+    async with following(quick(client, "a", **LASTING), claims=False) as (a,):
         entry_id = add_raw(raw, "session-1")
         await eventually(lambda: a.added)
         raw.config_set("maxmemory", 1)
-        await throughout(1.0, lambda: locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id})
+        for _ in range(3):
+            age_locks(raw)
+            await eventually(lambda: are_extended(raw))
+        assert locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id}
         await a.balancer.done_stream("session-1")
         assert raw.xlen(LBS) == 0
         assert a.disowned == []

@@ -7,11 +7,16 @@ import contextlib
 import random
 
 import pytest
+import redis
 
 from penstock import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage
+from penstock.redis.scripts import script
+from penstock.task import Priority, Task
+from penstock.tasks import Handlers, RedisTaskQueue, Worker
 from penstock.testing import FaultProxy
 from tests.faults.checker import body
 from tests.faults.conftest import GROUP, STREAM, Scene
+from tests.helpers.aio import eventually
 
 pytestmark = pytest.mark.servers("7.0")
 
@@ -137,3 +142,92 @@ async def test_a_wait_of_a_queue_that_reaches_the_server_after_it_was_cancelled_
         async with heir.process_message() as message:
             assert message == "message"
         await heir.close()
+
+
+# --- tasks ------------------------------------------------------------------------------------------
+
+
+async def test_a_pop_that_reaches_the_server_after_it_was_cancelled_takes_no_task_along(
+    scene: Scene, fault_proxy: FaultProxy
+) -> None:
+    async with RedisTaskQueue(scene.url, "jobs") as heir:
+        queue = RedisTaskQueue(fault_proxy.url, "jobs")
+        late = fault_proxy.late_request("XREADGROUP", 0.5)
+        waiting = asyncio.create_task(queue.pop(timeout=20))
+        await asyncio.to_thread(fault_proxy.wait_for, "XREADGROUP")
+        await _cancelled(waiting, 0.0)
+        await queue.close()
+        await heir.enqueue(Task(kind="render", id="one"))
+        assert await asyncio.to_thread(late.wait)
+        found = await heir.pop(block=False)
+    assert found is not None
+    assert (found.id, found.attempts) == ("one", 0)
+
+
+@pytest.mark.parametrize("name", ["task_take", "take_due", "begin"])
+async def test_a_task_that_was_handed_to_a_cancelled_pop_is_handed_back_at_the_end(
+    name: str, scene: Scene, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    raw.script_load(script(name).source)
+    async with RedisTaskQueue(scene.url, "jobs") as heir:
+        queue = RedisTaskQueue(fault_proxy.url, "jobs")
+        await heir.enqueue(Task(kind="render", id="one"))
+        runs = 0 if name == "task_take" else 1
+        for _ in range(runs):
+            assert await heir.pop(block=False)
+            await heir.nack("one")
+        assert await queue.pending_count() == 1  # the connection is there
+        lost = fault_proxy.drop_reply("EVALSHA", containing=script(name).sha.encode(), ending="black_hole")
+        popping = asyncio.create_task(queue.pop(timeout=20))
+        assert await asyncio.to_thread(lost.wait)
+        await _cancelled(popping, 0.0)
+        fault_proxy.reset_all()
+        assert (await heir.list_pending())[0].consumer == queue.consumer
+        await queue.close()
+        found = await heir.pop(block=False)
+    assert found is not None
+    assert (found.id, found.attempts) == ("one", runs)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_pops_that_are_cancelled_at_any_moment_strand_nothing(
+    seed: int, scene: Scene, fault_proxy: FaultProxy
+) -> None:
+    chance, found = random.Random(seed), list[Task]()
+    tasks = [Task(kind=f"kind{n % 2}", priority=list(Priority)[n % 3], id=f"task{n}") for n in range(40)]
+
+    async def pop() -> None:
+        found.extend(await queue.pop_many(3, timeout=0.05, provides=(), kinds=("kind0", "kind1")))
+
+    async with RedisTaskQueue(fault_proxy.url, "jobs") as queue:
+        await queue.enqueue_many(tasks)
+        fault_proxy.delay_replies(0.005)  # so that reads are under way for a while
+        for _ in range(40):
+            await _cancelled(asyncio.create_task(pop()), chance.uniform(0, 0.06))
+        fault_proxy.heal()
+        while len(found) < len(tasks):
+            await pop()
+    assert sorted(task.id for task in found) == sorted(task.id for task in tasks)
+    assert {task.attempts for task in found} == {0}
+
+
+async def test_a_worker_whose_run_is_cancelled_hands_back_what_waits(scene: Scene) -> None:
+    handlers, began = Handlers(), asyncio.Event()
+
+    @handlers.task("render")
+    async def render(_task: Task) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async def two_are_taken() -> bool:
+        return len(await heir.list_pending()) > 1
+
+    async with RedisTaskQueue(scene.url, "jobs") as queue, RedisTaskQueue(scene.url, "jobs") as heir:
+        await heir.enqueue_many([Task(kind="render") for _ in range(5)])
+        worker = Worker(queue, handlers, concurrency=1, handles_signals=False)
+        working = asyncio.create_task(worker.run())
+        await began.wait()
+        await eventually(two_are_taken)
+        await _cancelled(working, 0.0)
+        found = await heir.pop_many(10, block=False) + await heir.pop_many(10, block=False)
+    assert [task.attempts for task in found] == [0] * 4

@@ -97,12 +97,12 @@ async def test_failures_are_tried_again_buried_or_discarded_over_any_gateway() -
 async def test_heartbeats_keep_a_lease_over_any_gateway() -> None:
     broker, events = Broker(), list[Event]()
     queue = RedisMessageQueue(
-        NAME, gateway=MemoryGateway(broker, 0.3), heartbeat_interval_seconds=0.05, on_event=events.append
+        NAME, gateway=MemoryGateway(broker, 30), heartbeat_interval_seconds=0.05, on_event=events.append
     )
     await queue.publish("hello")
     async with queue.process_message():
         [(_, _, first)] = broker.leases.values()
-        await eventually(lambda: [until for _, _, until in broker.leases.values()] > [first + 0.6])
+        await eventually(lambda: [until for _, _, until in broker.leases.values()] > [first + 0.2])
         assert await MemoryGateway(broker).wait_for_message_and_move(NAME, "") is None
     assert of_kind(events, EventName.RENEWAL_FAILED) == []
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,15 +12,16 @@ import redis
 
 from penstock import StreamClient
 from penstock.events import EventName
-from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.scripts import script
 from penstock.testing import FaultProxy
+from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.helpers.aio import eventually, pause, throughout
 from tests.queue.scenes import GROUP, QUEUE, Events, pending, queue_of, quick_gateway, take, taken
 
 pytestmark = pytest.mark.servers("7.0")
-LEASE_S = 1.0
-BEAT_S = 0.2
+LEASE_S = LEASE_MS / 1000  # so long that it does not run out here
+SHORT_S = 1.0  # a lease that must run out
+BEAT_S = 0.05
 RENEW = script("renew").sha.encode()
 
 
@@ -33,7 +33,7 @@ async def beat_client(redis_url: str) -> AsyncIterator[StreamClient]:
 
 @pytest.fixture
 async def proxied(fault_proxy: FaultProxy) -> AsyncIterator[StreamClient]:
-    async with StreamClient.from_url(fault_proxy.url, socket_timeout=0.5, socket_connect_timeout=0.5) as client:
+    async with StreamClient.from_url(fault_proxy.url, socket_timeout=3, socket_connect_timeout=3) as client:
         yield client
 
 
@@ -41,83 +41,71 @@ def leased(client: StreamClient, **settings: Any) -> Any:
     return quick_gateway(client, **{"message_visibility_timeout_seconds": LEASE_S, **settings})
 
 
-@contextmanager
-def thief(server: EmbeddedServer) -> Iterator[list[bytes]]:
-    """Takes, from a thread of its own, whatever is silent for a lease; gives the list of what it got."""
-    loot: list[bytes] = []
-    is_over = threading.Event()
+@pytest.fixture
+def leases(raw: redis.Redis) -> Ageing:
+    return Ageing(raw, QUEUE, GROUP)
 
-    def steal() -> None:
-        with redis.Redis(unix_socket_path=server.unix_socket, protocol=2) as other:
-            while not is_over.is_set():
-                reply = other.xautoclaim(QUEUE, GROUP, "thief", int(LEASE_S * 1000), justid=True)
-                loot.extend(reply)
-                time.sleep(0.01)
 
-    thread = threading.Thread(target=steal)
-    thread.start()
-    try:
-        yield loot
-    finally:
-        is_over.set()
-        thread.join()
+async def outlive(leases: Ageing, count: int, *entry_ids: str) -> None:
+    """Lets leases pass, one after the other, and sees that each is renewed."""
+    for _ in range(count):
+        leases.age(*entry_ids)
+        await eventually(lambda: leases.is_renewed(*entry_ids))
 
 
 # --- kept -------------------------------------------------------------------------------------------
 
 
-async def test_a_handler_of_five_leases_has_one_delivery(beat_client: StreamClient, server: EmbeddedServer) -> None:
+async def test_a_handler_of_five_leases_has_one_delivery(beat_client: StreamClient, leases: Ageing) -> None:
     events = Events()
     queue = queue_of(leased(beat_client, on_event=events), heartbeat_interval_seconds=BEAT_S)
     await queue.publish("a")
     held = await taken(queue)
-    with thief(server) as loot:
-        await pause(5 * LEASE_S)
-        assert loot == []
-        assert not held.processing.lease_lost
-        await held.end()
-    assert len(events.of(EventName.RENEWED)) >= 5
+    await outlive(leases, 5)
+    assert not held.processing.lease_lost
+    await eventually(lambda: len(events.of(EventName.RENEWED)) >= 5)
+    await held.end()
     assert await take(queue) is None
 
 
 async def test_a_handler_that_blocks_its_thread_keeps_its_message(
-    beat_client: StreamClient, server: EmbeddedServer, raw: redis.Redis
+    beat_client: StreamClient, leases: Ageing, raw: redis.Redis
 ) -> None:
     queue = queue_of(leased(beat_client), heartbeat_interval_seconds=BEAT_S)
     await queue.publish("a")
     held = await taken(queue)
-    with thief(server) as loot:
-        time.sleep(3 * LEASE_S)  # noqa: ASYNC251 (that is the point)
-        assert loot == []
+    for _ in range(3):
+        leases.age()
+        until = time.monotonic() + 15
+        while not leases.is_renewed():
+            assert time.monotonic() < until
+            time.sleep(0.005)  # noqa: ASYNC251 (that is the point)
     assert [count for _, count in pending(raw).values()] == [1]
     await held.end()
     assert raw.xlen(QUEUE) == 0
 
 
-async def test_many_messages_are_kept_at_once(beat_client: StreamClient, server: EmbeddedServer) -> None:
+async def test_many_messages_are_kept_at_once(beat_client: StreamClient, leases: Ageing) -> None:
     queue = queue_of(leased(beat_client), heartbeat_interval_seconds=BEAT_S)
     for number in range(20):
         await queue.publish(f"{number}")
     held = [await taken(queue) for _ in range(20)]
-    with thief(server) as loot:
-        await pause(2 * LEASE_S)
-        assert loot == []
-        for one in held:
-            await one.end()
+    await outlive(leases, 2)
+    for one in held:
+        await one.end()
     assert not any(one.processing.lease_lost for one in held)
 
 
-async def test_without_heartbeats_the_lease_runs_out(beat_client: StreamClient, server: EmbeddedServer) -> None:
+async def test_without_heartbeats_the_lease_runs_out(beat_client: StreamClient, raw: redis.Redis) -> None:
     queue = queue_of(leased(beat_client))
     await queue.publish("a")
     await taken(queue)
-    with thief(server) as loot:
-        await eventually(lambda: loot)
+    await eventually(lambda: raw.xautoclaim(QUEUE, GROUP, "thief", 100, justid=True))
 
 
 @pytest.mark.parametrize("ending", ["close", "reset", "black_hole"])
 async def test_a_heartbeat_that_is_lost_is_followed_by_another(
-    proxied: StreamClient, fault_proxy: FaultProxy, server: EmbeddedServer, ending: Any
+    proxied: StreamClient, fault_proxy: FaultProxy, leases: Ageing, ending: Any
 ) -> None:
     failures: list[int] = []
     queue = queue_of(
@@ -126,11 +114,9 @@ async def test_a_heartbeat_that_is_lost_is_followed_by_another(
     await queue.publish("a")
     fault = fault_proxy.drop_reply("EVALSHA", containing=RENEW, ending=ending)
     held = await taken(queue)
-    with thief(server) as loot:
-        await eventually(lambda: fault.has_happened)
-        await pause(2 * LEASE_S)
-        assert loot == []
-        await held.end()
+    await eventually(lambda: fault.has_happened)
+    await outlive(leases, 2)
+    await held.end()
     assert failures == []
 
 
@@ -141,10 +127,10 @@ async def test_a_settled_message_is_renewed_no_more(proxied: StreamClient, fault
     queue = queue_of(leased(proxied), heartbeat_interval_seconds=0.05)
     await queue.publish("a")
     held = await taken(queue)
-    await pause(0.3)
+    await eventually(lambda: fault_proxy.count("EVALSHA") > 5)
     await held.end()
     seen = fault_proxy.count("EVALSHA")
-    await throughout(0.3, lambda: fault_proxy.count("EVALSHA") == seen)
+    await throughout(0.3, lambda: fault_proxy.count("EVALSHA") <= seen + 1)  # one may have been under way
 
 
 async def test_who_has_lost_the_lease_is_told(beat_client: StreamClient, raw: redis.Redis) -> None:
@@ -173,13 +159,15 @@ async def test_redis_away_for_longer_than_the_lease_is_told_and_a_late_end_is_re
 ) -> None:
     failures: list[int] = []
     queue = queue_of(
-        leased(proxied), heartbeat_interval_seconds=BEAT_S, on_heartbeat_failure=lambda: failures.append(1)
+        leased(proxied, message_visibility_timeout_seconds=SHORT_S),
+        heartbeat_interval_seconds=BEAT_S,
+        on_heartbeat_failure=lambda: failures.append(1),
     )
     await queue.publish("a")
     held = await taken(queue)
     fault_proxy.black_hole()
     await eventually(lambda: failures and held.processing.lease_lost)
-    other = queue_of(leased(beat_client, message_wait_interval_seconds=10))
+    other = queue_of(leased(beat_client, message_visibility_timeout_seconds=SHORT_S, message_wait_interval_seconds=10))
     live = await taken(other)
     assert (live.message, live.number) == ("a", 2)
     fault_proxy.heal()
@@ -196,7 +184,9 @@ async def test_redis_away_for_longer_than_the_lease_does_not_matter_if_nobody_to
 ) -> None:
     failures: list[int] = []
     queue = queue_of(
-        leased(proxied), heartbeat_interval_seconds=BEAT_S, on_heartbeat_failure=lambda: failures.append(1)
+        leased(proxied, message_visibility_timeout_seconds=SHORT_S),
+        heartbeat_interval_seconds=BEAT_S,
+        on_heartbeat_failure=lambda: failures.append(1),
     )
     await queue.publish("a")
     held = await taken(queue)
@@ -210,7 +200,9 @@ async def test_redis_away_for_longer_than_the_lease_does_not_matter_if_nobody_to
 async def test_everybody_is_told_however_many_leases_run_out(proxied: StreamClient, fault_proxy: FaultProxy) -> None:
     failures: list[int] = []
     queue = queue_of(
-        leased(proxied), heartbeat_interval_seconds=BEAT_S, on_heartbeat_failure=lambda: failures.append(1)
+        leased(proxied, message_visibility_timeout_seconds=SHORT_S),
+        heartbeat_interval_seconds=BEAT_S,
+        on_heartbeat_failure=lambda: failures.append(1),
     )
     for number in range(10):
         await queue.publish(f"{number}")
@@ -226,28 +218,32 @@ async def test_everybody_is_told_however_many_leases_run_out(proxied: StreamClie
 
 async def test_a_hung_handler_is_renewed_no_longer_than_it_may_take(beat_client: StreamClient) -> None:
     failures: list[int] = []
-    gateway = leased(beat_client, message_wait_interval_seconds=30)
-    options: dict[str, Any] = {"heartbeat_interval_seconds": BEAT_S, "max_processing_seconds": 0.5}
-    queue = queue_of(gateway, on_heartbeat_failure=lambda: failures.append(1), **options)
+    lease = {"message_visibility_timeout_seconds": SHORT_S, "message_wait_interval_seconds": 30}
+    queue = queue_of(
+        leased(beat_client, **lease),
+        heartbeat_interval_seconds=BEAT_S,
+        max_processing_seconds=0.5,
+        on_heartbeat_failure=lambda: failures.append(1),
+    )
+    other = queue_of(leased(beat_client, **lease), heartbeat_interval_seconds=BEAT_S)
     await queue.publish("a")
     hung = await taken(queue)
-    again = await taken(queue)
+    again = await taken(other)
     assert (again.message, again.number) == ("a", 2)
-    assert failures == [1]
-    assert hung.processing.lease_lost
+    await eventually(lambda: failures == [1] and hung.processing.lease_lost)
     await hung.end()
     await again.end()
     assert not again.processing.lease_lost
 
 
 async def test_a_callback_that_takes_its_time_costs_no_other_lease(
-    beat_client: StreamClient, server: EmbeddedServer, raw: redis.Redis
+    beat_client: StreamClient, leases: Ageing, raw: redis.Redis
 ) -> None:
     is_called, may_end = threading.Event(), threading.Event()
 
     def ponder() -> None:
         is_called.set()
-        may_end.wait(3 * LEASE_S)
+        may_end.wait(60)
 
     queue = queue_of(leased(beat_client), heartbeat_interval_seconds=BEAT_S, on_heartbeat_failure=ponder)
     await queue.publish("a")
@@ -257,7 +253,7 @@ async def test_a_callback_that_takes_its_time_costs_no_other_lease(
     (stolen, _), (other, _) = pending(raw).items()
     raw.xclaim(QUEUE, GROUP, "keeper", 0, [stolen], justid=True)
     await eventually(is_called.is_set)
-    await throughout(2 * LEASE_S, lambda: raw.xpending_range(QUEUE, GROUP, other, other, 1, idle=900) == [])
+    await outlive(leases, 3, other)
     may_end.set()
     assert not kept.processing.lease_lost
     await kept.end()

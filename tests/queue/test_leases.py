@@ -295,16 +295,16 @@ async def test_the_end_of_a_message_survives_cancellation(
         queue = queue_of(quick_gateway(client), **options)
         await queue.publish("a")
         held = await taken(queue)
-        fault_proxy.delay_replies(0.2)
+        fault_proxy.hold_replies()
         seen = fault_proxy.count("EVALSHA")
         ending = start(held.end, error)
         await eventually(lambda: fault_proxy.count("EVALSHA") > seen)
         for _ in range(cancellations):
             ending.cancel()
             await asyncio.sleep(0)
+        fault_proxy.let_replies_go()
         with pytest.raises(asyncio.CancelledError):
             await join(ending)
-        fault_proxy.delay_replies(0)
         assert raw.xlen(QUEUE) == 0
         assert pending(raw) == {}
         assert place is None or payloads(raw, place) == ["a"]

@@ -38,7 +38,14 @@ pytestmark = pytest.mark.servers("7.0")
 
 @pytest.fixture
 async def shaky(fault_proxy: FaultProxy) -> AsyncIterator[StreamClient]:
-    """A client with little patience, behind a proxy."""
+    """A client behind a proxy."""
+    async with StreamClient.from_url(fault_proxy.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def impatient(fault_proxy: FaultProxy) -> AsyncIterator[StreamClient]:
+    """The same with little patience, for silence that must be noticed: whoever uses it has a budget for tries."""
     async with StreamClient.from_url(fault_proxy.url, socket_timeout=0.3, socket_connect_timeout=0.3) as client:
         yield client
 
@@ -195,9 +202,9 @@ async def test_an_undecodable_message_whose_dead_letter_is_refused_does_not_stop
 
 @pytest.mark.parametrize("how", ["black_hole", "refuse"])
 async def test_a_wait_stays_bounded_when_redis_does_not_answer(
-    shaky: StreamClient, fault_proxy: FaultProxy, how: str
+    impatient: StreamClient, fault_proxy: FaultProxy, how: str
 ) -> None:
-    queue = queue_of(quick_gateway(shaky, message_wait_interval_seconds=0.5, retry_budget_seconds=60))
+    queue = queue_of(quick_gateway(impatient, message_wait_interval_seconds=0.5, retry_budget_seconds=600))
     await queue.publish("a")
     await (await taken(queue)).end()
     if how == "refuse":
@@ -205,20 +212,18 @@ async def test_a_wait_stays_bounded_when_redis_does_not_answer(
         fault_proxy.reset_all()
     else:
         fault_proxy.black_hole()
-    began = time.monotonic()
-    with pytest.raises((ConnectionLost, ConnectionFailed)):
-        await take(queue)
     # Nowhere near the budget: the wait, a command that times out, one more look.
-    assert time.monotonic() - began < 30
+    with pytest.raises((ConnectionLost, ConnectionFailed)):
+        await join(start(take, queue))
     fault_proxy.heal()
     await queue.publish("b")
     assert (await taken(queue)).message == "b"
 
 
 async def test_after_the_deadline_nothing_new_is_taken_but_what_was_handed_out_is(
-    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+    impatient: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:
-    queue = queue_of(quick_gateway(shaky, message_wait_interval_seconds=0.2, retry_initial_delay_seconds=0.01))
+    queue = queue_of(quick_gateway(impatient, message_wait_interval_seconds=0.2, retry_initial_delay_seconds=0.01))
     await queue.publish("a")
     fault_proxy.drop_reply("XREADGROUP", ending="black_hole")  # noticed only after the deadline
     held = await taken(queue)
@@ -239,16 +244,18 @@ async def test_a_call_without_a_wait_looks_once(shaky: StreamClient) -> None:
 
 
 async def test_publishing_gives_up_after_its_budget_and_says_what_is_unknown(
-    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+    impatient: StreamClient, shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:
-    queue = queue_of(quick_gateway(shaky, retry_budget_seconds=0.2))
-    await queue.publish("a")
-    fault_proxy.drop_reply("EVALSHA", containing=of_script("publish"), ending="black_hole")
+    patient = queue_of(quick_gateway(shaky))
+    await patient.publish("a")
+    await impatient.ping()  # the connection is there
+    fault = fault_proxy.drop_reply("EVALSHA", containing=of_script("publish"), ending="black_hole")
     fault_proxy.refuse()
     with pytest.raises(PublishUnknown):
-        await queue.publish("b")
+        await queue_of(quick_gateway(impatient, retry_budget_seconds=0.2)).publish("b")
+    await eventually(lambda: fault.has_happened)
     fault_proxy.heal()
-    assert not await queue.publish("b")  # it was there already
+    assert not await patient.publish("b")  # it was there already
     assert payloads(raw, QUEUE) == ["a", "b"]
 
 

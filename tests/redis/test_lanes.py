@@ -144,12 +144,13 @@ def test_a_cancelled_call_does_not_shift_the_replies_of_others(async_half: Async
     connection = async_half.connect(fault_proxy.port)
 
     async def story() -> list[bytes]:
-        fault_proxy.delay_replies(0.05)
+        fault_proxy.hold_replies()
         tasks = [asyncio.ensure_future(connection.call("ECHO", n)) for n in range(30)]
         pipelines = [asyncio.ensure_future(connection.pipeline([("ECHO", "x"), ("ECHO", "y")])) for _ in range(10)]
         await asyncio.sleep(0)  # all of them are sent now
         for task in [*tasks[::3], *pipelines[::2]]:
             task.cancel()
+        fault_proxy.let_replies_go()
         late = await connection.call("ECHO", "late")
         found = await asyncio.gather(*tasks, *pipelines, return_exceptions=True)
         for n, reply in enumerate(found[:30]):

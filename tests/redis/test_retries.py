@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -242,7 +241,7 @@ def test_a_server_that_is_too_busy_for_a_login_is_waited_for(
 
 @pytest.fixture(scope="module")
 def data_to_load(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory that takes a server a second to load."""
+    """A data directory that takes a server some seconds to load."""
     folder = tmp_path_factory.mktemp("data")
     with (
         DEFAULT.server(directory=folder, persistent=True) as server,
@@ -259,7 +258,7 @@ def data_to_load(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("db", [0, 1], ids=["", "with a database to select"])
 def test_a_server_that_loads_its_data_is_waited_for(half: Half, data_to_load: Path, db: int) -> None:
-    slow = {"key-load-delay": "100"}  # microseconds; it answers clients after every 1,024 commands
+    slow = {"key-load-delay": "400"}  # microseconds; it answers clients after every 1,024 commands
     port = free_port()
     server = DEFAULT.server(directory=data_to_load, persistent=True, port=port, options=slow)
     starting = threading.Thread(target=server.start, daemon=True)
@@ -267,7 +266,9 @@ def test_a_server_that_loads_its_data_is_waited_for(half: Half, data_to_load: Pa
     try:
         eventually(lambda: _is_loading(port))
         client = half.client(host="127.0.0.1", port=port, db=db)
-        assert half.do(client.call, "k", "GET", "k2999") == b"v"
+        call = half.start(client.call, "k", "GET", "k2999")
+        ask(("127.0.0.1", port), "CONFIG", "SET", "key-load-delay", 0, timeout_s=30)
+        assert call.result(30) == b"v"
     finally:
         starting.join(30)
         server.stop()
@@ -285,8 +286,5 @@ def test_loading_for_too_long_is_an_error_that_says_so(
 ) -> None:
     for module in (client_module, sync_client_module):
         monkeypatch.setattr(module, "_BUSY_BUDGET_S", 0.1)
-    with endless_script(server):
-        began = time.monotonic()
-        with pytest.raises(ServerBusy, match="BUSY"):
-            half.do(client.call, "k", "GET", "k")
-        assert time.monotonic() - began < 5
+    with endless_script(server), pytest.raises(ServerBusy, match="BUSY"):
+        half.do(client.call, "k", "GET", "k")

@@ -41,16 +41,17 @@ def everything_logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCa
     assert CANARY not in caplog.text
 
 
+PATIENT_S = 300.0  # whoever waits for so long is not waited for by these tests
+
+
 # --- unreachable ------------------------------------------------------------------------------------
 
 
 def test_a_port_where_nobody_listens_is_named_with_what_to_check(half: Half) -> None:
     port = free_port()
-    client = half.client(host="127.0.0.1", port=port)
-    began = time.monotonic()
+    client = half.client(host="127.0.0.1", port=port, socket_connect_timeout=PATIENT_S)
     with pytest.raises(ConnectionFailed, match=rf"127\.0\.0\.1:{port}.*does the server run there"):
         half.do(client.ping)
-    assert time.monotonic() - began < 5
 
 
 def test_a_host_that_does_not_exist_is_named(half: Half) -> None:
@@ -77,8 +78,10 @@ def test_a_host_that_swallows_packets_fails_within_the_connect_timeout(half: Hal
                 filler.connect_ex(("127.0.0.1", port))
             began = time.monotonic()
             with pytest.raises(ConnectionFailed, match=rf"127\.0\.0\.1:{port} within the connect timeout"):
-                half.do(half.client(host="127.0.0.1", port=port, socket_connect_timeout=0.3).ping)
-            assert 0.2 < time.monotonic() - began < 5
+                half.do(
+                    half.client(host="127.0.0.1", port=port, socket_connect_timeout=0.3, socket_timeout=PATIENT_S).ping
+                )
+            assert time.monotonic() - began > 0.2
         finally:
             for filler in fillers:
                 filler.close()
@@ -88,19 +91,15 @@ def test_a_server_that_accepts_but_never_answers_fails_within_the_connect_timeou
     half: Half, fault_proxy: FaultProxy
 ) -> None:
     fault_proxy.black_hole()
-    client = half.client(fault_proxy.url, socket_connect_timeout=0.3)
-    began = time.monotonic()
+    client = half.client(fault_proxy.url, socket_connect_timeout=0.3, socket_timeout=PATIENT_S)
     with pytest.raises(ConnectionFailed, match=f"{fault_proxy.port} within the connect timeout"):
         half.do(client.ping)
-    assert time.monotonic() - began < 5
 
 
 def test_a_first_push_to_an_absent_server_fails_at_once(half: Half) -> None:
-    client = half.client(host="127.0.0.1", port=free_port())
-    began = time.monotonic()
+    client = half.client(host="127.0.0.1", port=free_port(), socket_connect_timeout=PATIENT_S)
     with pytest.raises(ConnectionFailed, match="does the server run there"):
         half.do(half.api.StreamProducer(client, "s").push, {"n": 1})
-    assert time.monotonic() - began < 5
 
 
 def test_a_server_that_has_too_many_clients_is_named(half: Half, start_server: Callable[..., EmbeddedServer]) -> None:

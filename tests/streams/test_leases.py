@@ -11,7 +11,10 @@ import redis
 from penstock import StreamClient, StreamConsumer, StreamMessage
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
-from tests.helpers.aio import Event, eventually, pause, wait_for
+from penstock.redis.scripts import script
+from penstock.testing import FaultProxy
+from tests.helpers.ageing import LEASE_MS, Ageing
+from tests.helpers.aio import Event, eventually, wait_for
 from tests.streams.stage import (
     DEAD_LETTERS,
     GROUP,
@@ -29,12 +32,15 @@ from tests.streams.stage import (
 import asyncio  # isort: skip
 # end async only
 
-LEASE_MS = 500
-
 
 def steal(raw: redis.Redis, *entry_ids: str) -> None:
     """Moves messages to another consumer, as a peer does when it believes their holder dead."""
     assert raw.xclaim(STREAM, GROUP, "thief", 0, list(entry_ids), justid=True)
+
+
+@pytest.fixture
+def leases(raw: redis.Redis) -> Ageing:
+    return Ageing(raw, STREAM, GROUP)
 
 
 def owner_of(raw: redis.Redis, entry_id: str) -> str:
@@ -42,66 +48,78 @@ def owner_of(raw: redis.Redis, entry_id: str) -> str:
     return str(row["consumer"].decode())
 
 
-def covet(raw: redis.Redis, lease_ms: int) -> list[object]:
-    """Takes over whatever has not been renewed for a lease, and returns it."""
-    return list(raw.execute_command("XAUTOCLAIM", STREAM, GROUP, "thief", lease_ms, "0-0")[1])
-
-
 # --- kept -----------------------------------------------------------------------------------------
 
 
-async def test_a_handler_that_takes_five_leases_gets_its_messages_once(client: StreamClient) -> None:
+async def test_a_handler_that_takes_five_leases_gets_its_messages_once(
+    client: StreamClient, raw: redis.Redis, leases: Ageing
+) -> None:
     await publish(client, range(15))
     counts: list[tuple[int, int]] = []
+    go_on = Event()
 
     async def slow(messages: list[StreamMessage]) -> list[str]:
         counts.extend((message.data, message.delivery_count) for message in messages)
         if messages[0].data == 0:
-            await pause(5 * LEASE_MS / 1000)
+            await wait_for(go_on)
         return all_ids(messages)
 
-    config = quick(min_idle_claim_ms=LEASE_MS, recovery_interval_ms=50)
+    config = quick(min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=50, recovery_interval_ms=50, concurrency=1)
     holder, peer = StreamConsumer(client, STREAM, config, slow), StreamConsumer(client, STREAM, config, Recorder())
     async with running(holder):
         await eventually(lambda: holder.metrics().total_read == 15)
         async with running(peer):
+            for _ in range(5):
+                leases.age()
+                # The ten in the handler and the five that wait behind it.
+                assert len(pending_ids(raw)) == 15
+                await eventually(leases.is_renewed)
+            go_on.set()
             await eventually(lambda: holder.metrics().total_acked == 15)
-    # The ten in the handler and the five that waited behind it.
     assert sorted(counts) == [(n, 1) for n in range(15)]
     assert peer.metrics().total_read == holder.metrics().total_lease_lost == 0
 
 
-async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(client: StreamClient, raw: redis.Redis) -> None:
+async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(client: StreamClient, leases: Ageing) -> None:
     await publish(client, [1])
-    stolen: list[object] = []
+    renewed: list[bool] = []
 
     async def busy(messages: list[StreamMessage]) -> list[str]:
-        until = time.monotonic() + 5 * LEASE_MS / 1000
-        while time.monotonic() < until:
-            stolen.extend(covet(raw, LEASE_MS))
+        renewed.extend(outlive(leases, 5))
         return all_ids(messages)
 
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=LEASE_MS), busy)
+    config = quick(min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=50)
+    consumer = StreamConsumer(client, STREAM, config, busy)
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_acked == 1)
-    assert stolen == []
+    assert renewed == [True] * 5
 
 
 @pytest.mark.usefixtures("default_server")
-async def test_a_plain_function_keeps_its_lease(client: StreamClient, raw: redis.Redis) -> None:
+async def test_a_plain_function_keeps_its_lease(client: StreamClient, leases: Ageing) -> None:
     await publish(client, [1])
-    stolen: list[object] = []
+    renewed: list[bool] = []
 
     def slow(message: StreamMessage) -> None:
-        until = time.monotonic() + 5 * LEASE_MS / 1000
-        while time.monotonic() < until:
-            stolen.extend(covet(raw, LEASE_MS))
-            time.sleep(0.01)
+        renewed.extend(outlive(leases, 5))
 
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=LEASE_MS), message_handler=slow)
+    config = quick(min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=50)
+    consumer = StreamConsumer(client, STREAM, config, message_handler=slow)
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_acked == 1)
-    assert stolen == []
+    assert renewed == [True] * 5
+
+
+def outlive(leases: Ageing, count: int) -> list[bool]:
+    """Lets leases pass without giving anything else in this thread a turn; tells which of them were renewed."""
+    renewed = []
+    for _ in range(count):
+        leases.age()
+        until = time.monotonic() + 15
+        while not (is_renewed := leases.is_renewed()) and time.monotonic() < until:
+            time.sleep(0.005)
+        renewed.append(is_renewed)
+    return renewed
 
 
 @pytest.mark.usefixtures("default_server")
@@ -113,7 +131,7 @@ async def test_renewing_does_not_raise_the_delivery_count(client: StreamClient, 
         await wait_for(go_on)
         return all_ids(messages)
 
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=60), slow)
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=20), slow)
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_read)
         raw.config_resetstat()
@@ -121,6 +139,28 @@ async def test_renewing_does_not_raise_the_delivery_count(client: StreamClient, 
         [row] = raw.xpending_range(STREAM, GROUP, "-", "+", 1)
         go_on.set()
     assert row["times_delivered"] == 1
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_heartbeat_whose_reply_never_comes_is_sent_again_while_the_lease_holds(fault_proxy: FaultProxy) -> None:
+    renew = script("renew").sha.encode()
+    async with StreamClient.from_url(fault_proxy.url, socket_timeout=120) as client:
+        await publish(client, [1])
+        go_on = Event()
+
+        async def slow(messages: list[StreamMessage]) -> list[str]:
+            await wait_for(go_on)
+            return all_ids(messages)
+
+        consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=40_000, heartbeat_interval_ms=50), slow)
+        mute = fault_proxy.drop_reply("EVALSHA", containing=renew, ending="black_hole")
+        again = fault_proxy.drop_reply("EVALSHA", nth=2, containing=renew)
+        async with running(consumer):
+            await eventually(lambda: mute.has_happened)
+            await eventually(lambda: again.has_happened)
+            go_on.set()
+            await eventually(lambda: consumer.metrics().total_acked == 1)
+    assert consumer.metrics().total_lease_lost == 0
 
 
 # --- lost -----------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import redis
 from penstock import DeadLetters, StreamClient, StreamConsumer, StreamMessage
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
-from tests.helpers.aio import eventually, pause, throughout
+from tests.helpers.ageing import LEASE_MS, Ageing
+from tests.helpers.aio import Event, eventually, throughout, wait_for
 from tests.streams.stage import (
     DEAD_LETTERS,
     GROUP,
@@ -121,25 +122,31 @@ async def test_poison_anywhere_among_300_pending_entries_is_found(
 
 
 async def test_a_slow_last_attempt_is_not_buried_by_busy_peers(client: StreamClient, raw: redis.Redis) -> None:
-    lease_ms = 500
-    await publish(client, [0])
+    [entry_id] = await publish(client, [0])
+    leases = Ageing(raw, STREAM, GROUP)
     runs: list[int] = []
+    go_on = Event()
 
     async def slow(messages: list[StreamMessage]) -> list[str]:
         runs.extend(message.data for message in messages)
         if messages[0].data == 0:
-            await pause(3 * lease_ms / 1000)
+            await wait_for(go_on)
         return all_ids(messages)
 
-    config = quick(min_idle_claim_ms=lease_ms, recovery_interval_ms=20, max_deliveries=1)
+    config = quick(
+        min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=50, recovery_interval_ms=20, max_deliveries=1, concurrency=2
+    )  # fmt: skip
     holder = StreamConsumer(client, STREAM, config, slow)
     peers = [StreamConsumer(client, STREAM, config, slow) for _ in range(2)]
     async with running(holder):
         await eventually(lambda: holder.metrics().total_read == 1)
         async with running(*peers):
-            while not holder.metrics().total_acked:
+            for _ in range(3):
+                leases.age(entry_id)
                 await publish(client, range(1, 20))
-                await pause(0.05)
+                await eventually(lambda: leases.is_renewed(entry_id))
+            go_on.set()
+            await eventually(lambda: pending_ids(raw) == [])
     assert not raw.exists(DEAD_LETTERS)
     assert runs.count(0) == 1
     assert holder.metrics().total_lease_lost == 0

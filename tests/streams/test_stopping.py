@@ -13,8 +13,9 @@ from penstock import StreamClient, StreamConsumer, StreamMessage
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.testing import FaultProxy
+from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.helpers.aio import Event, eventually, is_done, join, pause, start, throughout, wait_for
-from tests.streams.stage import STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, running
+from tests.streams.stage import GROUP, STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, running
 
 FOREVER_MS = 60_000  # no lease runs out in these tests: what comes back was handed back
 
@@ -256,13 +257,15 @@ async def test_leases_are_renewed_while_a_handler_finishes_in_its_grace(client: 
         await wait_for(go_on)
         return all_ids(messages)
 
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=400), slow)
-    peer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=400, recovery_interval_ms=50), Recorder())
+    config = quick(min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=50, shutdown_grace_ms=FOREVER_MS)
+    consumer = StreamConsumer(client, STREAM, config, slow)
+    leases = Ageing(raw, STREAM, GROUP)
     run = start(consumer.run)
     await wait_for(began)
     consumer.stop()
-    async with running(peer):
-        await throughout(1.0, lambda: peer.metrics().total_read == 0)
+    for _ in range(3):
+        leases.age()
+        await eventually(leases.is_renewed)
     go_on.set()
     await join(run)
     assert consumer.metrics().total_acked == 1

@@ -11,8 +11,11 @@ import redis
 
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
+from penstock.redis.scripts import script
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
-from tests.helpers.threads import Event, eventually, pause, wait_for
+from penstock.testing import FaultProxy
+from tests.helpers.ageing import LEASE_MS, Ageing
+from tests.helpers.threads import Event, eventually, wait_for
 from tests.sync.stage import (
     DEAD_LETTERS,
     GROUP,
@@ -26,12 +29,15 @@ from tests.sync.stage import (
     running,
 )
 
-LEASE_MS = 500
-
 
 def steal(raw: redis.Redis, *entry_ids: str) -> None:
     """Moves messages to another consumer, as a peer does when it believes their holder dead."""
     assert raw.xclaim(STREAM, GROUP, "thief", 0, list(entry_ids), justid=True)
+
+
+@pytest.fixture
+def leases(raw: redis.Redis) -> Ageing:
+    return Ageing(raw, STREAM, GROUP)
 
 
 def owner_of(raw: redis.Redis, entry_id: str) -> str:
@@ -39,66 +45,78 @@ def owner_of(raw: redis.Redis, entry_id: str) -> str:
     return str(row["consumer"].decode())
 
 
-def covet(raw: redis.Redis, lease_ms: int) -> list[object]:
-    """Takes over whatever has not been renewed for a lease, and returns it."""
-    return list(raw.execute_command("XAUTOCLAIM", STREAM, GROUP, "thief", lease_ms, "0-0")[1])
-
-
 # --- kept -----------------------------------------------------------------------------------------
 
 
-def test_a_handler_that_takes_five_leases_gets_its_messages_once(client: StreamClient) -> None:
+def test_a_handler_that_takes_five_leases_gets_its_messages_once(
+    client: StreamClient, raw: redis.Redis, leases: Ageing
+) -> None:
     publish(client, range(15))
     counts: list[tuple[int, int]] = []
+    go_on = Event()
 
     def slow(messages: list[StreamMessage]) -> list[str]:
         counts.extend((message.data, message.delivery_count) for message in messages)
         if messages[0].data == 0:
-            pause(5 * LEASE_MS / 1000)
+            wait_for(go_on)
         return all_ids(messages)
 
-    config = quick(min_idle_claim_ms=LEASE_MS, recovery_interval_ms=50)
+    config = quick(min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=50, recovery_interval_ms=50, concurrency=1)
     holder, peer = StreamConsumer(client, STREAM, config, slow), StreamConsumer(client, STREAM, config, Recorder())
     with running(holder):
         eventually(lambda: holder.metrics().total_read == 15)
         with running(peer):
+            for _ in range(5):
+                leases.age()
+                # The ten in the handler and the five that wait behind it.
+                assert len(pending_ids(raw)) == 15
+                eventually(leases.is_renewed)
+            go_on.set()
             eventually(lambda: holder.metrics().total_acked == 15)
-    # The ten in the handler and the five that waited behind it.
     assert sorted(counts) == [(n, 1) for n in range(15)]
     assert peer.metrics().total_read == holder.metrics().total_lease_lost == 0
 
 
-def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(client: StreamClient, raw: redis.Redis) -> None:
+def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(client: StreamClient, leases: Ageing) -> None:
     publish(client, [1])
-    stolen: list[object] = []
+    renewed: list[bool] = []
 
     def busy(messages: list[StreamMessage]) -> list[str]:
-        until = time.monotonic() + 5 * LEASE_MS / 1000
-        while time.monotonic() < until:
-            stolen.extend(covet(raw, LEASE_MS))
+        renewed.extend(outlive(leases, 5))
         return all_ids(messages)
 
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=LEASE_MS), busy)
+    config = quick(min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=50)
+    consumer = StreamConsumer(client, STREAM, config, busy)
     with running(consumer):
         eventually(lambda: consumer.metrics().total_acked == 1)
-    assert stolen == []
+    assert renewed == [True] * 5
 
 
 @pytest.mark.usefixtures("default_server")
-def test_a_plain_function_keeps_its_lease(client: StreamClient, raw: redis.Redis) -> None:
+def test_a_plain_function_keeps_its_lease(client: StreamClient, leases: Ageing) -> None:
     publish(client, [1])
-    stolen: list[object] = []
+    renewed: list[bool] = []
 
     def slow(message: StreamMessage) -> None:
-        until = time.monotonic() + 5 * LEASE_MS / 1000
-        while time.monotonic() < until:
-            stolen.extend(covet(raw, LEASE_MS))
-            time.sleep(0.01)
+        renewed.extend(outlive(leases, 5))
 
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=LEASE_MS), message_handler=slow)
+    config = quick(min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=50)
+    consumer = StreamConsumer(client, STREAM, config, message_handler=slow)
     with running(consumer):
         eventually(lambda: consumer.metrics().total_acked == 1)
-    assert stolen == []
+    assert renewed == [True] * 5
+
+
+def outlive(leases: Ageing, count: int) -> list[bool]:
+    """Lets leases pass without giving anything else in this thread a turn; tells which of them were renewed."""
+    renewed = []
+    for _ in range(count):
+        leases.age()
+        until = time.monotonic() + 15
+        while not (is_renewed := leases.is_renewed()) and time.monotonic() < until:
+            time.sleep(0.005)
+        renewed.append(is_renewed)
+    return renewed
 
 
 @pytest.mark.usefixtures("default_server")
@@ -110,7 +128,7 @@ def test_renewing_does_not_raise_the_delivery_count(client: StreamClient, raw: r
         wait_for(go_on)
         return all_ids(messages)
 
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=60), slow)
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=20), slow)
     with running(consumer):
         eventually(lambda: consumer.metrics().total_read)
         raw.config_resetstat()
@@ -118,6 +136,28 @@ def test_renewing_does_not_raise_the_delivery_count(client: StreamClient, raw: r
         [row] = raw.xpending_range(STREAM, GROUP, "-", "+", 1)
         go_on.set()
     assert row["times_delivered"] == 1
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_heartbeat_whose_reply_never_comes_is_sent_again_while_the_lease_holds(fault_proxy: FaultProxy) -> None:
+    renew = script("renew").sha.encode()
+    with StreamClient.from_url(fault_proxy.url, socket_timeout=120) as client:
+        publish(client, [1])
+        go_on = Event()
+
+        def slow(messages: list[StreamMessage]) -> list[str]:
+            wait_for(go_on)
+            return all_ids(messages)
+
+        consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=40_000, heartbeat_interval_ms=50), slow)
+        mute = fault_proxy.drop_reply("EVALSHA", containing=renew, ending="black_hole")
+        again = fault_proxy.drop_reply("EVALSHA", nth=2, containing=renew)
+        with running(consumer):
+            eventually(lambda: mute.has_happened)
+            eventually(lambda: again.has_happened)
+            go_on.set()
+            eventually(lambda: consumer.metrics().total_acked == 1)
+    assert consumer.metrics().total_lease_lost == 0
 
 
 # --- lost -----------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import redis
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.sync import DeadLetters, StreamClient, StreamConsumer, StreamMessage
-from tests.helpers.threads import eventually, pause, throughout
+from tests.helpers.ageing import LEASE_MS, Ageing
+from tests.helpers.threads import Event, eventually, throughout, wait_for
 from tests.sync.stage import (
     DEAD_LETTERS,
     GROUP,
@@ -120,25 +121,31 @@ def test_poison_anywhere_among_300_pending_entries_is_found(
 
 
 def test_a_slow_last_attempt_is_not_buried_by_busy_peers(client: StreamClient, raw: redis.Redis) -> None:
-    lease_ms = 500
-    publish(client, [0])
+    [entry_id] = publish(client, [0])
+    leases = Ageing(raw, STREAM, GROUP)
     runs: list[int] = []
+    go_on = Event()
 
     def slow(messages: list[StreamMessage]) -> list[str]:
         runs.extend(message.data for message in messages)
         if messages[0].data == 0:
-            pause(3 * lease_ms / 1000)
+            wait_for(go_on)
         return all_ids(messages)
 
-    config = quick(min_idle_claim_ms=lease_ms, recovery_interval_ms=20, max_deliveries=1)
+    config = quick(
+        min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=50, recovery_interval_ms=20, max_deliveries=1, concurrency=2
+    )  # fmt: skip
     holder = StreamConsumer(client, STREAM, config, slow)
     peers = [StreamConsumer(client, STREAM, config, slow) for _ in range(2)]
     with running(holder):
         eventually(lambda: holder.metrics().total_read == 1)
         with running(*peers):
-            while not holder.metrics().total_acked:
+            for _ in range(3):
+                leases.age(entry_id)
                 publish(client, range(1, 20))
-                pause(0.05)
+                eventually(lambda: leases.is_renewed(entry_id))
+            go_on.set()
+            eventually(lambda: pending_ids(raw) == [])
     assert not raw.exists(DEAD_LETTERS)
     assert runs.count(0) == 1
     assert holder.metrics().total_lease_lost == 0

@@ -14,8 +14,9 @@ from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
 from penstock.testing import FaultProxy
+from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.helpers.threads import Event, eventually, is_done, join, pause, start, throughout, wait_for
-from tests.sync.stage import STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, running
+from tests.sync.stage import GROUP, STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, running
 
 FOREVER_MS = 60_000  # no lease runs out in these tests: what comes back was handed back
 
@@ -257,13 +258,15 @@ def test_leases_are_renewed_while_a_handler_finishes_in_its_grace(client: Stream
         wait_for(go_on)
         return all_ids(messages)
 
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=400), slow)
-    peer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=400, recovery_interval_ms=50), Recorder())
+    config = quick(min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=50, shutdown_grace_ms=FOREVER_MS)
+    consumer = StreamConsumer(client, STREAM, config, slow)
+    leases = Ageing(raw, STREAM, GROUP)
     run = start(consumer.run)
     wait_for(began)
     consumer.stop()
-    with running(peer):
-        throughout(1.0, lambda: peer.metrics().total_read == 0)
+    for _ in range(3):
+        leases.age()
+        eventually(leases.is_renewed)
     go_on.set()
     join(run)
     assert consumer.metrics().total_acked == 1

@@ -101,7 +101,7 @@ class Desk:
             self._begin_anew()
         if self._unsettled:
             await self.settle_again()
-        started_s, trial, may_take_new = time.monotonic(), None, True
+        started_s, trial, may_take_new, has_looked = time.monotonic(), None, True, False
         self._brisk_turns = self._brisk_turns + 1 if started_s - self._ended_s < _BRISK_S else 0
         deadline, slot, claim = started_s + wait_s, self._slots.borrow(), None
         try:
@@ -115,21 +115,25 @@ class Desk:
                     if is_stopped():
                         raise
                     trial = trial or self._settings.retry.start(started_s)
-                    await self._recuperate(slot, error, trial, deadline)
+                    await self._recuperate(slot, error, trial, deadline, has_looked)
                     may_take_new = time.monotonic() < deadline
+                    has_looked = not may_take_new
         finally:
             if claim is None:
                 self._slots.put_back(slot)
 
-    async def _recuperate(self, slot: Slot, error: PenstockError, trial: Trial, deadline: float) -> None:
-        # After the deadline there is one more look at what a lost reply may have handed out, and no more than that.
+    async def _recuperate(
+        self, slot: Slot, error: PenstockError, trial: Trial, deadline: float, has_looked: bool
+    ) -> None:
+        # After the deadline there is one more look at what a lost reply may have handed out, however late it is by
+        # then, and hardly more than that.
         is_over = time.monotonic() >= deadline
         await slot.leave(error)  # also when this was the last try: the next call goes where the error said
         wait_s = trial.pause_after(error)
         if wait_s is None or (is_over and not slot.is_doubtful):
             raise error
         await pause(min(wait_s, max(0.01, deadline - time.monotonic())))
-        if is_over and time.monotonic() > deadline + _LOOK_EVERY_S:
+        if has_looked and time.monotonic() > deadline + _LOOK_EVERY_S:
             raise error
 
     async def _next(

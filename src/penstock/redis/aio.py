@@ -125,6 +125,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
+        self._overdue_s = math.inf
         self._keep: object = None
         self._file = -1  # of the socket, where its bytes are the replies themselves
         self._glances = Glances()
@@ -251,7 +252,11 @@ class Connection(asyncio.Protocol):
         if not self._expected:
             return
         deadline = min(expected.deadline for expected in self._expected)
-        if self._loop.time() >= deadline:
+        if self._loop.time() >= deadline and self._overdue_s != deadline:
+            # The loop looks for replies before it comes back here: they may be there, and this process stood still.
+            self._overdue_s = deadline
+            self._set_timer(self._loop.time())
+        elif self._loop.time() >= deadline:
             self._break(CommandTimeout(f"Redis at {self.where} did not answer in time"))
         else:
             self._set_timer(deadline)

@@ -140,11 +140,7 @@ class Connection:
         while (reply := self._reader.gets()) is False:
             data = self._glance()
             if data is None:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise TimeoutError
-                connected.settimeout(remaining)
-                data = connected.recv(_CHUNK)
+                data = _receive(connected, deadline)
             if not data:
                 raise ConnectionResetError("closed by the server")
             self._reader.feed(data)
@@ -176,6 +172,20 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self.abort()
+
+
+def _receive(connected: socket.socket, deadline: float) -> bytes:
+    remaining = deadline - time.monotonic()
+    if remaining > 0:
+        connected.settimeout(remaining)
+        with contextlib.suppress(TimeoutError):
+            return connected.recv(_CHUNK)
+    # What is there is not late, if it was this process that stood still.
+    connected.settimeout(0)
+    try:
+        return connected.recv(_CHUNK)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        raise TimeoutError from None
 
 
 def _untyped(made_by_driver: Any) -> Any:

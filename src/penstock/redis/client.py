@@ -23,7 +23,7 @@ from penstock.redis.address import Address, parse_url
 from penstock.redis.aio import Command, Connection, Locator, Reply
 from penstock.redis.capabilities import MINIMUM, PROBED, Capabilities, describe, known_commands, parse_info
 from penstock.redis.embedded import EmbeddedServer
-from penstock.redis.retry import Repeat, pause_s
+from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls
 from penstock.redis.translate import Redirected, ScriptMissing
@@ -325,19 +325,26 @@ class StreamClient:
         """Look up again which server serves which key."""
         await (await self._lane()).locator.refresh()
 
-    async def call(self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ) -> Reply:
-        """Send a command to the server of the key; repeat it after a failure where its class allows that."""
-        return (await self._deliver(key, command, repeat))[0]
+    async def call(
+        self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ, waits: bool = True
+    ) -> Reply:
+        """Send a command to the server of the key; repeat it after a failure where its class allows that.
 
-    async def run(self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], repeat: Repeat) -> Reply:
+        A server that is busy for a moment is waited for, unless `waits` is false.
+        """
+        return (await self._deliver(key, command, repeat, waits))[0]
+
+    async def run(
+        self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], repeat: Repeat, waits: bool = True
+    ) -> Reply:
         """Run a script on the server of its first key."""
         wanted = script(name)
         try:
-            return await self.call(keys[0], "EVALSHA", wanted.sha, len(keys), *keys, *args, repeat=repeat)
+            return await self.call(keys[0], "EVALSHA", wanted.sha, len(keys), *keys, *args, repeat=repeat, waits=waits)
         except ScriptMissing:
-            return await self.call(keys[0], "EVAL", wanted.source, len(keys), *keys, *args, repeat=repeat)
+            return await self.call(keys[0], "EVAL", wanted.source, len(keys), *keys, *args, repeat=repeat, waits=waits)
 
-    async def _deliver(self, key: str, command: Command, repeat: Repeat) -> list[Reply]:
+    async def _deliver(self, key: str, command: Command, repeat: Repeat, waits: bool) -> list[Reply]:
         failures, busy_until, asked = 0, time.monotonic() + _BUSY_BUDGET_S, None
         while True:
             connection = None
@@ -361,6 +368,8 @@ class StreamClient:
                     raise
                 asked = None
                 await self.leave(connection, error)
+                if isinstance(error, BUSY) and not waits:
+                    raise
                 await pause(pause_s(failures, self._chance))
 
     @staticmethod

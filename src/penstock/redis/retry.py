@@ -27,7 +27,8 @@ from penstock.errors import (
     ServerBusy,
 )
 
-_NOT_EXECUTED = (ConnectionFailed, ServerBusy, ReadOnlyServer, NotReplicating)
+BUSY = (ServerBusy, ReadOnlyServer, NotReplicating)  # the server says: not now
+_NOT_EXECUTED = (ConnectionFailed, *BUSY)
 _CHANCE = random.Random()
 OPERATION_TTL_S = 600  # longer than one call goes on: so long it is known what came of an operation
 PASSING = (ConnectionLost, *_NOT_EXECUTED)  # a call that may be repeated at all is repeated after these

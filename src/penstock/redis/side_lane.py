@@ -24,10 +24,14 @@ class SideLane:
         try:
             return self._run(self._open(), script, args, timeout_s=timeout_s)
         except Redirected as error:
-            if error.asked is None:
-                self.abort()
+            if error.asked is not None:
+                return self._ask(error.asked, script, args)
+            self.abort()
+            if error.moved_to is None:
                 raise
-            return self._ask(error.asked, script, args)
+            # At once, and without learning the whole map anew: on a busy machine that may take longer than a lease.
+            self._connection = self._locator.connect(error.moved_to)
+            return self._run(self._connection, script, args, timeout_s=timeout_s)
         except ReadOnlyServer:
             self.abort()  # it was made a replica and hangs up on nobody
             raise

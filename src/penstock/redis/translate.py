@@ -23,6 +23,8 @@ class Redirected(errors.ServerBusy):
         host, _, port = address.rpartition(":")
         self.asked = (host, int(port)) if kind == "ASK" else None
         """The server to ask for this one command, with ASKING before it; None = look up who serves the slot now."""
+        self.moved_to = (host, int(port)) if kind == "MOVED" and host else None
+        """The server that serves the slot from now on, if it was named: a node may leave its host out."""
 
 
 class ScriptMissing(errors.ServerBusy):

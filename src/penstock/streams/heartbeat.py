@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError
 from penstock.keys import StreamKeys
@@ -19,6 +20,7 @@ from penstock.streams.held import Held
 
 logger = logging.getLogger("penstock.streams")
 _CHUNK = 500
+_LEAST_PATIENCE_S = 1.0  # less would give up servers that are only slow
 
 
 class Heartbeat:
@@ -36,6 +38,13 @@ class Heartbeat:
         on_fenced: Callable[[], None],
         skip: Callable[[], set[str]],
     ) -> None:
+        # A mute link is given up after an interval, a third of the lease at most: then there is time for another try.
+        patience_s = max(_LEAST_PATIENCE_S, interval_s)
+        settings = replace(
+            settings,
+            socket_timeout_s=min(settings.socket_timeout_s, patience_s),
+            connect_timeout_s=min(settings.connect_timeout_s, patience_s),
+        )
         self._lane = SideLane(settings, keys.stream)
         self._keys, self._group, self._consumer = keys, group, consumer
         self._interval_s, self._held = interval_s, held

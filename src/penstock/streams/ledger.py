@@ -212,16 +212,18 @@ class Ledger:
 
     # --- taking messages again ----------------------------------------------------------------------
 
-    async def take_due(self, limit: int) -> tuple[int | None, list[Claim], list[str]]:
+    async def take_due(self, limit: int, waits: bool = True) -> tuple[int | None, list[Claim], list[str]]:
         """Take messages whose waiting time is over; return also the ms until the next one is due."""
         args: list[str | int] = [self.group, self.consumer, limit]
-        wait_ms, claims, missing = await self._client.run("take_due", self._claim_keys, args, Repeat.ONCE)
+        wait_ms, claims, missing = await self._client.run("take_due", self._claim_keys, args, Repeat.ONCE, waits)
         return (None if wait_ms < 0 else int(wait_ms)), _claims(claims), _texts(missing)
 
-    async def recover(self, lease_ms: int, limit: int, cursor: str, page: int) -> tuple[str, list[Claim], list[str]]:
+    async def recover(
+        self, lease_ms: int, limit: int, cursor: str, page: int, waits: bool = True
+    ) -> tuple[str, list[Claim], list[str]]:
         """Take messages whose holder has been silent for a lease; return also where to look next."""
         args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]
-        following, claims, missing = await self._client.run("recover", self._claim_keys, args, Repeat.ONCE)
+        following, claims, missing = await self._client.run("recover", self._claim_keys, args, Repeat.ONCE, waits)
         return following.decode(), _claims(claims), _texts(missing)
 
     async def own_pending(self, start: str, count: int) -> list[tuple[str, int, int]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 from penstock.errors import ConnectionLost
 from penstock.events import EventName
-from penstock.runtime.aio import Event
+from penstock.redis.retry import BUSY, RetryBudget
+from penstock.runtime.aio import Event, pause
 from penstock.streams.inbox import Inbox
 from penstock.streams.intake import Intake
 from penstock.streams.ledger import Claim, Ledger
@@ -14,6 +18,9 @@ from penstock.streams.undertaker import Emit
 _STEP = 100  # messages per script call: keeps the server responsive
 _PAGE = 1_000  # entries that the slow sweep looks at per call
 _LONGEST_WAIT_S = 1.0
+_PATIENCE = RetryBudget(5.0)  # with a busy server, before anybody is told
+
+Claimed = TypeVar("Claimed")
 
 
 class Recovery:
@@ -39,15 +46,8 @@ class Recovery:
             if limit <= 0:
                 break
             passes += 1
-            try:
-                async with self._intake.claiming:
-                    self._cursor, claims, missing = await self._ledger.recover(
-                        self._lease_ms, limit, self._cursor, _PAGE
-                    )
-                    taken += self._take_in(claims, missing)
-            except ConnectionLost:
-                await self._intake.sweep_soon()
-                raise
+            claims, missing, came = await self._claim(self._recover, limit)
+            taken += came
             if not claims and not missing:
                 break
         return taken
@@ -65,15 +65,36 @@ class Recovery:
             limit = min(_STEP, self._room - self._inbox.waiting_again)
             if limit <= 0:
                 return 0.05
+            claims, missing, wait_ms = await self._claim(self._take_due, limit)
+            if len(claims) + len(missing) < limit:
+                return _LONGEST_WAIT_S if wait_ms is None else min(_LONGEST_WAIT_S, wait_ms / 1000 + 0.001)
+
+    async def _recover(self, limit: int) -> tuple[list[Claim], list[str], int]:
+        self._cursor, claims, missing = await self._ledger.recover(
+            self._lease_ms, limit, self._cursor, _PAGE, waits=False
+        )  # fmt: skip
+        return claims, missing, self._take_in(claims, missing)
+
+    async def _take_due(self, limit: int) -> tuple[list[Claim], list[str], int | None]:
+        wait_ms, claims, missing = await self._ledger.take_due(limit, waits=False)
+        self._intake.take_again(claims, missing)
+        return claims, missing, wait_ms
+
+    async def _claim(self, step: Callable[[int], Awaitable[Claimed]], limit: int) -> Claimed:
+        # A busy server, or a slot that is on the move, is waited for with `claiming` free: the reader needs it too.
+        trial = _PATIENCE.start()
+        while True:
             try:
                 async with self._intake.claiming:
-                    wait_ms, claims, missing = await self._ledger.take_due(limit)
-                    self._intake.take_again(claims, missing)
+                    return await step(limit)
             except ConnectionLost:
                 await self._intake.sweep_soon()
                 raise
-            if len(claims) + len(missing) < limit:
-                return _LONGEST_WAIT_S if wait_ms is None else min(_LONGEST_WAIT_S, wait_ms / 1000 + 0.001)
+            except BUSY as error:
+                wait_s = trial.pause_after(error)
+                if wait_s is None:
+                    raise
+                await pause(wait_s)
 
     async def retry_once(self) -> None:
         """Hand out what is due, then wait until something may be due again."""

@@ -12,7 +12,7 @@ from penstock.redis.probe import SocketAddress
 from penstock.testing.faults import Ending, Fault, FaultBoard
 from penstock.testing.proxied_link import ProxiedLink
 
-_CONTROL_TIMEOUT_S = 10.0
+_CONTROL_TIMEOUT_S = 30.0
 
 
 class FaultProxy:
@@ -85,6 +85,14 @@ class FaultProxy:
         """Holds every reply back for so long, from now on; 0 ends it."""
         self._switch(lambda: setattr(self._board, "delay_s", seconds))
 
+    def hold_replies(self) -> None:
+        """Holds every reply back, from now on, until `let_replies_go()`."""
+        self._switch(lambda: setattr(self._board, "is_holding", True))
+
+    def let_replies_go(self) -> None:
+        """Delivers what was held back; later replies are prompt again."""
+        self._switch(self._let_go)
+
     def black_hole(self) -> None:
         """Swallows every byte in both directions; connections open and stay open, as behind a dead router.
 
@@ -104,6 +112,7 @@ class FaultProxy:
         """Ends all faults: what is armed is disarmed, replies are prompt, connections are accepted."""
         self._board.clear()
         self._run(self._listen)
+        self._switch(self._let_go)
 
     # --- what was seen ----------------------------------------------------------------------------
 
@@ -111,7 +120,7 @@ class FaultProxy:
         """Returns how many commands of this name have come by."""
         return self._board.count(command)
 
-    def wait_for(self, command: str, count: int = 1, timeout_s: float = 10.0) -> bool:
+    def wait_for(self, command: str, count: int = 1, timeout_s: float = 30.0) -> bool:
         """Blocks until so many commands of this name have come by; returns False when the time is over first."""
         return self._board.wait_for(command, count, timeout_s)
 
@@ -140,6 +149,11 @@ class FaultProxy:
         self._board.is_black_hole = True
         for link in self._links:
             link.mute()
+
+    def _let_go(self) -> None:
+        self._board.is_holding = False
+        for link in tuple(self._links):
+            link.let_go()
 
     def _reset(self) -> None:
         for link in tuple(self._links):

@@ -28,7 +28,7 @@ class Fault:
         """Whether the loss has taken place."""
         return self._happened.is_set()
 
-    def wait(self, timeout_s: float = 10.0) -> bool:
+    def wait(self, timeout_s: float = 30.0) -> bool:
         """Blocks until the loss has taken place; returns False when the time is over first."""
         return self._happened.wait(timeout_s)
 
@@ -50,6 +50,7 @@ class FaultBoard:
     def __init__(self) -> None:
         self.delay_s = 0.0
         self.is_black_hole = False
+        self.is_holding = False
         self._armed: list[Fault] = []
         self._seen: Counter[str] = Counter()
         self._changed = threading.Condition()

@@ -89,10 +89,17 @@ class ProxiedLink:
         self._late: list[bytes] | None = None  # a request that is under way for long, and those that came behind it
         self._is_client_gone = False
         self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
+        self._held_back: list[Callable[[], None]] = []
 
     def mute(self) -> None:
         """Swallows everything from now on; both sockets stay open."""
         self._is_mute = True
+
+    def let_go(self) -> None:
+        """Does what was held back, in its order."""
+        held_back, self._held_back = self._held_back, []
+        for act in held_back:
+            self._in_time(act)
 
     def end(self, ending: Ending) -> None:
         """Ends the link in the given way."""
@@ -208,6 +215,9 @@ class ProxiedLink:
 
     def _in_time(self, act: Callable[[], None]) -> None:
         """Acts after the delay of the moment, never before what was to be done earlier."""
+        if self._board.is_holding:
+            self._held_back.append(act)
+            return
         due = self._loop.time() + self._board.delay_s
         if not self._waiting and not self._board.delay_s:
             act()

@@ -16,12 +16,14 @@ from penstock.errors import AlreadyClaimed
 from penstock.sync import StreamClient
 from penstock.sync.balancer.balancer import StreamBalancer
 from penstock.sync.balancer.service import Notices
-from tests.helpers.threads import Task, join, start
+from tests.helpers.threads import DEADLINE_S, Task, join, start
 
 SERVICE = "svc"
 LBS = "svc-input"
 GROUP = "svc-group"
 SEP = "<MUTEX_KEY_SEP>"
+# Locks that do not run out here, however slow the machine; `age_locks` makes them old.
+LASTING = {"lock_ttl_ms": 60_000, "lbs_idle_time": 120}
 QUICK = {"heartbeat_ms": 100, "lock_ttl_ms": 400, "sweep_interval_ms": 300}
 
 
@@ -107,8 +109,8 @@ def crash(balancer: StreamBalancer) -> None:
     balancer._sweep_soon.set()
     with suppress(Exception):
         balancer._reader.stop()
-    balancer._crew.join(5)
-    balancer._ears.join(5)
+    assert balancer._crew.join(DEADLINE_S)
+    assert balancer._ears.join(DEADLINE_S)
     balancer._is_over = True
     balancer._notices.close(terminated("killed"))
 
@@ -120,6 +122,17 @@ def add_raw(raw: redis.Redis, name: str, info: dict[str, Any] | None = None) -> 
     """Adds a data stream as the Go documentation does."""
     value = json.dumps({"DataStreamName": name, "Info": info})
     return raw.xadd(LBS, {"lbs-input": value}).decode()
+
+
+def age_locks(raw: redis.Redis) -> None:
+    """Lets two thirds of the time of all LASTING locks pass."""
+    for key in locks(raw):
+        raw.pexpire(key, 20_000)
+
+
+def are_extended(raw: redis.Redis) -> bool:
+    """Tells whether all LASTING locks were extended since."""
+    return bool(locks(raw)) and all(raw.pttl(key) > 40_000 for key in locks(raw))
 
 
 def pending(raw: redis.Redis) -> dict[str, tuple[str, int, int]]:

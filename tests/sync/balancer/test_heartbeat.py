@@ -15,7 +15,19 @@ from penstock.errors import StreamNotOwned
 from penstock.sync import RetryConfig, StreamClient
 from penstock.testing import FaultProxy
 from tests.helpers.threads import eventually, throughout
-from tests.sync.balancer.stage import GROUP, LBS, SEP, add_raw, following, locks, pending, quick
+from tests.sync.balancer.stage import (
+    GROUP,
+    LASTING,
+    LBS,
+    SEP,
+    add_raw,
+    age_locks,
+    are_extended,
+    following,
+    locks,
+    pending,
+    quick,
+)
 
 
 def test_all_streams_of_a_consumer_cost_one_round_trip(
@@ -40,21 +52,27 @@ def test_all_streams_of_a_consumer_cost_one_round_trip(
 
 
 def test_locks_are_extended_while_the_application_does_not_give_way(client: StreamClient, raw: redis.Redis) -> None:
-    with following(quick(client, "a"), claims=False) as (a,):
+    with following(quick(client, "a", **LASTING), claims=False) as (a,):
         entry_id = add_raw(raw, "session-1")
         eventually(lambda: a.added)
-        until_s, lock = time.monotonic() + 1.2, f"session-1{SEP}{entry_id}"
-        while time.monotonic() < until_s:  # three times the lock's time, without a turn for the event loop
-            assert raw.get(lock) == b"redis-consumer-a"
+        for _ in range(3):  # without a turn for the event loop
+            age_locks(raw)
+            until_s = time.monotonic() + 15
+            while not are_extended(raw):
+                assert time.monotonic() < until_s
+        assert locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id}
         throughout(0.3, lambda: a.disowned == [])
 
 
 def test_locks_are_extended_while_the_server_is_at_its_memory_limit(client: StreamClient, raw: redis.Redis) -> None:
-    with following(quick(client, "a"), claims=False) as (a,):
+    with following(quick(client, "a", **LASTING), claims=False) as (a,):
         entry_id = add_raw(raw, "session-1")
         eventually(lambda: a.added)
         raw.config_set("maxmemory", 1)
-        throughout(1.0, lambda: locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id})
+        for _ in range(3):
+            age_locks(raw)
+            eventually(lambda: are_extended(raw))
+        assert locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id}
         a.balancer.done_stream("session-1")
         assert raw.xlen(LBS) == 0
         assert a.disowned == []

@@ -131,7 +131,7 @@ def test_a_message_of_a_silent_consumer_is_reclaimed_and_the_late_one_is_stale(
 def test_a_renewed_lease_and_one_that_is_lost(client: StreamClient, raw: redis.Redis) -> None:
     witness, lost = Witness(), Signal()
     queue = make_queue(
-        client, on_event=witness, message_visibility_timeout_seconds=0.6, heartbeat_interval_seconds=0.1,
+        client, on_event=witness, message_visibility_timeout_seconds=30, heartbeat_interval_seconds=0.05,
         on_heartbeat_failure=lost.set,
     )  # fmt: skip
     queue.publish("hello")

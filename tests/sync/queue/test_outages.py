@@ -39,7 +39,14 @@ pytestmark = pytest.mark.servers("7.0")
 
 @pytest.fixture
 def shaky(fault_proxy: FaultProxy) -> Iterator[StreamClient]:
-    """A client with little patience, behind a proxy."""
+    """A client behind a proxy."""
+    with StreamClient.from_url(fault_proxy.url) as client:
+        yield client
+
+
+@pytest.fixture
+def impatient(fault_proxy: FaultProxy) -> Iterator[StreamClient]:
+    """The same with little patience, for silence that must be noticed: whoever uses it has a budget for tries."""
     with StreamClient.from_url(fault_proxy.url, socket_timeout=0.3, socket_connect_timeout=0.3) as client:
         yield client
 
@@ -196,9 +203,9 @@ def test_an_undecodable_message_whose_dead_letter_is_refused_does_not_stop_the_o
 
 @pytest.mark.parametrize("how", ["black_hole", "refuse"])
 def test_a_wait_stays_bounded_when_redis_does_not_answer(
-    shaky: StreamClient, fault_proxy: FaultProxy, how: str
+    impatient: StreamClient, fault_proxy: FaultProxy, how: str
 ) -> None:
-    queue = queue_of(quick_gateway(shaky, message_wait_interval_seconds=0.5, retry_budget_seconds=60))
+    queue = queue_of(quick_gateway(impatient, message_wait_interval_seconds=0.5, retry_budget_seconds=600))
     queue.publish("a")
     (taken(queue)).end()
     if how == "refuse":
@@ -206,20 +213,18 @@ def test_a_wait_stays_bounded_when_redis_does_not_answer(
         fault_proxy.reset_all()
     else:
         fault_proxy.black_hole()
-    began = time.monotonic()
-    with pytest.raises((ConnectionLost, ConnectionFailed)):
-        take(queue)
     # Nowhere near the budget: the wait, a command that times out, one more look.
-    assert time.monotonic() - began < 30
+    with pytest.raises((ConnectionLost, ConnectionFailed)):
+        join(start(take, queue))
     fault_proxy.heal()
     queue.publish("b")
     assert (taken(queue)).message == "b"
 
 
 def test_after_the_deadline_nothing_new_is_taken_but_what_was_handed_out_is(
-    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+    impatient: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:
-    queue = queue_of(quick_gateway(shaky, message_wait_interval_seconds=0.2, retry_initial_delay_seconds=0.01))
+    queue = queue_of(quick_gateway(impatient, message_wait_interval_seconds=0.2, retry_initial_delay_seconds=0.01))
     queue.publish("a")
     fault_proxy.drop_reply("XREADGROUP", ending="black_hole")  # noticed only after the deadline
     held = taken(queue)
@@ -240,16 +245,18 @@ def test_a_call_without_a_wait_looks_once(shaky: StreamClient) -> None:
 
 
 def test_publishing_gives_up_after_its_budget_and_says_what_is_unknown(
-    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+    impatient: StreamClient, shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:
-    queue = queue_of(quick_gateway(shaky, retry_budget_seconds=0.2))
-    queue.publish("a")
-    fault_proxy.drop_reply("EVALSHA", containing=of_script("publish"), ending="black_hole")
+    patient = queue_of(quick_gateway(shaky))
+    patient.publish("a")
+    impatient.ping()  # the connection is there
+    fault = fault_proxy.drop_reply("EVALSHA", containing=of_script("publish"), ending="black_hole")
     fault_proxy.refuse()
     with pytest.raises(PublishUnknown):
-        queue.publish("b")
+        queue_of(quick_gateway(impatient, retry_budget_seconds=0.2)).publish("b")
+    eventually(lambda: fault.has_happened)
     fault_proxy.heal()
-    assert not queue.publish("b")  # it was there already
+    assert not patient.publish("b")  # it was there already
     assert payloads(raw, QUEUE) == ["a", "b"]
 
 

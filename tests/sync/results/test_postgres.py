@@ -205,10 +205,10 @@ def test_a_server_that_dies_in_the_middle_of_a_batch_keeps_all_or_nothing(
 
 def test_a_server_that_says_nothing_is_given_up(postgres: PostgresServer) -> None:
     with FaultProxy(("127.0.0.1", postgres.port)) as proxy:
-        with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=0.5) as backend:
+        with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=3) as backend:
             assert backend.save(result_of("before"))
             proxy.black_hole()
-            with pytest.raises(BackendUnavailable, match=r"no answer for 0\.5 s"):
+            with pytest.raises(BackendUnavailable, match="no answer for 3 s"):
                 backend.save(result_of())
             proxy.heal()
             assert backend.save(result_of()) is True
@@ -219,7 +219,7 @@ def test_a_connection_that_breaks_during_an_iteration_is_an_error_and_not_an_end
     postgres: PostgresServer,
 ) -> None:
     with FaultProxy(("127.0.0.1", postgres.port)) as proxy:
-        with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=0.5) as backend:
+        with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=3) as backend:
             backend.save_many([result_of(f"t{number}") for number in range(1_200)])
             found = backend.iter()
             next(found)

@@ -24,7 +24,7 @@ from penstock.redis.address import Address, parse_url
 from penstock.redis.blocking import Command, Connection, Locator, Reply
 from penstock.redis.capabilities import MINIMUM, PROBED, Capabilities, describe, known_commands, parse_info
 from penstock.redis.embedded import EmbeddedServer
-from penstock.redis.retry import Repeat, pause_s
+from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls
 from penstock.redis.translate import Redirected, ScriptMissing
@@ -326,19 +326,24 @@ class StreamClient:
         """Look up again which server serves which key."""
         (self._lane()).locator.refresh()
 
-    def call(self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ) -> Reply:
-        """Send a command to the server of the key; repeat it after a failure where its class allows that."""
-        return (self._deliver(key, command, repeat))[0]
+    def call(self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ, waits: bool = True) -> Reply:
+        """Send a command to the server of the key; repeat it after a failure where its class allows that.
 
-    def run(self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], repeat: Repeat) -> Reply:
+        A server that is busy for a moment is waited for, unless `waits` is false.
+        """
+        return (self._deliver(key, command, repeat, waits))[0]
+
+    def run(
+        self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], repeat: Repeat, waits: bool = True
+    ) -> Reply:
         """Run a script on the server of its first key."""
         wanted = script(name)
         try:
-            return self.call(keys[0], "EVALSHA", wanted.sha, len(keys), *keys, *args, repeat=repeat)
+            return self.call(keys[0], "EVALSHA", wanted.sha, len(keys), *keys, *args, repeat=repeat, waits=waits)
         except ScriptMissing:
-            return self.call(keys[0], "EVAL", wanted.source, len(keys), *keys, *args, repeat=repeat)
+            return self.call(keys[0], "EVAL", wanted.source, len(keys), *keys, *args, repeat=repeat, waits=waits)
 
-    def _deliver(self, key: str, command: Command, repeat: Repeat) -> list[Reply]:
+    def _deliver(self, key: str, command: Command, repeat: Repeat, waits: bool) -> list[Reply]:
         failures, busy_until, asked = 0, time.monotonic() + _BUSY_BUDGET_S, None
         while True:
             connection = None
@@ -362,6 +367,8 @@ class StreamClient:
                     raise
                 asked = None
                 self.leave(connection, error)
+                if isinstance(error, BUSY) and not waits:
+                    raise
                 pause(pause_s(failures, self._chance))
 
     @staticmethod

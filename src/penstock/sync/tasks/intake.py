@@ -14,6 +14,7 @@ from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.ledger import MAX_IDS, Claim
+from penstock.sync.tasks.doubts import Doubts
 from penstock.sync.tasks.lane_books import LaneBooks
 from penstock.sync.tasks.lane_map import LOOK_EVERY_S, LaneMap
 from penstock.task import Task
@@ -32,8 +33,8 @@ _TRIES = 3
 class TaskIntake:
     """Hands out tasks to one consumer.
 
-    Guarantees: a read is sent once. Whatever a broken connection or a cancelled read may have left pending with this
-    consumer is swept up before a later read, and no attempt is counted for it.
+    Guarantees: a read is sent once. Whatever a broken connection or a cancelled pop may have left pending with this
+    consumer is swept up before a later read, or handed back at the end, and no attempt is counted for it.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class TaskIntake:
         self._group, self._consumer, self._max_retry = group, consumer, max_retry
         self._turn = 0
         self._reading = 0  # reads under way
-        self._must_sweep = False
+        self._doubts = Doubts(held)
         self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
         self._idle: list[Connection] = []  # for reads that block
         self._blocked: dict[Connection, float] = {}  # reads that block, and until when
@@ -90,7 +91,7 @@ class TaskIntake:
                 if not tries_left:
                     raise
             except ConnectionLost:
-                self._must_sweep = True
+                self._doubts.must_sweep = True
                 if not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
@@ -99,20 +100,20 @@ class TaskIntake:
         self, count: int, provides: Collection[str] | None, kinds: Collection[str] | None, keeps_apart: bool
     ) -> list[HeldTask]:
         lanes = self._lanes.suiting(provides, kinds)
-        found: list[HeldTask] = []
-        if self._must_sweep and not self._reading:
-            found += self._sweep(lanes, keeps_apart)
-        for is_second_look in (False, True):
-            if self._is_due(None):
-                self._promote()
-            for books in lanes:
-                if self._is_due(books.lane) and len(found) < count:
-                    found += self._take_due(books, count - len(found), keeps_apart)
-            if self._alone is None and len(found) < count:
-                found += self._read(lanes, count - len(found))
-            found = self._sorted_out(found, provides, kinds)
-            if found or is_second_look or not self._is_anything_due(lanes):
-                break
+        with self._doubts.on_the_way() as found:
+            if self._doubts.must_sweep and not self._reading:
+                found.extend(self._sweep(lanes, keeps_apart))
+            for is_second_look in (False, True):
+                if self._is_due(None):
+                    self._promote()
+                for books in lanes:
+                    if self._is_due(books.lane) and len(found) < count:
+                        found.extend(self._take_due(books, count - len(found), keeps_apart))
+                if self._alone is None and len(found) < count:
+                    found.extend(self._read(lanes, count - len(found)))
+                found[:] = self._sorted_out(found, provides, kinds)
+                if found or is_second_look or not self._is_anything_due(lanes):
+                    break
         return found
 
     def _read(self, lanes: Sequence[LaneBooks], count: int) -> list[HeldTask]:
@@ -126,16 +127,16 @@ class TaskIntake:
         try:
             wait_ms, waits, rows = self._client.run("task_take", keys, args, Repeat.ONCE)
         except BaseException:
-            self._must_sweep = True
+            self._doubts.must_sweep = True
             raise
         finally:
             self._reading -= 1
         self._note_due(None, wait_ms)
         for books, lane_wait_ms in zip(ordered, waits, strict=True):
             self._note_due(books.lane, lane_wait_ms)
-        found: list[HeldTask] = []
-        for number, entries in rows:
-            found += self._accept_fresh(ordered[number - 1], entries)
+        with self._doubts.on_the_way() as found:
+            for number, entries in rows:
+                found.extend(self._accept_fresh(ordered[number - 1], entries))
         return found
 
     def _accept_fresh(self, books: LaneBooks, entries: Sequence[tuple[bytes, list[bytes]]]) -> list[HeldTask]:
@@ -181,12 +182,13 @@ class TaskIntake:
         try:
             wait_ms, claims, _ = books.ledger.take_due(limit)
         except BaseException:
-            self._must_sweep = True
+            self._doubts.must_sweep = True
             raise
         finally:
             self._reading -= 1
         self._note_due(books.lane, -1 if wait_ms is None else wait_ms)
-        return self._accept_again(books, claims, keeps_apart)
+        with self._doubts.on_the_way():
+            return self._accept_again(books, claims, keeps_apart)
 
     def _accept_again(self, books: LaneBooks, claims: Sequence[Claim], keeps_apart: bool) -> list[HeldTask]:
         found: list[HeldTask] = []
@@ -211,7 +213,11 @@ class TaskIntake:
         if not found:
             return []
         counts = {claim.id: (claim.id, claim.deliveries, claim.attempts) for claim in claims}
-        answers = books.ledger.begin([counts[held.entry_id] for held in found])
+        try:
+            answers = books.ledger.begin([counts[held.entry_id] for held in found])
+        except BaseException:
+            self._doubts.never_ran(found)
+            raise
         ours = [held for held, is_ours in zip(found, answers, strict=True) if is_ours]
         self._held.add(ours)
         return ours
@@ -226,21 +232,37 @@ class TaskIntake:
             self._drains_until_s = time.monotonic() + _DRAIN_S
 
     def _sweep(self, lanes: Sequence[LaneBooks], keeps_apart: bool) -> list[HeldTask]:
-        found: list[HeldTask] = []
-        for books in lanes:
-            start = "-"
-            while True:
-                page = books.ledger.own_pending(start, MAX_IDS)
-                entries = self._held.of(books.lane).entries
-                stranded = [entry_id for entry_id, _, _ in page if entry_id not in entries]
-                if stranded:
-                    claims, _ = books.ledger.take(stranded, is_own_read=True)
-                    found += self._accept_again(books, claims, keeps_apart)
-                if len(page) < MAX_IDS:
-                    break
-                start = f"({page[-1][0]}"
-        self._must_sweep = False
+        with self._doubts.on_the_way() as found:
+            self._doubts.must_sweep = False
+            self._forsake_reads()
+            for books in lanes:
+                start = "-"
+                while True:
+                    page = books.ledger.own_pending(start, MAX_IDS)
+                    entries = self._held.of(books.lane).entries
+                    stranded = [entry_id for entry_id, _, _ in page if entry_id not in entries]
+                    if stranded:
+                        claims, _ = books.ledger.take(stranded, is_own_read=True)
+                        found.extend(self._accept_again(books, self._doubts.as_before(claims), keeps_apart))
+                    if len(page) < MAX_IDS:
+                        break
+                    start = f"({page[-1][0]}"
         return found
+
+    def _forsake_reads(self) -> None:
+        # Only then tells a look what reads that were given up have handed out.
+        while self._doubts.forsaken_ids:
+            self._client.forsake(self._keys.index, self._doubts.forsaken_ids.pop())
+
+    def hand_back(self) -> None:
+        """Give back what pops that were cancelled or broke have left behind; other pops must not be under way."""
+        if not self._doubts.must_sweep or self._reading:
+            return
+        for held in self._sweep(self._lanes.all(), keeps_apart=False):
+            self._lanes.books(held.lane).release(
+                "nack", held.entry_id, held.task.id, held.task.kind, owner=self._consumer, counts=False
+            )  # fmt: skip
+            self._held.release(held)
 
     def _sorted_out(
         self, found: list[HeldTask], provides: Collection[str] | None, kinds: Collection[str] | None
@@ -330,10 +352,13 @@ class TaskIntake:
             self._blocked[connection] = time.monotonic() + timeout_s
             reply = connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
         except BaseException as error:
-            self._must_sweep = True  # cancelled, timed out or broken: the server may have handed tasks to nobody
+            # Cancelled, timed out or broken: the server may have handed tasks to nobody.
+            self._doubts.must_sweep = True
             if connection is not None:
                 connection.abort()
             if not isinstance(error, PenstockError):
+                if connection is not None:
+                    self._doubts.forsaken_ids.add(connection.client_id)
                 raise
             self._recover_from(connection, error)
             return []
@@ -343,14 +368,14 @@ class TaskIntake:
                 self._blocked.pop(connection, None)
         self._idle.append(connection)
         streams = {books.stream.encode(): books for books in ordered}
-        found: list[HeldTask] = []
-        for stream, entries in reply or ():
-            found += self._accept_fresh(streams[stream], entries)
-        return self._sorted_out(found, provides, kinds)
+        with self._doubts.on_the_way() as found:
+            for stream, entries in reply or ():
+                found.extend(self._accept_fresh(streams[stream], entries))
+            return self._sorted_out(found, provides, kinds)
 
     def _recover_from(self, connection: Connection | None, error: PenstockError) -> None:
         if isinstance(error, GroupLost):
-            self._must_sweep = False
+            self._doubts.must_sweep = False
             self._lanes.forget_groups()
             return
         self._client.leave(connection, error)

@@ -12,7 +12,7 @@ from typing import Literal, Self
 import msgspec
 
 from penstock import task as values
-from penstock.errors import ConfigurationError, OutOfMemory
+from penstock.errors import ConfigurationError, OutOfMemory, PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.settings.tables import TaskQueueSettings
@@ -138,6 +138,13 @@ class RedisTaskQueue:
     def wake(self) -> None:
         """Let pops that wait in this process return now."""
         self._intake.wake()
+
+    def hand_back(self) -> None:
+        """Give back, for others and without counting an attempt, what cancelled pops of this object have left behind.
+
+        close() does that as well, and the next pop takes it up. While other pops are under way nothing happens.
+        """
+        self._intake.hand_back()
 
     def ack(self, task_id: str) -> bool:
         """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
@@ -332,6 +339,10 @@ class RedisTaskQueue:
 
     def close(self) -> None:
         """Close the connections; tasks that this object holds become orphans."""
+        try:
+            self.hand_back()
+        except PenstockError as error:
+            logger.warning("tasks of a cancelled pop may have to wait until they are orphans: %s", error)
         self._intake.close()
         self._board.close()
         if self._owns_client:

@@ -126,6 +126,7 @@ class Worker:
             self._stopping.set()
             hands.cancel()
             crew.cancel()
+            shielded(_LAST_RITES_S, self._hand_back_the_rest)
             self._threads.close()
             if unsubscribe is not None:
                 unsubscribe()
@@ -154,6 +155,16 @@ class Worker:
             self._settler.flush()
         except PenstockError as error:
             logger.warning("%d result(s) were not stored, their tasks become orphans: %s", len(self._settler), error)
+
+    def _hand_back_the_rest(self) -> None:
+        # After a stop there is nothing. A run that is cancelled leaves tasks that wait, or a pop that came to nothing.
+        self._hand_back(self._inbox.close())
+        hand_back = getattr(self.queue, "hand_back", None)
+        if hand_back is not None:
+            try:
+                hand_back()
+            except PenstockError as error:
+                logger.warning("tasks that nobody has seen will be orphans: %s", error)
 
     def _hand_back(self, tasks: list[Task]) -> None:
         for task in tasks:
