@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from penstock.redis.embedded import EmbeddedServer
-from penstock.redis.probe import ask
+from penstock.redis.probe import SocketAddress, ask
 from penstock.testing import TEST_SERVERS, Cluster, FaultProxy, ServerKind, ServerMissing
 from penstock.testing.servers import DEFAULT
 from tests.helpers.result_stores import postgres, postgres_of_session, s3_of_session, s3_server  # noqa: F401  fixtures
@@ -80,6 +80,15 @@ def or_skip(error: ServerMissing) -> NoReturn:
     pytest.skip(str(error))
 
 
+def hang_up(address: SocketAddress) -> None:
+    """Has a server close all connections: the last command of a process that a test has killed may still lie in one.
+
+    Whoever connected earlier is accepted earlier, so that nobody is missed.
+    """
+    for kind in ("normal", "pubsub"):
+        ask(address, "CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes", timeout_s=30.0)
+
+
 class ServerPark:
     """The shared servers of one test process."""
 
@@ -91,8 +100,9 @@ class ServerPark:
         if kind.name not in self._servers:
             self._servers[kind.name] = kind.server(port=0)
         server = self._servers[kind.name].start()
+        hang_up(server.unix_socket)
         for command in (["FLUSHALL"], ["SCRIPT", "FLUSH"], *(["CONFIG", "SET", *pair] for pair in _SETTINGS.items())):
-            ask(server.unix_socket, *command, timeout_s=10.0)
+            ask(server.unix_socket, *command, timeout_s=30.0)
         return server
 
     def close(self) -> None:
@@ -171,5 +181,7 @@ def cluster_of_session() -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(cluster_of_session: Cluster) -> Cluster:
     """An empty cluster of three nodes."""
+    for address in cluster_of_session.addresses:
+        hang_up(address)
     cluster_of_session.flush()
     return cluster_of_session

@@ -17,9 +17,13 @@ from tests.faults.checker import Checker
 from tests.faults.producers import push_many
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
+from tests.helpers.ageing import LEASE_MS as LONG_LEASE_MS
+from tests.helpers.ageing import Ageing
 
 STREAM, GROUP = "orders", "billing"
 LEASE_MS = 600
+LASTING = {"min_idle_claim_ms": LONG_LEASE_MS, "heartbeat_interval_ms": 100, "recovery_interval_ms": 50}
+"""A lease that does not run out in a test, however slow the machine; `outlive` makes it old."""
 _QUICK = {"group": GROUP, "min_idle_claim_ms": LEASE_MS, "block_ms": 200, "retry_initial_delay_ms": 20}
 
 
@@ -86,6 +90,13 @@ class Scene:
         """Makes all scripts known to the server, so that the first call of each is the one that takes effect."""
         for path in (files("penstock.redis") / "lua").iterdir():
             self.raw.script_load(script(path.name.removesuffix(".lua")).source)
+
+    def outlive(self, leases: int) -> None:
+        """Lets so many leases of what is pending pass, and sees that each is renewed: for workers that are `LASTING`."""
+        ageing = Ageing(self.raw, STREAM, GROUP)
+        for _ in range(leases):
+            ageing.age()
+            eventually(ageing.is_renewed, "the leases are renewed", story=self.story)
 
     def gate(self, name: str = "gate") -> str:
         """Returns the path of a file that does not exist yet: handlers wait `until` it does."""

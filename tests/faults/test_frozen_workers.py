@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.checker import body
-from tests.faults.conftest import GROUP, LEASE_MS, STREAM, Scene
+from tests.faults.conftest import GROUP, LASTING, LEASE_MS, STREAM, Scene
 from tests.faults.waiting import eventually
 
 pytestmark = pytest.mark.servers("7.0")
-
-LEASE_S = LEASE_MS / 1000
 
 
 def test_the_late_acknowledgement_of_a_frozen_worker_is_refused(half: str, scene: Scene) -> None:
@@ -90,12 +88,15 @@ def test_a_frozen_worker_can_neither_retry_nor_bury_what_it_lost(verdict: str, h
 
 
 def test_a_handler_that_computes_for_longer_than_the_lease_keeps_it(half: str, scene: Scene) -> None:
-    ids = scene.publish(body(0, ["busy", 4 * LEASE_S]), body(1))
-    holder = scene.worker(half, config={"concurrency": 1, "batch_size": 2})
+    gate = scene.gate()
+    ids = scene.publish(body(0, ["busy until", gate]), body(1))
+    holder = scene.worker(half, config={"concurrency": 1, "batch_size": 2, **LASTING})
     holder.wait_for("began", id=ids[0])
-    rival = scene.worker(half)
+    rival = scene.worker(half, config=LASTING)
     rival.wait_for("ready")
 
+    scene.outlive(4)
+    scene.open(gate)
     holder.wait_for("done", id=ids[0])
     scene.check()
 

@@ -18,6 +18,7 @@ from penstock.errors import OutOfMemory, TransientError
 from penstock.redis.embedded import EmbeddedServer
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
+from tests.helpers.ageing import LEASE_MS, Ageing
 
 QUEUE, COMPLETED, DEAD = "orders", "orders::completed", "orders::dlq"
 LEASE_S = 1.0
@@ -121,10 +122,13 @@ def test_a_frozen_process_can_settle_nothing_when_it_wakes_up(crew: Crew) -> Non
 
 def test_a_living_process_keeps_its_message_whoever_else_is_there(crew: Crew) -> None:
     crew.queue.publish("hold")
-    holder = crew.worker(beat_s=0.2)
+    holder = crew.worker(beat_s=0.1, lease_s=LEASE_MS / 1000)
     holder.wait_for("began")
-    rival = crew.worker(beat_s=0.2)
-    holder.wait_for("event", 12, name="renewed")  # more than two leases
+    rival = crew.worker(beat_s=0.1, lease_s=LEASE_MS / 1000)
+    leases = Ageing(crew.raw, QUEUE, "queue")
+    for _ in range(3):
+        leases.age()
+        eventually(leases.is_renewed, "the lease is renewed", story=holder.story)
     assert rival.said("began") == []
     crew.gate.touch()
     crew.wait_until_done(["hold"])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 
 import pytest
 
 from penstock.redis.embedded import EmbeddedServer
 from tests.faults.checker import body
-from tests.faults.conftest import LEASE_MS, Scene
+from tests.faults.conftest import LASTING, Scene
 from tests.faults.waiting import eventually
 
 pytestmark = pytest.mark.servers("7.0")
@@ -88,15 +87,12 @@ def test_a_second_signal_ends_at_once_and_the_messages_are_reclaimable(
 
 def test_an_idle_worker_ends_without_waiting_for_messages(half: str, scene: Scene) -> None:
     scene.publish(body(0))
-    worker = scene.worker(half, config={"block_ms": 60_000})
+    worker = scene.worker(half, config={"block_ms": 600_000})
     worker.wait_for("done")
     scene.wait_until_quiet()
     eventually(lambda: _is_reading(scene), "the worker waits for messages")
 
-    asked_at = time.monotonic()
-    assert worker.stop() == 0
-
-    assert time.monotonic() - asked_at < 20, "far from block_ms"
+    assert worker.stop() == 0  # which waits for less long than block_ms
     scene.check()
 
 
@@ -121,14 +117,13 @@ def test_a_worker_ends_though_redis_is_away(
 def test_what_a_stopping_worker_holds_keeps_its_lease_until_it_is_handed_back(half: str, scene: Scene) -> None:
     gate = scene.gate()
     (entry_id,) = scene.publish(body(0, ["until", gate]))
-    worker = scene.worker(half, config={"shutdown_grace_ms": 60_000})
+    worker = scene.worker(half, config={"shutdown_grace_ms": 60_000, **LASTING})
     worker.wait_for("began")
-    rival = scene.worker(half)
+    rival = scene.worker(half, config=LASTING)
     rival.wait_for("ready")
 
     worker.send(signal.SIGTERM)
-    stopped_at = time.monotonic()
-    eventually(lambda: time.monotonic() - stopped_at > LEASE_MS / 1000 * 2, "two leases are over")
+    scene.outlive(3)
     scene.open(gate)
 
     assert worker.wait() == 0

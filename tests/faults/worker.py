@@ -65,10 +65,9 @@ async def until_async(path: str) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def busy(seconds: float) -> None:
+def busy_until(path: str) -> None:
     """Computes without ever waiting: nothing else of this thread gets a turn."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while not os.access(path, os.F_OK):
         sum(range(1_000))
 
 
@@ -108,7 +107,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "sleep": time.sleep,
     "first": first,
     "until": until,
-    "busy": busy,
+    "busy until": busy_until,
     "result": write_result,
     "raise": fail,
     "exit": os._exit,

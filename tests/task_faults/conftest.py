@@ -27,8 +27,8 @@ def queue(redis_url: str) -> Iterator[RedisTaskQueue]:
 def start_worker(redis_url: str) -> Iterator[Start]:
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(**options: object) -> subprocess.Popen[bytes]:
-        words = [redis_url, json.dumps({"idle_ms": IDLE_MS}), json.dumps(options)]
+    def start(idle_ms: int = IDLE_MS, **options: object) -> subprocess.Popen[bytes]:
+        words = [redis_url, json.dumps({"idle_ms": idle_ms}), json.dumps(options)]
         command = [sys.executable, "-m", "tests.task_faults.process", *words]
         processes.append(subprocess.Popen(command, cwd=ROOT))
         return processes[-1]

@@ -8,9 +8,10 @@ import pytest
 import redis
 
 from penstock.redis.embedded import EmbeddedServer
-from penstock.redis.probe import ask
+from penstock.redis.probe import ask, connect
 from penstock.testing import TEST_SERVERS, Cluster, ServerKind, ServerMissing
 from penstock.testing.servers import DEFAULT, NEWEST, system_redis
+from tests.conftest import ServerPark
 
 
 def test_each_server_is_of_its_version(server_kind: ServerKind, raw: redis.Redis) -> None:
@@ -29,6 +30,17 @@ def test_a_server_is_empty_and_reset_after_another_test(raw: redis.Redis) -> Non
     assert raw.dbsize() == 0
     assert raw.config_get("maxmemory")["maxmemory"] == "0"
     raw.set("left", "behind")
+
+
+def test_nobody_from_an_earlier_test_is_connected_any_more(
+    server: EmbeddedServer, server_kind: ServerKind, server_park: ServerPark
+) -> None:
+    with connect(server.unix_socket, 30.0) as killed, connect(server.unix_socket, 30.0) as waiting:
+        killed.sendall(b"*1\r\n$4\r\nPING\r\n")
+        assert killed.recv(100) == b"+PONG\r\n"
+        waiting.sendall(b"*3\r\n$5\r\nBLPOP\r\n$4\r\nlist\r\n$1\r\n0\r\n")
+        assert server_park.get(server_kind) is server
+        assert killed.recv(100) == waiting.recv(100) == b""
 
 
 @pytest.mark.servers("7.0", "valkey")

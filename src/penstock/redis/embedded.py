@@ -67,7 +67,7 @@ class EmbeddedServer:
         persistent: bool | None = None,
         port: int | None = None,
         options: Mapping[str, str | Sequence[str]] | None = None,
-        start_timeout_s: float = 10.0,
+        start_timeout_s: float = 30.0,
     ) -> None:
         self._binary = binary
         self._directory = None if directory is None else Path(directory)
