@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark import __version__ as pyspark_version
 
 from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
 from tests.lakehouse.versions import DELTA, EXCLUDED, ICEBERG, POSTGRES, S3A, SQLITE
@@ -37,7 +37,7 @@ __all__ = [
 ROOT = Path(__file__).resolve().parents[2]
 
 # Of the two environments of `make test-lakehouse`, the one with Spark 4.1 is for Iceberg.
-HAS_ICEBERG = pyspark_version.startswith("4.1.")
+HAS_ICEBERG = version("pyspark").startswith("4.1.")
 
 if os.environ.get("PENSTOCK_LAKEHOUSE") != "1":
     collect_ignore_glob = ["test_*.py"]

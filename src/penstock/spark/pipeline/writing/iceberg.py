@@ -56,13 +56,13 @@ class IcebergWriter:
         count = written(self._foldered(rows), place, partition_by=self._folders)
         mark("iceberg written")
         is_new = True
-        if count:
+        if not count:
+            self._files.delete(place)
+        else:
             found = [file.path for file in self._files.walk(place) if file.path.endswith(".parquet")]
             is_new = self._table.add([joined(folder, path) for path in found], note)
-        else:
-            self._files.delete(for_hadoop(batch))
-        if count and is_new:
-            self._tidy(for_hadoop(batch), attempt)
+            if is_new:
+                self._tidy(for_hadoop(batch), attempt)
         mark("iceberg committed")
         return is_new
 
