@@ -7,7 +7,7 @@ SHELL := /bin/sh
 
 VENV := .venv
 BIN := $(VENV)/bin
-LAKEHOUSE := .venvs/lakehouse
+LAKEHOUSE := .venvs/lakehouse .venvs/iceberg
 UV := $(shell if uv --version >/dev/null 2>&1; then echo uv; else echo $(BIN)/uv; fi)
 # Pythons for which every test server has a wheel come first.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3; do \
@@ -37,8 +37,11 @@ test-failover: $(VENV)/.dev ## Kill the owner of 1,500 streams 20 times, with th
 test-interop: $(VENV)/.dev ## Run Python and Go peers of one balanced service together (needs Go and its module proxy)
 	@PENSTOCK_INTEROP=1 $(BIN)/python -m pytest tests/interop $(ARGS)
 
-test-lakehouse: $(LAKEHOUSE)/.done ## Run pipelines with the jars of Delta Lake and S3 (needs Maven Central)
-	@PENSTOCK_LAKEHOUSE=1 $(LAKEHOUSE)/bin/python -m pytest tests/lakehouse $(ARGS)
+test-lakehouse: $(LAKEHOUSE:=/.done) ## Run pipelines with the jars of Delta Lake, Iceberg and S3 (needs Maven Central)
+	@ran= failed=; for env in $(LAKEHOUSE); do \
+		PENSTOCK_LAKEHOUSE=1 $$env/bin/python -m pytest -o cache_dir=$$env/pytest_cache tests/lakehouse $(ARGS); \
+		case $$? in 0) ran=1 ;; 5) [ -n "$(ARGS)" ] || failed=1 ;; *) failed=1 ;; esac; \
+	done; [ -n "$$ran" ] && [ -z "$$failed" ] # 5: the given ARGS leave no test to this environment
 
 check: $(VENV)/.dev ## Format, lint, types, direction of imports, freshness of the sync half
 	@$(BIN)/ruff format --check .
@@ -74,6 +77,7 @@ lock: $(BIN)/python ## Lock the newest allowed versions into requirements/
 	@$(COMPILE) --extra embedded --extra cli --extra spark --extra java --group build --constraint requirements/dev.txt pyproject.toml \
 		--output-file requirements/demo.txt
 	@$(COMPILE) --group lakehouse --output-file requirements/lakehouse.txt
+	@$(COMPILE) --group iceberg --output-file requirements/iceberg.txt
 	@! grep -nEi 'https?:|index-url|find-links' requirements/*.txt
 
 clean: ## Remove the environment and everything that was built
@@ -108,11 +112,11 @@ $(VENV)/.dev: $(BIN)/python requirements/dev.txt pyproject.toml
 	@touch $@ $(VENV)/.demo
 
 # Another Spark, over the packages of the environment above; without uv's cache, which would keep several copies of it.
-$(LAKEHOUSE)/.done: $(VENV)/.dev requirements/lakehouse.txt
-	@echo "Installing another Spark into $(LAKEHOUSE) ..."
-	@$(BIN)/python -m venv --clear --without-pip $(LAKEHOUSE)
-	@VIRTUAL_ENV=$(CURDIR)/$(LAKEHOUSE) $(UV) pip install --quiet --no-cache --require-hashes -r requirements/lakehouse.txt
-	@$(LAKEHOUSE)/bin/python -c 'import sys, sysconfig, pathlib; \
+.venvs/%/.done: requirements/%.txt $(VENV)/.dev
+	@echo "Installing another Spark into $(@D) ..."
+	@$(BIN)/python -m venv --clear --without-pip $(@D)
+	@VIRTUAL_ENV=$(CURDIR)/$(@D) $(UV) pip install --quiet --no-cache --require-hashes -r $<
+	@$(@D)/bin/python -c 'import sys, sysconfig, pathlib; \
 		pathlib.Path(sysconfig.get_path("purelib"), "over_dev.pth").write_text(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
 		"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@

@@ -28,8 +28,8 @@ def test_the_package_is_imported_without_pyspark_and_says_what_to_install_when_i
 
 
 def test_a_pyspark_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pyspark, "__version__", "4.1.2")
-    with pytest.raises(SparkMissing, match=r"needs PySpark 4\.2 or newer, and 4\.1\.2 is installed"):
+    monkeypatch.setattr(pyspark, "__version__", "4.0.2")
+    with pytest.raises(SparkMissing, match=r"needs PySpark 4\.1 or newer, and 4\.0\.2 is installed"):
         require_pyspark()
 
 

@@ -1,4 +1,4 @@
-"""What the Spark half needs beside the core: PySpark, in a version that has the whole data source API."""
+"""What the Spark half needs beside the core: PySpark, in a version that has the data source API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 
 from penstock.errors import PenstockError
 
-_OLDEST_PYSPARK = (4, 2)
+_OLDEST_PYSPARK = (4, 1)
+_READ_LIMITS = (4, 2)
 
 
 class SparkMissing(PenstockError):
@@ -17,7 +18,7 @@ def require_pyspark() -> None:
     """Makes sure that PySpark can be used.
 
     Raises:
-        SparkMissing: it is not installed, or older than 4.2.
+        SparkMissing: it is not installed, or older than 4.1.
 
     """
     try:
@@ -27,8 +28,19 @@ def require_pyspark() -> None:
             f"penstock.spark needs PySpark, which cannot be imported ({error}): pip install 'penstock[spark]'"
         ) from error
     oldest = ".".join(map(str, _OLDEST_PYSPARK))
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < _OLDEST_PYSPARK:
+    if _numbers(version) < _OLDEST_PYSPARK:
         raise SparkMissing(
             f"penstock.spark needs PySpark {oldest} or newer, and {version} is installed: "
             f"pip install 'penstock[spark]' 'pyspark>={oldest}'"
         )
+
+
+def has_read_limits() -> bool:
+    """Tell whether Spark says where a batch begins when it asks for its end, so that a batch can be limited."""
+    from pyspark import __version__ as version
+
+    return _numbers(version) >= _READ_LIMITS
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

@@ -11,15 +11,15 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from penstock.spark.arrow_types import arrow_schema
+from penstock.spark.prerequisites import has_read_limits
 from penstock.spark.reading import columns as known
 from penstock.spark.reading import payload_columns
 from penstock.spark.reading.batch_reader import BatchReader, FilteringReader, PendingReader
 from penstock.spark.reading.options import SourceOptions
 from penstock.spark.reading.rows import RowBuilder
-from penstock.spark.reading.stream_reader import StreamReader
 
 
 class RedisStreamsSource(DataSource):
@@ -45,7 +45,7 @@ class RedisStreamsSource(DataSource):
         options = SourceOptions.parse(self._given)
         options.check_batch()
         if options.view == "pending":
-            arrow = to_arrow_schema(schema, timezone="UTC")
+            arrow = arrow_schema(schema)
             known.check(arrow, known.PENDING, ())
             return PendingReader(options, arrow)
         rows = _row_builder(options, schema)
@@ -55,7 +55,15 @@ class RedisStreamsSource(DataSource):
         """Return the reader of a streaming query."""
         options = SourceOptions.parse(self._given)
         options.check_streaming()
-        return StreamReader(options, _row_builder(options, schema))
+        rows = _row_builder(options, schema)
+        if has_read_limits():
+            from penstock.spark.reading.stream_reader import StreamReader  # of classes that Spark 4.1 has not
+
+            return StreamReader(options, rows)
+        from penstock.spark.reading.unlimited_reader import UnlimitedReader, check_unlimited
+
+        check_unlimited(options)
+        return UnlimitedReader(options, rows)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch query."""
@@ -75,7 +83,7 @@ def _columns(options: SourceOptions) -> known.Columns:
 
 
 def _row_builder(options: SourceOptions, schema: StructType) -> RowBuilder:
-    arrow = to_arrow_schema(schema, timezone="UTC")
+    arrow = arrow_schema(schema)
     columns = _columns(options)
     payload = payload_columns.chosen(options, columns, arrow)
     known.check(arrow, columns, payload.names)

@@ -47,7 +47,7 @@ def iceberg_catalogue(folder: Path) -> dict[str, str]:
 def iceberg_rows(catalogue: dict[str, str], table: str, column: str) -> list[Any]:
     from pyiceberg.catalog import load_catalog
 
-    found = load_catalog("penstock", **catalogue).load_table(table)
+    found = load_catalog(**{"name": "penstock", **catalogue}).load_table(table)
     return sorted(found.scan(selected_fields=(column,)).to_arrow()[column].to_pylist())
 
 

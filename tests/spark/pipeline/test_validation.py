@@ -144,7 +144,7 @@ def test_every_catalogue_database_and_back_end_that_cannot_work_is_told(
         Iceberg("shop.t", {**catalogue, "warehouse": f"file://{tmp_path}/file/x"}, partition_by=("day",)),
         Iceberg("shop.t", {"type": "rest", "uri": "http://127.0.0.1:1"}, name="unreachable"),
         Iceberg("shop.t", {"type": "nosuch"}, name="unknown"),
-        Iceberg("shop.t", catalogue, name="well"),
+        Iceberg("shop.t", catalogue, spark_catalog="lake", name="well"),  # without jars, since there are none
         Jdbc("jdbc:nosuch://127.0.0.1/x", "t", name="no driver"),
         Jdbc(derby, "t", options={"driver": "com.example.NoDriver"}, name="no class"),
         Jdbc(derby, "t", key=("k",)),
@@ -157,6 +157,7 @@ def test_every_catalogue_database_and_back_end_that_cannot_work_is_told(
             id="n", result_kind="order", backend="postgres", options={"dsn": "postgresql://x@127.0.0.1:1/x"}, name="pg"
         ),
         Results(id="n", result_kind="order", options={"root": str(tmp_path / "results")}, name="well as well"),
+        Iceberg("shop.t", catalogue, spark_catalog="lake", library="spark", name="no iceberg"),
     )
     found = problems(pipeline_of(Sql("SELECT n, timestamp AS at FROM input"), sinks=sinks))
     starts = [
@@ -179,6 +180,7 @@ def test_every_catalogue_database_and_back_end_that_cannot_work_is_told(
         "sink 12 (options): the result back-end cannot be used: ",
         "sink 13 (plug-in): the result back-end cannot be used: there is no result back-end 'nosuch'",
         "sink 14 (pg): the result back-end cannot be used: connection failed",
+        "sink 16 (no iceberg): the session does not know Iceberg, or no catalogue 'lake' of it",
     ]
     assert [problem[: len(start)] for problem, start in zip(found, starts, strict=False)] == starts
     assert len(found) == len(starts)

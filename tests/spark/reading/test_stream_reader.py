@@ -174,7 +174,7 @@ def test_available_now_ends_where_it_began_to_count(make: Make, raw: redis.Redis
 def test_new_streams_of_a_pattern_are_read_from_their_first_entry(
     make: Make, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.spark.reading.stream_reader._DISCOVER_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.spark.reading.stream_watch._DISCOVER_EVERY_S", 0.0)
     first = _add(raw, 5, "orders:1")
     reader = make("orders:*")
     start = reader.initialOffset()

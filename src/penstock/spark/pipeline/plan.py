@@ -136,8 +136,9 @@ class Planner:
         return made
 
     def _handled(self, step: Handler, rows: DataFrame) -> DataFrame:
-        from pyspark.sql.pandas.types import to_arrow_schema
         from pyspark.sql.types import StructType as Struct
+
+        from penstock.spark.arrow_types import arrow_schema
 
         imported("handler", step.handler)
         missing = [name for name in NEEDED if name not in rows.columns]
@@ -150,7 +151,7 @@ class Planner:
         if step.output is not None:
             added = Struct.fromDDL(step.output)
             assert isinstance(added, Struct)
-            output = to_arrow_schema(added, timezone="UTC")
+            output = arrow_schema(added)
             for name in added.names:
                 if name in rows.columns:
                     raise ConfigurationError(f"output: there is a column {name!r} already")

@@ -22,6 +22,7 @@ from penstock.spark.pipeline.staging import Staging
 from penstock.spark.pipeline.status import Places
 from penstock.spark.pipeline.validation import PipelineInvalid, validate
 from penstock.spark.pipeline.writing.writers import writer_of
+from penstock.spark.prerequisites import has_read_limits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.spark")
 _LOOK_EVERY_S = 0.5
+_AVAILABLE_NOW = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 _QUERY_ID = "sql.streaming.queryId"
 # A plan with one of these keeps state; one too many costs a batch that is computed again after a crash.
 _STATEFUL = re.compile(r"Aggregate|Deduplicate|Distinct|Join|FlatMapGroups|TransformWithState|Limit")
@@ -111,6 +113,8 @@ class Run:
         writer = rows.writeStream.foreachBatch(self._batches).outputMode(self._pipeline.output_mode)
         writer = writer.queryName(self._pipeline.name).option("checkpointLocation", self._places.spark)
         if self._once:
+            if not has_read_limits():  # else a batch that a crash left behind would be the only one of the run
+                self._spark.conf.set(_AVAILABLE_NOW, "true")
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{int(self._pipeline.trigger_s * 1000)} milliseconds").start()
 

@@ -56,20 +56,34 @@ class Delta:
 class Iceberg:
     """A table of Iceberg, partitioned by the values of `partition_by`; it is made if there is none.
 
-    `table` is `namespace.name` in the catalogue that the properties in `catalog` describe to PyIceberg.
+    `table` is `namespace.name` in the catalogue that the properties in `catalog` describe to PyIceberg, and that the
+    session knows as `spark_catalog`. `library` is `python` (PyIceberg commits), `spark` (the jars of the session do) or
+    `auto`: the jars if the session has them and the catalogue.
     """
 
     table: str
-    catalog: Mapping[str, str] = field(repr=False)
+    catalog: Mapping[str, str] = field(default_factory=dict, repr=False)
     partition_by: tuple[str, ...] = ()
+    spark_catalog: str | None = None
+    library: str = "auto"
     name: str = "iceberg"
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
         check_text("table", self.table)
+        check_choice("library", self.library, _LIBRARIES)
         if len(self.table.split(".")) < 2 or not all(self.table.split(".")):
             raise ConfigurationError(f"table = {self.table!r} must be namespace.name, such as 'shop.orders'")
-        if not self.catalog:
+        if self.spark_catalog is not None:
+            check_name("spark_catalog", self.spark_catalog)
+            if "." in self.spark_catalog:
+                raise ConfigurationError(f"spark_catalog = {self.spark_catalog!r} must be a name without a dot")
+        elif self.library == "spark":
+            raise ConfigurationError(
+                "library = 'spark' needs spark_catalog, the name of the catalogue in the session: "
+                "spark_catalog = 'lake' for spark.sql.catalog.lake"
+            )
+        if not self.catalog and (self.spark_catalog is None or self.library == "python"):
             raise ConfigurationError(
                 "catalog is empty: say where the catalogue is, such as catalog = {type = 'sql', uri = 'sqlite:///...', "
                 "warehouse = 'file:///...'}"

@@ -12,9 +12,11 @@ from penstock.spark.pipeline.spark_errors import one_line
 from penstock.spark.pipeline.steps import STEPS, Step
 from penstock.spark.pipeline.writing.parquet import unfit, unwritable
 from penstock.spark.pipeline.writing.writers import writer_of
+from penstock.spark.prerequisites import has_read_limits
 from penstock.spark.reading import payload_columns
 from penstock.spark.reading.catalogue import look, require
 from penstock.spark.reading.columns import ENTRY
+from penstock.spark.reading.unlimited_reader import check_unlimited
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,6 +61,8 @@ class Validation:
     def _is_source_well(self) -> bool:
         options = self._pipeline.source.parsed()
         try:
+            if not has_read_limits():
+                check_unlimited(options)
             client = options.link.client()
             states = look(client, options.stream_names(client))
             if not options.wait_for_streams and not options.selection.is_pattern:

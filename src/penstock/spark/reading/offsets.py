@@ -5,6 +5,9 @@ cut into partitions. So a batch that is run again after a crash is the same batc
 to "latest" in between, and the very first one too, whose beginning Spark itself does not keep.
 
     {"v": 1, "s": {"orders": {"id": "1794722835797-56", "n": 1000, "from": "...", "from_n": 0, "cuts": [], "lost": 0}}}
+
+Spark 4.1 asks for an end without saying where the batch begins. Such an end is `open`: what it says of the beginning is
+true of the first batch alone, and all others begin where Spark says.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from penstock import ids
 from penstock.errors import ConfigurationError
 
 VERSION = 1
+_OPEN, _FIRST = "open", "first"
 Offset: TypeAlias = dict[str, Any]  # as Spark hands it over and keeps it
 
 
@@ -112,6 +116,26 @@ def _load(entry: Mapping[str, Any]) -> Progress:
         ids.parse(entry_id)
     start, end = Position(entry["from"], entry.get("from_n")), Position(entry["id"], entry.get("n"))
     return Progress(end, start, tuple(entry.get("cuts", ())), entry.get("lost", 0))
+
+
+def opened(ends: Offsets) -> Offset:
+    """Return an end that does not know where its batch begins, unless it is the first."""
+    return {**ends.dump(), _OPEN: True}
+
+
+def first(start: Offsets) -> Offset:
+    """Return the beginning of a query, which Spark does not keep."""
+    return {**start.dump(), _FIRST: True}
+
+
+def batch_of(start: Offset, end: Offset) -> Offsets:
+    """Return what a batch takes."""
+    planned = Offsets.load(end)
+    if not end.get(_OPEN) or start.get(_FIRST):
+        return planned
+    begun = Offsets.load(start).positions()
+    anew = Position(ids.ZERO, 0)  # a stream that has appeared since
+    return Offsets({name: Progress(to.end, begun.get(name, anew)) for name, to in planned.streams.items()})
 
 
 def lag(latest: Offset | str | None, end: Offset | str | None) -> dict[str, int | None]:

@@ -6,13 +6,9 @@ which tasks does it have? Everything it needs to answer the second question is i
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping
 
-import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -23,53 +19,22 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock import ids
-from penstock.errors import DataLost
-from penstock.spark.patience import patiently
 from penstock.spark.reading.admission import Backlog, Limits, Planner
-from penstock.spark.reading.batch_reader import RangePartition, TaskReader
 from penstock.spark.reading.catalogue import StreamState
-from penstock.spark.reading.group_cursor import GroupCursor
-from penstock.spark.reading.holdings import Holdings, holdings_of
 from penstock.spark.reading.offsets import Offset, Offsets, Position, Progress
-from penstock.spark.reading.options import EARLIEST, LATEST, Bound, SourceOptions
-from penstock.spark.reading.planner import pack
+from penstock.spark.reading.options import EARLIEST, Bound, SourceOptions
 from penstock.spark.reading.planning import rows_between
 from penstock.spark.reading.rows import RowBuilder
-
-logger = logging.getLogger("penstock.spark")
-_DISCOVER_EVERY_S = 1.0
-T = TypeVar("T")
+from penstock.spark.reading.stream_watch import StreamWatch
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(StreamWatch, SupportsTriggerAvailableNow):
     """Reads streams as they grow."""
 
     def __init__(self, options: SourceOptions, rows: RowBuilder) -> None:
-        self._options, self._task = options, TaskReader(options, rows)
-        self._initial: Offset | None = None
+        super().__init__(options, rows)
         self._target: Mapping[str, Position] | None = None  # of Trigger.AvailableNow
-        self._cursor: GroupCursor | None = None
-        self._names: list[str] = []
-        self._discovered_s = -1e9
         self._took_s = time.monotonic()  # when the last batch began
-
-    # --- on the driver ------------------------------------------------------------------------------
-
-    def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
-        """Return where a new query begins. Asked for twice, and answered once: `latest` moves."""
-        if self._initial is None:
-            self._initial = self._patiently(self._begin)
-        return self._initial
-
-    def _begin(self) -> Offset:
-        states = self._look({})
-        self._holdings.require(states)
-        starting = self._options.starting or Bound(common=LATEST)
-        found = {}
-        for name, state in states.items():
-            position = self._holdings.start(name, starting, state)
-            found[name] = Progress(position, position)
-        return Offsets(found).dump()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """Return one of the limits: that there are any is all that Spark wants to know."""
@@ -118,16 +83,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Appeared since the query began: read from its first entry on.
             return self._holdings.start(name, Bound(common=EARLIEST), state)
         here = at.streams[name].end
-        gap = self._holdings.gap(name, here, state)
-        if gap is None or gap.count == 0:
-            return here if gap is None else gap.resume
-        if self._options.fail_on_data_loss:
-            raise DataLost(
-                f"{gap}. Set option failOnDataLoss=false to go on without them, and a consumer group (option group) so "
-                "that retention keeps what this query has yet to read"
-            )
-        logger.warning("%s; going on without them (failOnDataLoss=false)", gap)
-        lost[name] = lost.get(name, 0) + (gap.count or 1)
+        gap = self._gap(name, here, state)
+        if gap is None:
+            return here
+        if gap.count != 0:
+            lost[name] = lost.get(name, 0) + (gap.count or 1)
         return gap.resume
 
     def _backlog(self, name: str, here: Position, state: StreamState | None) -> Backlog:
@@ -153,48 +113,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         states = self._patiently(lambda: self._look({}))
         ends = {name: Position(state.last_id, state.added) for name, state in states.items() if state is not None}
         return Offsets({name: Progress(end, end) for name, end in ends.items()}).dump()
-
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return the tasks of a batch: what its end says, and nothing else."""
-        if start == end:
-            return []
-        options, planned = self._options, Offsets.load(end)
-        pieces = [piece for name in sorted(planned.streams) for piece in planned.streams[name].pieces(name)]
-        return [
-            RangePartition(chosen) for chosen in pack(pieces, options.max_rows_per_partition, options.min_partitions)
-        ]
-
-    def commit(self, end: Offset) -> None:
-        """Do nothing: it comes a batch late, and never for the last one. The group moves when the next is planned."""
-
-    @property
-    def _holdings(self) -> Holdings:
-        return holdings_of(self._options)
-
-    def _look(self, already: Mapping[str, Progress]) -> Mapping[str, StreamState | None]:
-        now = time.monotonic()
-        if now - self._discovered_s > _DISCOVER_EVERY_S or not self._names:
-            self._names, self._discovered_s = self._holdings.names(), now
-        # One that a pattern found and finds no longer has been deleted, which must not go unnoticed.
-        known = already if self._options.selection.is_pattern else ()
-        return self._holdings.look(list(dict.fromkeys([*known, *self._names])))
-
-    def _show(self, name: str, here: Position) -> None:
-        # Before the first entry of a stream is read, too: retention would not wait for a group that is not there.
-        if self._options.group is None:
-            return
-        if self._cursor is None:
-            self._cursor = GroupCursor(self._options.link.client(), self._options.group, self._options.group_force)
-        self._cursor.show(name, here)
-
-    def _patiently(self, step: Callable[[], T]) -> T:
-        return patiently(step, self._options.retry_timeout.total_seconds())
-
-    # --- in a task ----------------------------------------------------------------------------------
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one partition; called in a task."""
-        return self._task.read(partition)
 
 
 def _with_lost(progress: Progress, lost: int) -> Progress:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from penstock.spark.arrow_types import arrow_schema
 from penstock.spark.reading import columns as known
 from penstock.spark.results.columns import RESULT
 from penstock.spark.results.options import FORMAT, ResultsOptions
@@ -33,6 +33,6 @@ class ResultsSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
         options = ResultsOptions.parse(self._given)
-        arrow = to_arrow_schema(schema, timezone="UTC")
+        arrow = arrow_schema(schema)
         known.check(arrow, RESULT, ())
         return FilteringResultsReader(options, arrow) if options.filter_pushdown else ResultsReader(options, arrow)

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 def nullable_arrow(schema: StructType) -> Any:
     """Return the schema with columns that may all be null: whoever appends may bring null in what has none today."""
-    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructField, StructType
 
-    return to_arrow_schema(StructType([StructField(f.name, f.dataType) for f in schema.fields]), timezone="UTC")
+    from penstock.spark.arrow_types import arrow_schema
+
+    return arrow_schema(StructType([StructField(f.name, f.dataType) for f in schema.fields]))

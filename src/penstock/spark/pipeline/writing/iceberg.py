@@ -1,19 +1,22 @@
 """Iceberg without jars: Spark writes the files, the driver adds them to the table with the number of the batch.
 
-Files of a batch lie in `<table>/data/batch-<batch>` and belong to the table only when a snapshot says so. The same
-commit notes the batch in the properties of the table: a batch that is not above the last one is there already.
+Files of a batch lie in `<table>/data/batch-<batch>/<attempt>` and belong to the table only when a snapshot says so. The
+same commit notes the batch in the properties of the table: a batch that is not above the last one is there already.
+Each attempt has a folder of its own, so that it touches no file of another driver's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.files import Files, joined
 from penstock.spark.pipeline.sinks import Iceberg
 from penstock.spark.pipeline.writing.arrow_schema import nullable_arrow
 from penstock.spark.pipeline.writing.counting import written
+from penstock.spark.pipeline.writing.iceberg_note import BatchNote
 from penstock.spark.pipeline.writing.iceberg_table import IcebergTable, for_hadoop
 from penstock.spark.pipeline.writing.parquet import unfit, unknown_partitions
 
@@ -43,21 +46,31 @@ class IcebergWriter:
 
     def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
         """Write a batch, unless it is there; tell whether it was new."""
+        note = BatchNote(key, self._sink.name)
         self._table.open(nullable_arrow(rows.schema))
-        if self._table.has(key):
+        if self._table.has(note):
             return False
-        folder = joined(self._table.location, "data", f"batch-{key.folder}")
+        batch, attempt = joined(self._table.location, "data", f"batch-{key.folder}"), uuid4().hex[:8]
+        folder = joined(batch, attempt)
         place = for_hadoop(folder)
-        self._files.delete(place)
         count = written(self._foldered(rows), place, partition_by=self._folders)
         mark("iceberg written")
-        if count:
-            found = [file.path for file in self._files.walk(place) if file.path.endswith(".parquet")]
-            self._table.add([joined(folder, path) for path in found], key)
-        else:
+        is_new = True
+        if not count:
             self._files.delete(place)
+        else:
+            found = [file.path for file in self._files.walk(place) if file.path.endswith(".parquet")]
+            is_new = self._table.add([joined(folder, path) for path in found], note)
+            if is_new:
+                self._tidy(for_hadoop(batch), attempt)
         mark("iceberg committed")
-        return True
+        return is_new
+
+    def _tidy(self, batch: str, attempt: str) -> None:
+        """Delete the files of other attempts, which can no longer be added: the batch is there."""
+        for name in self._files.names(batch):
+            if name != attempt:
+                self._files.delete(joined(batch, name))
 
     @property
     def _folders(self) -> tuple[str, ...]:

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from penstock.errors import PenstockError
-from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.sinks import Iceberg
+from penstock.spark.pipeline.writing.iceberg_fit import Described, misfits
+from penstock.spark.pipeline.writing.iceberg_note import BatchNote
 from penstock.spark.pipeline.writing.parquet import unwritable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_NAME = "penstock"  # what PyIceberg's own configuration would call the catalogue
+_NAME = "penstock"  # what a catalogue is called unless `name` says otherwise: one in a database is known by it
 _SQLITE = "sqlite:///"
-_PROPERTY = "penstock.batch"
+_ATTEMPTS = 5
 _CATALOGUE_TABLE = "iceberg_tables"
 
 
 class IcebergMissing(PenstockError):
     """The library of Iceberg is not installed."""
+
+
+class IcebergBusy(PenstockError):
+    """Others change a table so often that nothing can be added to it."""
+
+
+class _BatchThere(Exception):
+    """Another driver has added the batch in the meantime."""
 
 
 class IcebergTable:
@@ -72,14 +80,8 @@ class IcebergTable:
         made = assign_fresh_schema_ids(_schema(schema))
         wanted = {field.name: str(field.field_type) for field in made.fields}
         found = {field.name: str(field.field_type) for field in table.schema().fields}
-        for name, kind in wanted.items():
-            if name not in found:
-                yield f"table {self._sink.table!r} has no column {name!r}; it has {', '.join(found)}"
-            elif _plain(found[name]) != _plain(kind):
-                yield f"table {self._sink.table!r}: column {name!r} is {kind} here and {found[name]} there"
         partitions = [field.name for field in table.spec().fields]
-        if partitions != list(self._sink.partition_by):
-            yield f"table {self._sink.table!r} is partitioned by {partitions}, not by partition_by"
+        yield from misfits(self._sink, wanted, Described(found, partitions))
 
     # --- a batch ---
 
@@ -106,33 +108,59 @@ class IcebergTable:
         except TableAlreadyExistsError:
             return  # another sink was faster
 
-    def has(self, key: BatchKey) -> bool:
+    def has(self, note: BatchNote) -> bool:
         """Tell whether the batch, or a later one, is in the table."""
-        last = self._table.properties.get(self._property(key))
-        return last is not None and int(last) >= key.number
+        return note.is_in(self._table.properties)
 
     @property
     def location(self) -> str:
         """Where the files of the table are, as the catalogue says it."""
         return str(self._table.location())
 
-    def add(self, paths: Sequence[str], key: BatchKey) -> None:
-        """Add the files of a batch, and note the batch, in one commit."""
-        noted = {
-            "penstock.query": key.query,
-            "penstock.sink": self._sink.name,
-            "penstock.batch": str(key.number),
-        }
-        with self._table.transaction() as transaction:
-            transaction.set_properties({self._property(key): str(key.number)})
-            # Files of a new batch lie in a folder of their own: none is in the table already.
-            transaction.add_files(list(paths), snapshot_properties=noted, check_duplicate_files=False)
+    def add(self, paths: Sequence[str], note: BatchNote) -> bool:
+        """Add the files of a batch, and note the batch, in one commit; tell whether it was new.
 
-    def _property(self, key: BatchKey) -> str:
-        return f"{_PROPERTY}.{key.query}.{self._sink.name}"
+        A commit holds only if nobody else has committed since the table was loaded. So another driver that writes the
+        same batch at the same time is seen, here or there.
+        """
+        from pyiceberg.exceptions import CommitFailedException
+
+        failed: BaseException | None = None
+        for _ in range(_ATTEMPTS):
+            if self.has(note):
+                return False
+            try:
+                self._commit(paths, note)
+            except _BatchThere:
+                return False
+            except CommitFailedException as error:
+                failed = error
+                self._table = self._catalogue().load_table(self._sink.table)
+            else:
+                return True
+        raise IcebergBusy(
+            f"table {self._sink.table!r}: others changed it {_ATTEMPTS} times while batch {note.value} was added. "
+            "Start the pipeline again when they are done"
+        ) from failed
+
+    def _commit(self, paths: Sequence[str], note: BatchNote) -> None:
+        table, refresh = self._table, self._table.refresh
+
+        def refreshed() -> Any:
+            refresh()
+            if note.is_in(table.properties):
+                raise _BatchThere
+            return table
+
+        table.refresh = refreshed  # which PyIceberg calls before it repeats a commit by itself
+        with table.transaction() as transaction:
+            transaction.set_properties({note.name: note.value})
+            # Files of a new batch lie in a folder of their own: none is in the table already.
+            transaction.add_files(list(paths), snapshot_properties=note.summary, check_duplicate_files=False)
 
     def _catalogue(self, **more: str) -> Any:
-        return library().load_catalog(_NAME, **{**self._sink.catalog, **more})
+        given = {**self._sink.catalog, **more}
+        return library().load_catalog(given.pop("name", _NAME), **given)
 
 
 def library() -> Any:
@@ -151,11 +179,6 @@ def _schema(schema: pa.Schema) -> Any:
     from pyiceberg.catalog import Catalog
 
     return Catalog._convert_schema_if_needed(schema)  # noqa: SLF001 - PyIceberg shows it nowhere else
-
-
-def _plain(kind: str) -> str:
-    """Leave out the ids of nested fields and whether they are required: neither keeps a file out."""
-    return re.sub(r"\d+: |(?:required|optional) ", "", kind)
 
 
 def for_hadoop(path: str) -> str:

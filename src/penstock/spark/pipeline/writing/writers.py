@@ -11,6 +11,7 @@ from penstock.spark.pipeline.writing.console import ConsoleWriter
 from penstock.spark.pipeline.writing.delta import DeltaWriter
 from penstock.spark.pipeline.writing.delta_spark import DeltaSparkWriter, uses_jars
 from penstock.spark.pipeline.writing.iceberg import IcebergWriter
+from penstock.spark.pipeline.writing.iceberg_spark import IcebergSparkWriter, is_for_jars
 from penstock.spark.pipeline.writing.jdbc import JdbcWriter
 from penstock.spark.pipeline.writing.parquet import ParquetWriter
 from penstock.spark.pipeline.writing.postgres import PostgresWriter
@@ -42,5 +43,5 @@ def _of_files(sink: Parquet | Delta | Iceberg, spark: SparkSession) -> Writer:
     if isinstance(sink, Parquet):
         return ParquetWriter(sink, files)
     if isinstance(sink, Iceberg):
-        return IcebergWriter(sink, files)
+        return IcebergSparkWriter(sink, spark) if is_for_jars(sink, spark) else IcebergWriter(sink, files)
     return DeltaSparkWriter(sink, spark) if uses_jars(sink, spark) else DeltaWriter(sink, files)
