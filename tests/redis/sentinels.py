@@ -91,7 +91,7 @@ class SentinelGroup:
 
 def told(address: Any, *command: Any) -> Any:
     """Returns the reply of one server."""
-    return ask(address, *command)
+    return ask(address, *command, timeout_s=30.0)
 
 
 def _with_arguments(folder: Path, binary: Path, settings: Path, number: int) -> Path:

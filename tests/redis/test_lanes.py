@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import socket
 import threading
 from typing import Any, Self
 
 import pytest
 import redis
+import redis.asyncio
 
 from penstock.errors import ConnectionFailed, ConnectionLost, PenstockError, ServerError, UnsupportedServer, WrongType
 from penstock.redis.embedded import EmbeddedServer
@@ -161,6 +164,26 @@ def test_a_cancelled_call_does_not_shift_the_replies_of_others(async_half: Async
 
     assert async_half.do(story) == [b"late", b"after"]
     assert fault_proxy.count("ECHO") == 52, "a cancelled command was sent once, like the others"
+
+
+def test_a_cancellation_that_the_driver_forgets_ends_the_caller_all_the_same(
+    async_half: AsyncHalf, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = redis.asyncio.Connection.connect
+
+    async def forgetful(self: Any) -> None:
+        # As asyncio.wait_for() does before Python 3.12, if it is done in the same moment.
+        await connect(self)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(redis.asyncio.Connection, "connect", forgetful)
+    with pytest.raises(concurrent.futures.CancelledError):
+        async_half.connect(fault_proxy.port)
+    eventually(lambda: fault_proxy.connections == 0)
 
 
 def test_calls_of_one_turn_of_the_loop_share_a_write(async_half: AsyncHalf, fault_proxy: FaultProxy) -> None:

@@ -10,8 +10,8 @@ import asyncio
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import hiredis
 import redis.asyncio as driver
@@ -26,6 +26,7 @@ from penstock.redis.glances import Glances, glance
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import connect_error, error_reply, told_cause
 
+T = TypeVar("T")
 Reply: TypeAlias = Any
 Command: TypeAlias = tuple[bytes | str | int, ...]
 OnReply: TypeAlias = Callable[[int, Reply], None]
@@ -293,6 +294,20 @@ def _pack(command: Command) -> bytes:
     return packed
 
 
+async def _heeded(step: Awaitable[T]) -> T:
+    """Wait for something that redis-py does, and be cancelled even if it swallows that.
+
+    It waits with asyncio.wait_for(), which before Python 3.12 forgets a cancellation that comes in the moment in which
+    it is done: whoever was cancelled would go on for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    result = await step
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
+
+
 def _no_retry() -> Retry:
     # The driver never repeats anything: what may be repeated is decided in retry.py.
     return Retry(NoBackoff(), 0)
@@ -353,7 +368,7 @@ class Locator:
         try:
             # redis-py bounds the TCP connect and each reply of the handshake; this bounds the sum.
             async with asyncio.timeout(settings.connect_timeout_s):
-                await made.connect()
+                await _heeded(made.connect())
         except (OSError, TimeoutError, driver.RedisError) as error:
             await made.disconnect(nowait=True)
             raise connect_error(error, where) from error
@@ -378,13 +393,17 @@ class Locator:
                     retry=_no_retry(),
                     **options,
                 )
-                await cluster.initialize()
+                try:
+                    await _heeded(cluster.initialize())
+                except BaseException:
+                    await cluster.aclose()
+                    raise
                 self._seen = {(str(node.host), int(node.port)) for node in cluster.get_nodes()}
                 self._cluster = cluster
             return self._cluster
 
     async def _find_master(self) -> Host:
-        host, port = await self._masters().discover_master(str(self._settings.service_name))
+        host, port = await _heeded(self._masters().discover_master(str(self._settings.service_name)))
         self._master = str(host), int(port)
         return self._master
 

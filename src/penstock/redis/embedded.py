@@ -260,7 +260,7 @@ def _is_free(port: int) -> bool:
 
 def _answers(unix_socket: str) -> bool:
     try:
-        reply = ask(unix_socket, "PING")
+        reply = ask(unix_socket, "PING", timeout_s=1.0)
     except OSError:
         return False
     if isinstance(reply, hiredis.ReplyError):

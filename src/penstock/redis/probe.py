@@ -13,7 +13,7 @@ SocketAddress: TypeAlias = str | tuple[str, int]
 _UNFINISHED = object()
 
 
-def ask(address: SocketAddress, *words: str | int | bytes, timeout_s: float = 1.0) -> object:
+def ask(address: SocketAddress, *words: str | int | bytes, timeout_s: float = 10.0) -> object:
     """Sends one command on a fresh connection and returns the reply; an error reply is returned, not raised.
 
     Raises:
