@@ -36,7 +36,7 @@ class Glances:
 
     def __init__(self) -> None:
         # With one processor the server cannot answer while we look.
-        self._skip, self._in_vain = (0 if processors() > 1 else -1), 1
+        self._skip, self._in_vain = (0 if processors() > 1 else -1), 0
 
     def is_worthwhile(self) -> bool:
         """Tell whether to look at all."""
@@ -48,6 +48,6 @@ class Glances:
     def note(self, is_found: bool) -> None:
         """Take note of whether the reply was seen: if not, the server is far away or busy, or has nothing to say."""
         if is_found:
-            self._in_vain = 1
-        else:
-            self._skip = self._in_vain = min(2 * self._in_vain, _MOST_SKIPPED)
+            self._in_vain = 0
+        else:  # one in vain may be chance
+            self._skip, self._in_vain = self._in_vain, min(2 * self._in_vain or 2, _MOST_SKIPPED)
