@@ -14,7 +14,7 @@ import redis
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost
 from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import FaultProxy
-from tests.redis.halves import AsyncHalf, Half, eventually
+from tests.redis.halves import AsyncHalf, Half, SyncHalf, eventually
 
 pytestmark = pytest.mark.servers("7.0")
 
@@ -196,6 +196,23 @@ def test_the_server_sees_a_closed_connection_go(half: Half, connection: Any, fau
     assert fault_proxy.connections == 1
     half.do(connection.close)
     eventually(lambda: fault_proxy.connections == 0)
+
+
+def test_a_connection_that_is_broken_off_in_the_moment_in_which_a_reply_has_come_is_closed(
+    fault_proxy: FaultProxy,
+) -> None:
+    connection = SyncHalf().connect(fault_proxy.port)
+    used, alone = connection._socket, connection._alone
+
+    def broken_off(*args: Any) -> Any:
+        replies = alone(*args)
+        with connection._lock:  # of the thread that has its reply and not yet given the lock back
+            connection.abort()
+        return replies
+
+    connection._alone = broken_off
+    assert connection.call("PING") == b"PONG"
+    assert used.fileno() == -1
 
 
 # --- never twice ------------------------------------------------------------------------------------

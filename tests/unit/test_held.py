@@ -54,6 +54,21 @@ def test_a_message_that_is_let_go_while_it_is_decoded_does_not_reach_the_worker(
     assert held.ids() == ["2-0"]
 
 
+def test_what_a_worker_has_set_apart_stays_so_when_the_heartbeat_looks_before_the_rest_is_decoded() -> None:
+    held = Held()
+    held.add_fresh(rows(1, 2))
+    apart = StreamMessage("1-0", None)
+
+    def reject_the_first(taken: list[Row]) -> list[StreamMessage]:
+        held.set_apart(apart)
+        assert held.ids() == ["1-0", "2-0"]
+        return decode(taken[1:])
+
+    assert [m.id for m in held.take_fresh(2, reject_the_first)] == ["2-0"]
+    assert held.get("1-0") is apart
+    assert held.finish([apart]) == [apart]
+
+
 def test_what_a_worker_cannot_decode_is_held_by_itself() -> None:
     held = Held()
     held.add_fresh(rows(1, 2))

@@ -45,6 +45,7 @@ class Connection:
         self._lock = threading.Lock()
         self._file = -1  # of the socket, where its bytes are the replies themselves
         self._glances = Glances()
+        self._aborted: socket.socket | None = None  # to be closed when nobody reads it any more
         self.client_id = 0
 
     @property
@@ -98,6 +99,13 @@ class Connection:
         return self._exchange(b"", count, None, None)
 
     def _exchange(self, packed: bytes, count: int, timeout_s: float | None, on_reply: OnReply | None) -> list[Reply]:
+        try:
+            return self._alone(packed, count, timeout_s, on_reply)
+        finally:
+            if self._aborted is not None:
+                self._close_aborted()
+
+    def _alone(self, packed: bytes, count: int, timeout_s: float | None, on_reply: OnReply | None) -> list[Reply]:
         with self._lock:
             connected = self._socket
             if connected is None:
@@ -120,9 +128,6 @@ class Connection:
                 # KeyboardInterrupt between request and reply: the connection is out of step from here on.
                 self.abort()
                 raise
-            finally:
-                if self._socket is None:
-                    connected.close()
 
     def _write(self, connected: socket.socket, packed: bytes) -> None:
         # Straight to the file as long as there is room in its buffer: send() asks for that first, every time.
@@ -162,12 +167,21 @@ class Connection:
         """Close at once, from any thread; whoever waits gets ConnectionLost."""
         connected, self._socket, self._file = self._socket, None, -1
         if connected is not None:
+            self._aborted = connected
             with contextlib.suppress(OSError):  # not connected any more
                 connected.shutdown(socket.SHUT_RDWR)
-            if self._lock.acquire(blocking=False):
-                connected.close()
+            self._close_aborted()
+
+    def _close_aborted(self) -> None:
+        # Not while a thread is reading: the number of a closed file goes to the next one that is opened. Whoever has
+        # the lock looks here once more when it has given it back, so that the last one out closes it.
+        if self._lock.acquire(blocking=False):
+            try:
+                aborted, self._aborted = self._aborted, None
+                if aborted is not None:
+                    aborted.close()
+            finally:
                 self._lock.release()
-            # Else a thread is reading, and closes it: the number of a closed file goes to the next one that is opened.
 
     def close(self) -> None:
         """Close the connection."""

@@ -107,7 +107,8 @@ class Held:
                 if isinstance(item, StreamMessage):
                     self._single[item.id] = item
                 else:
-                    self._single[item[0].decode()] = None
+                    # One that its worker has set apart meanwhile stays what it is.
+                    self._single.setdefault(item[0].decode(), None)
         self._batches.clear()
         return self._single
 
