@@ -81,8 +81,7 @@ class Desk:
 
     def _begin_anew(self) -> None:
         # In a forked process too.
-        settings = self._settings
-        self._slots = Slots(self._client, self.keys, GROUP, settings.dead_letters, self._look_soon)
+        self._slots = Slots(self._client, self.keys, GROUP, self._settings.dead_letters, self._look_soon)
         self._unsettled: list[tuple[Claim, Step]] = []
         config = ConsumerConfig(group=GROUP, max_stream_size=0)
         self._upkeep = Upkeep(self._client, self._group, self.keys, config, self._slots.name, self._emit)
@@ -386,9 +385,8 @@ class Desk:
                 self._unsettled.append((claim, step))
                 self._emit(EventName.UNSETTLED, id=claim.entry_id, error=repr(error))
                 raise
-            self._slots.put_back(
-                claim.slot
-            )  # not after an error: the slot may hold the message until its lease runs out
+            # Not after an error: the slot may hold the message until its lease runs out.
+            self._slots.put_back(claim.slot)
             return is_done
 
     async def settle_again(self) -> bool:
