@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ _PREFIX = "redis."
 _NUMBERS = {"socket_timeout": float, "socket_connect_timeout": float, "max_connections": int, "pool_timeout": float}
 _FLAGS = {"socket_keepalive", "ssl_check_hostname"}
 _clients: dict[tuple[int, Link], StreamClient] = {}
-_frozen_in: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -78,17 +76,6 @@ class Link:
                 )
             return os.environ[self.password_env]
         return None
-
-
-def spare_the_collector() -> None:
-    """Take everything that a worker process has loaded out of the sight of the garbage collector; at the end of a task.
-
-    PySpark collects all garbage after each task. With pandas and pyarrow loaded that takes 50 ms, which is most of what
-    a small micro-batch costs, and finds nothing.
-    """
-    if _frozen_in.get("pid") != os.getpid():  # to ask the collector takes as long as to let it work
-        _frozen_in["pid"] = os.getpid()
-        gc.freeze()
 
 
 def _typed(name: str, value: str) -> object:

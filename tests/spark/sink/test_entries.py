@@ -77,6 +77,14 @@ def test_fields_are_written_as_they_are_and_columns_win() -> None:
     assert found == [[b"data", b"a", b"key", b"k", b"colour", b"\xff"], [b"data", b"b", b"key", b"kept"]]
 
 
+def test_fields_that_no_row_has_are_not_written() -> None:
+    fields = pa.array([[("tenant", b"t")], [], None], MAP).slice(1)
+    assert entries(packer(data="data", fields="fields"), data=[b"x", b"y"], fields=fields) == [
+        [b"data", b"x"],
+        [b"data", b"y"],
+    ]
+
+
 def test_fields_may_be_all_there_is() -> None:
     assert entries(packer(fields="fields"), fields=pa.array([[("a", b"1")]], MAP)) == [[b"a", b"1"]]
 

@@ -18,7 +18,7 @@ from penstock.spark.archive.id_masks import is_behind
 from penstock.spark.archive.layout import DAY_MS
 from penstock.spark.archive.manifest import FileEntry
 from penstock.spark.archive.rows import READ_SCHEMA, stored
-from penstock.spark.link import spare_the_collector
+from penstock.spark.collector import spare_the_collector
 from penstock.spark.reading.offsets import IdRange
 from penstock.spark.reading.options import SourceOptions
 from penstock.spark.reading.ranges import read_ranges
@@ -43,9 +43,8 @@ class ArchiveTask:
 
     def copy(self, options: SourceOptions, ranges: Sequence[IdRange]) -> list[StagedFile]:
         """Read ranges of ids and write them; this is what an executor does."""
-        made = self.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges))
         spare_the_collector()
-        return made
+        return self.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
         """Write rows as the source gives them."""

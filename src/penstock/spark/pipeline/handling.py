@@ -15,7 +15,7 @@ from penstock.errors import ConfigurationError, DecodeError, FatalError, Penstoc
 from penstock.model import StreamMessage
 from penstock.policy import Reason
 from penstock.serializers import load_serializer
-from penstock.spark.link import spare_the_collector
+from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.checks import imported
 from penstock.spark.pipeline.dead_letters import DeadLetterDesk, DeadLetterOffice, Fate
 from penstock.spark.pipeline.steps import Handler
@@ -129,6 +129,7 @@ class HandlerTask:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the rows that the handler has done, with its output."""
+        spare_the_collector()
         function = imported("handler", self.step.handler)
         decode = bytes if self.form in ("raw", "avro") else load_serializer(self.form).decode
         caller = Caller(function, self.step.attempts, has_output=self.output is not None)
@@ -138,7 +139,6 @@ class HandlerTask:
                 yield self._handled(batch, caller, desk, decode)
         finally:
             caller.close()
-        spare_the_collector()
 
     def _handled(self, batch: Any, caller: Caller, desk: DeadLetterDesk, decode: Callable[[bytes], Any]) -> Any:
         columns = {name: batch.column(name).to_pylist() for name in _OF_A_MESSAGE if name in batch.schema.names}

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import DecodeError, PenstockError
 from penstock.policy import Reason
-from penstock.spark.link import spare_the_collector
+from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.dead_letters import DeadLetterOffice, Fate
 from penstock.spark.pipeline.source import WHY_CORRUPT
 
@@ -30,6 +30,7 @@ class Intake:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the good rows, with the columns that go on."""
+        spare_the_collector()
         desk = self.office.open()
         for batch in batches:
             is_good = _is_good(batch)
@@ -38,7 +39,6 @@ class Intake:
                 desk.bury(row["stream"], row["id"], row.get("data"), _fate(row))
             good = batch.filter(is_good) if bad.num_rows else batch
             yield good.select(list(self.columns))
-        spare_the_collector()
 
 
 def _is_good(batch: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from penstock.spark.link import spare_the_collector
+from penstock.spark.collector import spare_the_collector
 from penstock.spark.patience import patiently
 from penstock.spark.reading.holdings import holdings_of
 from penstock.spark.reading.offsets import IdRange
@@ -36,9 +36,9 @@ class TaskReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition."""
+        spare_the_collector()
         assert isinstance(partition, RangePartition)
         yield from read_ranges(self.options, self._rows, partition.ranges)
-        spare_the_collector()
 
 
 class BatchReader(DataSourceReader):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock import envelope
 
+Pairs: TypeAlias = list[tuple[str, Any]]
 REPLAY_OF = "replay_of"  # header: stream/id of the entry that was first published
 REPLAY = "replay"  # header: name of the last replay
 SCHEMA = pa.schema(
@@ -46,46 +48,49 @@ class Rewriter:
 
     def rewrite(self, batch: pa.RecordBatch, counts: Counts) -> pa.RecordBatch:
         """Return the messages to be written."""
-        made = []
-        names = ("stream", "id", "data", "key", "headers", "fields")
-        for row in zip(*[batch.column(name).to_pylist() for name in names], strict=True):
+        kept: list[bool] = []
+        made: list[tuple[Pairs, str, Pairs]] = []
+        has_data = batch.column("data").is_valid().to_pylist()
+        given = [batch.column(name).to_pylist() for name in ("stream", "id", "headers", "fields")]
+        for row in zip(has_data, *given, strict=True):
             message = self._message(*row, counts=counts)
+            kept.append(message is not None)
             if message is not None:
                 made.append(message)
         counts.wanted += len(made)
-        return pa.RecordBatch.from_pylist(made, SCHEMA)
+        headers, ids, fields = zip(*made, strict=True) if made else ((), (), ())
+        # Payloads and keys stay as they are: they are not touched row by row.
+        rest = batch if len(made) == batch.num_rows else batch.filter(pa.array(kept, pa.bool_()))
+        key = rest.column("key")
+        columns = {
+            "data": rest.column("data"),
+            "key": pc.if_else(pc.equal(key, ""), None, key),
+            "headers": headers,
+            "message_id": ids,
+            "fields": fields,
+        }
+        return pa.RecordBatch.from_arrays([_array(columns[each.name], each.type) for each in SCHEMA], schema=SCHEMA)
 
     def _message(
-        self,
-        stream: str,
-        entry_id: str,
-        data: bytes | None,
-        key: str | None,
-        pairs: Any,
-        fields: Any,
-        *,
-        counts: Counts,
-    ) -> dict[str, Any] | None:
-        given, headers = dict(fields or ()), dict(pairs or ())
+        self, has_data: bool, stream: str, entry_id: str, pairs: Any, fields: Any, *, counts: Counts
+    ) -> tuple[Pairs, str, Pairs] | None:
+        """Return the headers, the message id and the further fields; None if it is not to be written."""
+        headers = dict(pairs or ())
+        given = dict(fields or ())
         if _DEAD + "id" in given:
             stream = given[_DEAD + "source"].decode(errors="replace")
             entry_id = given[_DEAD + "id"].decode(errors="replace")
         if self._is_loop(stream, headers):
             counts.looping += 1
             return None
-        kept = [(name, value) for name, value in given.items() if name not in _LEFT and not name.startswith(_DEAD)]
-        if data is None and not kept:
+        kept = [pair for pair in given.items() if pair[0] not in _LEFT and not pair[0].startswith(_DEAD)]
+        if not has_data and not kept:
             counts.empty += 1
             return None
-        origin = headers.setdefault(REPLAY_OF, f"{stream}/{entry_id}")
+        place = f"{stream}/{entry_id}"
+        origin = headers.setdefault(REPLAY_OF, place)
         headers[REPLAY] = self._name
-        return {
-            "data": data,
-            "key": key or None,
-            "headers": list(headers.items()),
-            "message_id": message_id(self._name, origin, f"{stream}/{entry_id}"),
-            "fields": kept,
-        }
+        return list(headers.items()), message_id(self._name, origin, place), kept
 
     def _is_loop(self, stream: str, headers: dict[str, str]) -> bool:
         if REPLAY_OF not in headers:
@@ -96,3 +101,7 @@ class Rewriter:
 def message_id(name: str, origin: str, place: str) -> str:
     """Return the id of a replayed message: the same whenever the same replay writes it."""
     return hashlib.sha256(f"{name}\0{origin}\0{place}".encode()).hexdigest()[:32]
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    return values.cast(kind) if isinstance(values, pa.Array) else pa.array(values, kind)

@@ -20,6 +20,7 @@ from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
+from penstock.spark.collector import spare_the_collector
 from penstock.spark.option_values import Options
 from penstock.spark.replay.origins import Origin
 from penstock.spark.replay.rewrite import Counts, Rewriter
@@ -88,6 +89,7 @@ class Replay:
 
     def count(self) -> Counts:
         """Look through everything and return what would be replayed; nothing is written."""
+        spare_the_collector()
         counts = Counts()
         for batch in self._origin.rows(self._where):
             self._rewriter.rewrite(batch, counts)

@@ -22,7 +22,7 @@ from penstock.keys import check_name
 from penstock.model import StreamMessage
 from penstock.serializers import load_serializer
 from penstock.settings.tables import ResultBackendSettings
-from penstock.spark.link import spare_the_collector
+from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.checks import check_function_path, check_positive, imported
 from penstock.spark.pipeline.handling import Caller, Outcome
 from penstock.spark.reprocess.answers import OUTPUT, with_outputs
@@ -83,6 +83,7 @@ class ReprocessTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what became of each message."""
+        spare_the_collector()
         function = with_outputs(imported("--handler", self.work.handler))
         caller = Caller(function, self.work.attempts, has_output=True)
         store = Store(self.work.results)
@@ -97,7 +98,6 @@ class ReprocessTask:
         finally:
             caller.close()
             store.close()
-        spare_the_collector()
 
 
 class _Chunk:

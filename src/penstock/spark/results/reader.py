@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from penstock.spark.link import spare_the_collector
+from penstock.spark.collector import spare_the_collector
 from penstock.spark.results.columns import build
 from penstock.spark.results.options import ResultsOptions
 from penstock.task import Result
@@ -39,6 +39,7 @@ class ResultsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition; called in a task."""
+        spare_the_collector()
         assert isinstance(partition, ResultsPartition)
         if partition.part is None:
             return
@@ -50,7 +51,6 @@ class ResultsReader(DataSourceReader):
                 waiting = []
         if waiting:
             yield build(waiting, self._schema)
-        spare_the_collector()
 
 
 class FilteringResultsReader(ResultsReader):

@@ -85,18 +85,18 @@ class Packer:
                 continue
             line = _bulk(values, _text(name))
             if values.null_count:
-                arguments = pc.add(arguments, pc.multiply(pc.cast(values.is_valid(), pa.int64()), 2))
+                arguments = _sum(arguments, pc.multiply(pc.cast(values.is_valid(), pa.int64()), 2))
                 line = line.fill_null(b"")
             else:
-                arguments = pc.add(arguments, 2) if not isinstance(arguments, int) else arguments + 2
+                arguments = _sum(arguments, 2)
             parts.append(line)
         if self._content_type is not None:
             parts.append(pa.scalar(_text(envelope.CONTENT_TYPE) + _text(self._content_type), _BINARY))
-            arguments = pc.add(arguments, 2) if not isinstance(arguments, int) else arguments + 2
+            arguments = _sum(arguments, 2)
         if names.fields is not None:
             line, counts = self._fields({name: values for name, values in given if values is not None})
             parts.append(line)
-            arguments = pc.add(arguments, counts)
+            arguments = _sum(arguments, counts)
         return Packed(_join(*parts) if len(parts) > 1 else parts[0], arguments, streams)
 
     # --- the parts of an entry ----------------------------------------------------------------------
@@ -154,9 +154,11 @@ class Packer:
             made.append(encode(dict(pairs)) if pairs else None)
         return pa.array(made, _BINARY)
 
-    def _fields(self, given: dict[str, Array]) -> tuple[Array, Array]:
+    def _fields(self, given: dict[str, Array]) -> tuple[Array, int | Array]:
         # A column wins over the field of the same name, so that all columns of a stream are written as they are read.
         name = str(self._columns.fields)
+        if envelope.DATA in given and not given[envelope.DATA].null_count and _is_empty(self._batch.column(name)):
+            return _NOTHING, 0
         taken = {field: values.is_valid().to_pylist() for field, values in given.items()}
         lines: list[bytes] = []
         counts: list[int] = []
@@ -219,6 +221,15 @@ def _join(*parts: Array) -> Array:
 def _text(value: str | bytes) -> bytes:
     raw = value.encode() if isinstance(value, str) else value
     return b"$%d\r\n%b\r\n" % (len(raw), raw)
+
+
+def _sum(one: int | Array, other: int | Array) -> int | Array:
+    return one + other if isinstance(one, int) and isinstance(other, int) else pc.add(one, other)
+
+
+def _is_empty(maps: Array) -> bool:
+    offsets = maps.offsets
+    return bool(offsets[0] == offsets[-1])
 
 
 def _first(is_wrong: Array) -> int:

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigurationError
-from penstock.spark.link import spare_the_collector
+from penstock.spark.collector import spare_the_collector
 from penstock.spark.option_values import Options
 from penstock.spark.sink.chunks import Backlog, Chunk
 from penstock.spark.sink.courier import Courier
@@ -120,6 +120,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def write_partition(options: SinkOptions, identity: Identity, batches: Iterator[Any]) -> Written:
     """Write the rows of a partition, and return when all are confirmed."""
+    spare_the_collector()
     client = options.link.client()
     packer = Packer(
         options.columns, options.form, options.content_type, options.max_bytes, is_by_column=options.stream is None
@@ -135,7 +136,6 @@ def write_partition(options: SinkOptions, identity: Identity, batches: Iterator[
         courier.close()
     finally:
         courier.abort()  # after close() there is nothing to abort
-    spare_the_collector()
     tally = courier.tally
     return Written(identity.partition, tally.added, tally.repeated, tally.dropped)
 

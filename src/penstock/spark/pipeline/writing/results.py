@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.settings.tables import ResultBackendSettings
-from penstock.spark.link import spare_the_collector
+from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.sinks import Results
 from penstock.spark.pipeline.writing.parquet import unwritable
@@ -106,12 +106,12 @@ class SaveTask:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield how many rows found another result in their place."""
+        spare_the_collector()
         backend = opened(self.sink)
         try:
             others = sum(self._save(backend, batch) for batch in batches)
         finally:
             backend.close()
-        spare_the_collector()
         yield pa.RecordBatch.from_pydict({"others": pa.array([others], pa.int64())})
 
     def _save(self, backend: ResultBackend, batch: Any) -> int:
