@@ -76,6 +76,7 @@ def status(file: File, as_json: AsJson = False) -> None:
     batch = "nothing yet" if found.committed_batch is None else f"batch {found.committed_batch}"
     behind = "unknown" if found.lag is None else f"{found.lag:,}"
     print(f"{found.name}: committed {batch}, lag {behind}")
+    print(f"  driver: {found.driver or 'never started'}")
     for name, stream in found.streams.items():
         print(f"  {name}: at {stream['at'] or 'the beginning'}, newest {stream['newest']}, lag {stream['lag']}")
     if found.last is not None:

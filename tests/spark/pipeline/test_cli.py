@@ -64,7 +64,7 @@ def test_a_pipeline_is_validated_run_and_looked_at(
 ) -> None:
     add_orders(stream_redis, 20)
     assert penstock("validate", file).stdout == f"{file}: pipeline 'orders' can run\n"
-    assert "committed nothing yet, lag 20" in penstock("status", file).stdout
+    assert "committed nothing yet, lag 20\n  driver: never started" in penstock("status", file).stdout
     result = penstock("run", file)
     assert result.exit_code == 0
     assert "batch 0: 20 rows in" in result.stderr
@@ -72,7 +72,7 @@ def test_a_pipeline_is_validated_run_and_looked_at(
     assert table() == list(range(20))
     found = json.loads(penstock("status", file, "--json").stdout)
     assert (found["committed_batch"], found["lag"], found["last"]["rows"]) == (0, 0, 20)
-    assert "committed batch 0, lag 0" in penstock("status", file).stdout
+    assert "committed batch 0, lag 0\n  driver: done at " in penstock("status", file).stdout
 
 
 @pytest.mark.parametrize("command", ["validate", "run"])

@@ -101,7 +101,7 @@ class Pipeline:
     def run(self, spark: SparkSession, *, once: bool = True, tell: Callable[[Progress], None] | None = None) -> Report:
         """Run until all is read (once), or until SIGTERM or SIGINT; `tell` is called after each batch.
 
-        Raises PipelineInvalid before anything is started, PipelineFailed when a batch fails.
+        Raises PipelineInvalid or PipelineBusy before anything is started, PipelineFailed when a batch fails.
         """
         from penstock.spark.pipeline.running import Run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -104,6 +105,17 @@ class Files:
 def _complete(folder: str) -> str:
     parent, _, name = folder.rstrip("/").rpartition("/")
     return joined(parent, _COMPLETE, name)
+
+
+def local_path(path: str) -> Path | None:
+    """Return a path that is on a disk of this machine; None if it is elsewhere.
+
+    Hadoop takes the rest of it as it stands: nothing in it is quoted, and no mark begins a query.
+    """
+    if path.startswith("file:"):
+        rest = path.removeprefix("file:")
+        return Path("/" + rest[2:].partition("/")[2] if rest.startswith("//") else rest)
+    return None if "://" in path else Path(path)
 
 
 def joined(folder: str, *names: str) -> str:

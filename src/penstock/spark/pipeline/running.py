@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from penstock.spark.master import is_connect
 from penstock.spark.pipeline.batch_key import Mark
 from penstock.spark.pipeline.batches import Batches, StopAsked, no_mark
 from penstock.spark.pipeline.declaration import Pipeline
+from penstock.spark.pipeline.driver import Driver
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.progress import Progress
 from penstock.spark.pipeline.spark_errors import one_line
@@ -84,6 +86,7 @@ class Run:
 
         Raises:
             PipelineInvalid: nothing was started.
+            PipelineBusy: another driver runs on the checkpoint, and nothing was started.
             PipelineFailed: a batch failed.
 
         """
@@ -92,10 +95,17 @@ class Run:
         rows = validate(self._pipeline, self._spark)
         unsubscribe = SignalWatch.subscribe(self.stop)
         try:
-            self._follow(self._start(rows))
+            with self._alone() as driver:
+                self._follow(self._start(rows))
+                if driver is not None:
+                    driver.end("stopped" if self.report.is_stopped else "done")
         finally:
             unsubscribe()
         return self.report
+
+    def _alone(self) -> AbstractContextManager[Driver | None]:
+        folder = self._places.local()  # elsewhere Spark's own files are made in one step, and refuse a second driver
+        return nullcontext() if folder is None else Driver(folder).alone()
 
     def _start(self, rows: DataFrame) -> StreamingQuery:
         files = Files(self._spark)

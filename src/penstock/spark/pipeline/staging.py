@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.spark.pipeline.attempts import attempt_of, tidy
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.files import Files, joined
 from penstock.spark.pipeline.writing.counting import written
@@ -33,9 +34,11 @@ class Staging:
         """Compute the batch and keep it; return the number of its rows."""
         place = joined(self._folder, key.folder)
         self._files.hide(place)
-        count = written(rows, place + _WRITING)
+        writing = joined(self._folder, attempt_of(key) + _WRITING)
+        count = written(rows, writing)
         mark("staged")
-        self._files.show(place + _WRITING, place)
+        self._files.show(writing, place)
+        tidy(self._files, self._folder, key)
         mark("stage complete")
         return count
 
@@ -48,7 +51,7 @@ class Staging:
         return spark.read.schema(rows.schema).parquet(joined(self._folder, key.folder))
 
     def forget_before(self, key: BatchKey) -> None:
-        """Delete the batches before this one: Spark begins a batch when the last one is committed."""
+        """Delete the batches before this one, for Spark begins a batch when the last one is committed; and torn ones."""
         for name in self._files.names(self._folder):
-            if name.removesuffix(_WRITING) != key.folder:
+            if name != key.folder:
                 self._files.hide(joined(self._folder, name))

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from penstock.errors import ConfigurationError
 from penstock.spark.pipeline.declaration import Pipeline
-from penstock.spark.pipeline.files import joined
+from penstock.spark.pipeline.driver import Word, last_word
+from penstock.spark.pipeline.files import joined, local_path
 from penstock.spark.pipeline.progress import Progress
 from penstock.spark.reading.catalogue import look
 from penstock.spark.reading.offsets import Offset, Offsets, Position, lag
@@ -37,8 +37,7 @@ class Places:
 
     def local(self) -> Path | None:
         """The checkpoint on the disk of this machine, if it is there."""
-        parts = urlsplit(self.checkpoint)
-        return Path(parts.path) if parts.scheme in ("", "file") else None
+        return local_path(self.checkpoint)
 
     def note(self, progress: Progress) -> None:
         """Keep the last progress for `status`; elsewhere than on a local disk there is none."""
@@ -58,6 +57,7 @@ class Status:
     committed_batch: int | None
     streams: dict[str, dict[str, Any]]
     last: dict[str, Any] | None
+    driver: Word | None = None
 
     @property
     def lag(self) -> int | None:
@@ -69,7 +69,7 @@ class Status:
         """Return it for JSON."""
         return {
             "name": self.name, "committed_batch": self.committed_batch, "lag": self.lag, "streams": self.streams,
-            "last": self.last,
+            "last": self.last, "driver": None if self.driver is None else vars(self.driver),
         }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def status(pipeline: Pipeline) -> Status:
     }
     note = folder / _NOTE
     last = json.loads(note.read_text(encoding="utf-8")) if note.exists() else None
-    return Status(pipeline.name, batch, streams, last)
+    return Status(pipeline.name, batch, streams, last, last_word(folder))
 
 
 def _newest(folder: Path) -> int | None:

@@ -1,7 +1,8 @@
 """Delta Lake without jars: Spark writes the files, the driver commits them with the number of the batch.
 
-Files of a batch lie in `<path>/batch-<batch>` and belong to the table only when its log says so. The log also says
-which batch of which query and sink came last, in the same commit: a batch that is not above it is there already.
+Files of a batch lie in `<path>/batch-<batch>/<attempt>` and belong to the table only when its log says so. The log also says
+which batch of which query and sink came last, in the same commit: a batch that is not above it is there already. Of two
+drivers that commit the same batch the second is refused by Delta Lake itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+from uuid import uuid4
 
 from penstock.errors import PenstockError
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
@@ -76,22 +78,43 @@ class DeltaWriter:
 
     def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
         """Write a batch, unless it is there; tell whether it was new."""
-        table = self._table(rows.schema)
-        owner = f"{key.query}.{self._sink.name}"
-        last = table.transaction_version(owner)
-        if last is not None and last >= key.number:
+        transaction = (f"{key.query}.{self._sink.name}", key.number)
+        if _has(self._table(rows.schema), transaction):
             return False
-        folder = f"batch-{key.folder}"
-        place = joined(self._sink.path, folder)
-        self._files.delete(place)
+        batch = joined(self._sink.path, f"batch-{key.folder}")
+        attempt = uuid4().hex[:8]
+        place = joined(batch, attempt)
         count = written(rows, place, partition_by=self._sink.partition_by)
         mark("delta written")
-        if count:
-            self._commit(table, rows.schema, self._files.walk(place), folder, (owner, key.number))
+        is_new = not count or self._add(rows.schema, place, transaction)
+        if count and is_new:
+            self._tidy(batch, attempt)
         else:
             self._files.delete(place)
         mark("delta committed")
+        return is_new
+
+    def _add(self, schema: StructType, place: str, transaction: tuple[str, int]) -> bool:
+        """Add the files to the table; tell whether it did not have the batch yet."""
+        from deltalake.exceptions import CommitFailedError
+
+        table = self._table(schema)
+        if _has(table, transaction):
+            return False  # another driver was faster, and has deleted our files
+        folder = place.removeprefix(joined(self._sink.path, ""))
+        try:
+            self._commit(table, schema, self._files.walk(place), folder, transaction)
+        except CommitFailedError:
+            if not _has(self._table(schema), transaction):
+                raise
+            return False
         return True
+
+    def _tidy(self, batch: str, attempt: str) -> None:
+        """Delete the files of other attempts, which can no longer be added: the batch is there."""
+        for name in self._files.names(batch):
+            if name != attempt:
+                self._files.delete(joined(batch, name))
 
     def _table(self, schema: StructType) -> Any:
         library = _library()
@@ -134,6 +157,13 @@ class DeltaWriter:
     @property
     def _uri(self) -> str:
         return self._sink.path.replace("s3a://", "s3://", 1)
+
+
+def _has(table: Any, transaction: tuple[str, int]) -> bool:
+    """Tell whether the log of the table, as it was loaded, has this batch or a later one."""
+    owner, number = transaction
+    last = table.transaction_version(owner)
+    return last is not None and last >= number
 
 
 def partition_values(path: str) -> dict[str, str | None]:

@@ -1,6 +1,7 @@
 """Parquet: a batch is written into a hidden folder, and one rename shows it.
 
-`<path>/_penstock/<batch>` is being written; `<path>/batch=<batch>` is there, and complete. Readers of Parquet skip
+`<path>/_penstock/<batch>.<attempt>` is being written, by one driver alone, so that tasks which a killed one has left
+behind harm no other; `<path>/batch=<batch>` is there, and complete. Readers of Parquet skip
 names that begin with an underscore and take `batch=...` for a column. A batch that is there is not written again. One
 without rows is not there at all. In an object store, where a rename copies file by file, a batch is complete when
 `<path>/_complete/batch=<batch>` says so; without that it is written again.
@@ -10,12 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
+from penstock.spark.pipeline.attempts import attempt_of, tidy
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
-from penstock.spark.pipeline.files import Files, joined
+from penstock.spark.pipeline.files import Files, joined, local_path
 from penstock.spark.pipeline.sinks import Parquet
 from penstock.spark.pipeline.writing.counting import written
 
@@ -49,18 +49,26 @@ class ParquetWriter:
     def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
         """Write a batch, unless it is there; tell whether it was new."""
         path, files = self._sink.path, self._files
-        hidden, shown = joined(path, _HIDDEN, key.folder), joined(path, f"{COLUMN}={key.folder}")
+        hidden, shown = joined(path, _HIDDEN, attempt_of(key)), joined(path, f"{COLUMN}={key.folder}")
         if files.is_shown(shown):
+            tidy(files, joined(path, _HIDDEN), key)
             return False
         files.hide(shown)
-        files.delete(hidden)
         count = written(rows, hidden, partition_by=self._sink.partition_by, compression=self._sink.compression)
         mark("parquet written")
-        if count:
-            files.show(hidden, shown)
-        else:
-            files.delete(hidden)
+        is_new = not count or self._show(hidden, shown)
+        tidy(files, joined(path, _HIDDEN), key)
         mark("parquet shown")
+        return is_new
+
+    def _show(self, hidden: str, shown: str) -> bool:
+        """Move the batch to its place; tell whether it was not there yet."""
+        try:
+            self._files.show(hidden, shown)
+        except FileExistsError:
+            if not self._files.is_shown(shown):
+                raise
+            return False  # another driver was faster
         return True
 
 
@@ -82,10 +90,9 @@ def unfit(schema: StructType) -> Iterator[str]:
 
 def unwritable(path: str) -> Iterator[str]:
     """Yield why nothing can be written below a path of this machine; other file systems are not asked."""
-    parts = urlsplit(path)
-    if parts.scheme not in ("", "file"):
+    place = local_path(path)
+    if place is None:
         return
-    place = Path(parts.path)
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir():

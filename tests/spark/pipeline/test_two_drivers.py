@@ -1,0 +1,76 @@
+"""Two drivers on one checkpoint: the second is refused, and where no lock is to be had, neither harms the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from deltalake import DeltaTable
+
+from penstock.spark.pipeline import Delta, Parquet, Pipeline
+from penstock.spark.pipeline.batch_key import BatchKey
+from penstock.spark.pipeline.driver import PipelineBusy, last_word
+from penstock.spark.pipeline.files import Files
+from penstock.spark.pipeline.running import Report, Run
+from penstock.spark.pipeline.writing.delta import DeltaWriter
+from penstock.spark.pipeline.writing.parquet import ParquetWriter
+from tests.spark.pipeline.conftest import add_orders
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Declare = Callable[..., Pipeline]
+KEY = BatchKey("0123456789abcdef", 3)
+
+
+def test_a_second_run_is_refused_while_the_first_one_writes(
+    spark: SparkSession,
+    stream_redis: redis.Redis,
+    pipeline_of: Declare,
+    run: Callable[..., Report],
+    table: Callable[..., list[Any]],
+    tmp_path: Path,
+) -> None:
+    add_orders(stream_redis, 5)
+    pipeline = pipeline_of()
+
+    def second(step: str) -> None:
+        if step == "parquet written":
+            with pytest.raises(PipelineBusy, match="there can be one at a time"):
+                Run(pipeline, spark, once=True).run()
+
+    run(pipeline, mark=second)
+    assert table() == list(range(5))
+    word = last_word(tmp_path / "checkpoint")
+    assert word is not None
+    assert word.state == "done"
+
+
+def test_two_that_write_the_same_batch_at_once_leave_it_once(spark: SparkSession, tmp_path: Path) -> None:
+    rows, files = spark.range(10), Files(spark)
+    told = []
+
+    def meanwhile(writer: Any) -> Callable[[str], None]:
+        def other(step: str) -> None:
+            if step.endswith(" written"):
+                told.append(writer.write(rows, KEY, lambda _: None))
+
+        return other
+
+    delta = Delta(str(tmp_path / "delta"))
+    told.append(DeltaWriter(delta, files).write(rows, KEY, meanwhile(DeltaWriter(delta, files))))
+    assert told == [True, False]
+    found = DeltaTable(delta.path)
+    assert sorted(found.to_pyarrow_table()["id"].to_pylist()) == list(range(10))
+    left = {str(file) for file in (tmp_path / "delta").rglob("*.parquet")}
+    assert left == set(found.file_uris())
+
+    parquet = Parquet(str(tmp_path / "parquet"))
+    told.append(ParquetWriter(parquet, files).write(rows, KEY, meanwhile(ParquetWriter(parquet, files))))
+    assert told == [True, False, True, False]
+    assert spark.read.parquet(parquet.path).count() == 10
+    assert not ParquetWriter(parquet, files).write(rows, KEY, lambda _: None)
+    assert not list((tmp_path / "parquet" / "_penstock").iterdir())
