@@ -1,7 +1,7 @@
 """Attempts to write a batch: each has a folder of its own, so that none touches the files of another.
 
-A driver that was killed may leave tasks behind that write for some moments more, and where no lock is to be had there may
-be two drivers. One attempt is taken, whole; the others are deleted when that is settled.
+A driver that was killed may leave tasks behind that write for some moments more, and where no lock is to be had there
+may be two drivers. One attempt is taken, whole; the others are deleted when that is settled.
 """
 
 from __future__ import annotations

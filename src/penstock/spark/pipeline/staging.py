@@ -51,7 +51,7 @@ class Staging:
         return spark.read.schema(rows.schema).parquet(joined(self._folder, key.folder))
 
     def forget_before(self, key: BatchKey) -> None:
-        """Delete the batches before this one, for Spark begins a batch when the last one is committed; and torn ones."""
+        """Delete the batches before this one: Spark begins a batch when the last one is committed. Torn ones go too."""
         for name in self._files.names(self._folder):
             if name != key.folder:
                 self._files.hide(joined(self._folder, name))

@@ -1,8 +1,8 @@
 """Delta Lake without jars: Spark writes the files, the driver commits them with the number of the batch.
 
-Files of a batch lie in `<path>/batch-<batch>/<attempt>` and belong to the table only when its log says so. The log also says
-which batch of which query and sink came last, in the same commit: a batch that is not above it is there already. Of two
-drivers that commit the same batch the second is refused by Delta Lake itself.
+Files of a batch lie in `<path>/batch-<batch>/<attempt>` and belong to the table only when its log says so. The log also
+says which batch of which query and sink came last, in the same commit: a batch that is not above it is there already.
+Of two drivers that commit the same batch the second is refused by Delta Lake itself.
 """
 
 from __future__ import annotations
