@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ import redis
 from penstock.spark.pipeline import Console, Function, Handler, Parquet, Pipeline, Postgres, RedisStreams, Results, Sql
 from penstock.spark.pipeline.running import PipelineFailed, Report, Run
 from penstock.spark.pipeline.status import status
+from penstock.spark.pipeline.writing.counting import FilesMissing, check_files
 from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters
 
 if TYPE_CHECKING:
@@ -188,3 +191,46 @@ def test_a_failing_batch_is_told_in_one_line(stream_redis: redis.Redis, pipeline
         run(pipeline_of(Sql("SELECT CAST(raise_error('the sky fell') AS bigint) AS n FROM input")))
     assert "the sky fell" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_console_alone_takes_in_every_row_that_it_does_not_show(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_orders(stream_redis, 60)
+    add_orders(stream_redis, 1)
+    stream_redis.xadd("orders", {"data": "broken"})
+    pipeline = pipeline_of(
+        sinks=(Console(rows=1),), watermark="1h", dedup=("message_id",), source_max_rows_per_batch=31
+    )
+    assert run(pipeline).batches == 2
+    assert [letter["dlq_reason"] for letter in dead_letters(stream_redis)] == ["decode_error"]
+    assert capsys.readouterr().out.count("|orders|") == 2
+
+
+def test_a_batch_that_hangs_is_an_alarm_before_it_ends(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare
+) -> None:
+    add_orders(stream_redis, 5)
+    told = threading.Event()
+    running = Run(pipeline_of(trigger="1ms"), spark, once=False, tell=lambda _: running.stop())
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "and is not done: it falls behind" in record.getMessage():
+                told.set()
+
+    listener = Listener()
+    logging.getLogger("penstock.spark").addHandler(listener)
+    running._mark = lambda step: step == "parquet written" and told.wait()
+    try:
+        report = running.run()
+    finally:
+        logging.getLogger("penstock.spark").removeHandler(listener)
+    assert len(report.alarms) == 1
+
+
+def test_files_that_are_only_on_the_disk_of_an_executor_are_missed() -> None:
+    found = ["part-00000-x.zstd.parquet", "day=1/part-00002-x.c000.zstd.parquet", "_SUCCESS"]
+    check_files([0, 2], found, "/table")
+    with pytest.raises(FilesMissing, match="1 of 3 tasks have written rows to /table that are not there"):
+        check_files([0, 1, 2], found, "/table")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ class Batches:
         self._query, self._writers, self._staging = query, writers, staging
         self._is_stateful, self._mark = is_stateful, mark
         self._stop = threading.Event()
+        self.under_way: tuple[int, float] | None = None  # the batch, and the moment when it began
 
     def stop(self) -> None:
         """Let the batch that runs end, and no other begin."""
@@ -64,12 +66,19 @@ class Batches:
         if self._stop.is_set():
             raise StopAsked(f"batch {number} has not begun: the pipeline was asked to stop")
         key = BatchKey(self._query(), number)
+        self.under_way = (number, time.monotonic())
+        try:
+            self._write(rows, key)
+        finally:
+            self.under_way = None
+
+    def _write(self, rows: DataFrame, key: BatchKey) -> None:
         self._mark("begun")
         if self.is_staged:
             rows = self._staged(rows, key)
         for name, writer in self._writers.items():
             if not writer.write(rows, key, self._mark):
-                logger.info("batch %d is in sink %s already", number, name)
+                logger.info("batch %d is in sink %s already", key.number, name)
                 if self._is_stateful and not self.is_staged:
                     _compute(rows)
         self._mark("done")

@@ -1,8 +1,8 @@
 """The driver that runs a pipeline, as other processes see it: there is one at a time, and it leaves word how it ended.
 
 `<checkpoint>/driver.json` is locked as long as the driver lives: the system ends the lock with the process, however
-that dies. Its text says who holds it or, afterwards, how that ended. A text that says "running" without a lock is what a
-driver has left that was killed.
+that dies. Its text says who holds it or, afterwards, how that ended. A text that says "running" without a lock is what
+a driver has left that was killed.
 """
 
 from __future__ import annotations

@@ -61,10 +61,15 @@ class Progress:
         if max_lag is not None and self.lag is not None and self.lag > max_lag:
             found.append(f"batch {self.batch}: lag {self.lag:,} is above max_lag = {max_lag:,}")
         if trigger_s and self.seconds > trigger_s:
-            found.append(
-                f"batch {self.batch} took {self.seconds:.1f} s, longer than trigger = {trigger_s:g} s: it falls behind"
-            )
+            found.append(slow_batch(self.batch, self.seconds, trigger_s, is_over=True))
         return found
+
+
+def slow_batch(batch: int, seconds: float, trigger_s: float, *, is_over: bool) -> str:
+    """Return what is said of a batch that takes too long."""
+    what = "took" if is_over else "has taken"
+    so_far = "" if is_over else " and is not done"
+    return f"batch {batch} {what} {seconds:.1f} s, longer than trigger = {trigger_s:g} s{so_far}: it falls behind"
 
 
 def _spoken(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from penstock.spark.pipeline.batches import Batches, StopAsked, no_mark
 from penstock.spark.pipeline.declaration import Pipeline
 from penstock.spark.pipeline.driver import Driver
 from penstock.spark.pipeline.files import Files
-from penstock.spark.pipeline.progress import Progress
+from penstock.spark.pipeline.progress import Progress, slow_batch
 from penstock.spark.pipeline.spark_errors import one_line
 from penstock.spark.pipeline.staging import Staging
 from penstock.spark.pipeline.status import Places
@@ -70,7 +71,7 @@ class Run:
         self._places = Places(pipeline.checkpoint)
         self._batches: Batches | None = None
         self._is_stopping = False
-        self._told = -1
+        self._told = self._slow = -1
         self.report = Report()
 
     def stop(self) -> None:
@@ -158,19 +159,45 @@ class Run:
         self.report.is_stopped = self._is_stopping
 
     def _look(self, query: StreamingQuery) -> None:
-        for told in query.recentProgress:
-            plain: Mapping[str, Any] = json.loads(told.json)  # its attributes leave some of it out
+        for told in self._new_progress(query):
+            plain: Mapping[str, Any] = json.loads(told.json())  # its attributes leave some of it out
             if plain["batchId"] <= self._told or not plain["durationMs"].get("addBatch"):
                 continue
             self._told = plain["batchId"]
             self._take(Progress.of(plain))
+        self._look_at_batch()
+
+    def _new_progress(self, query: StreamingQuery) -> list[Any]:
+        # Of Java itself: PySpark would fetch and parse the last hundred batches, twice a second.
+        told = query._jsq.recentProgress()  # noqa: SLF001 - PySpark shows them in no other way
+        new = []
+        for number in reversed(range(len(told))):
+            if told[number].batchId() <= self._told:
+                break
+            new.append(told[number])
+        return new[::-1]
+
+    def _look_at_batch(self) -> None:
+        """Raise the alarm for a batch that takes too long while it does: it may never end."""
+        under_way = None if self._batches is None else self._batches.under_way
+        if under_way is None or self._once or not self._pipeline.trigger_s:
+            return
+        number, begun = under_way
+        seconds = time.monotonic() - begun
+        if seconds > self._pipeline.trigger_s and number > self._slow:
+            self._slow = number
+            self._alarm(slow_batch(number, seconds, self._pipeline.trigger_s, is_over=False))
 
     def _take(self, progress: Progress) -> None:
         report = self.report
         report.batches, report.rows, report.last = report.batches + 1, report.rows + progress.rows, progress
-        for alarm in progress.alarms(self._pipeline.max_lag, self._pipeline.trigger_s if not self._once else 0.0):
-            report.alarms.append(alarm)
-            logger.warning("pipeline %s: %s", self._pipeline.name, alarm)
+        trigger_s = 0.0 if self._once or self._slow == progress.batch else self._pipeline.trigger_s
+        for alarm in progress.alarms(self._pipeline.max_lag, trigger_s):
+            self._alarm(alarm)
         self._places.note(progress)
         if self._tell is not None:
             self._tell(progress)
+
+    def _alarm(self, text: str) -> None:
+        self.report.alarms.append(text)
+        logger.warning("pipeline %s: %s", self._pipeline.name, text)

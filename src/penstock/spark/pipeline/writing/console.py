@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 
 class ConsoleWriter:
-    """Prints the first rows of each batch."""
+    """Prints the first rows of each batch. They are staged: showing computes no more rows than it shows, and the others
+    would never meet their handler, their dead letters or the state that they are counted in.
+    """
 
-    is_atomic = True
+    is_atomic = False
 
     def __init__(self, sink: Console) -> None:
         self._sink = sink
