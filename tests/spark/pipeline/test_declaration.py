@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -250,3 +253,55 @@ def test_what_cannot_work_in_them_is_told_with_its_place(old: str, new: str, tol
     with pytest.raises(ConfigurationError) as caught:
         Pipeline.from_toml(LAKE.replace(old, new), "f.toml")
     assert str(caught.value).startswith(told)
+
+
+def test_python_may_give_one_text_or_a_list_where_several_can_be() -> None:
+    source = Source(url="redis://localhost", streams="orders", schema="n bigint", valid="n > 0", columns=["id"])
+    assert (source.streams, source.valid, source.columns) == (("orders",), ("n > 0",), ("id",))
+    pipeline = Pipeline(
+        name="p",
+        source=source,
+        steps=Sql("SELECT n FROM input"),
+        sinks=Parquet("/t", partition_by="day"),
+        checkpoint="/c",
+        dedup=["n"],
+        watermark="1m",
+    )
+    assert pipeline.steps == (Sql("SELECT n FROM input"),)
+    assert pipeline.sinks == (Parquet("/t", partition_by=("day",)),)
+    assert pipeline.dedup == ("n",)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Parquet("/t", partition_by=7), "partition_by = 7 must be a text or a list of texts"),
+        (lambda: made(sinks=["parquet"]), "sinks: 'parquet' is none of Parquet, Delta,"),
+        (lambda: made(steps="SELECT 1"), "steps: 'SELECT 1' is none of Sql, Function, Handler"),
+        (lambda: made(max_lag=-1), "max_lag = -1 must be 0 or more"),
+    ],
+)
+def test_python_that_gives_something_else_is_told(make: Callable[[], object], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        make()
+
+
+def made(**given: Any) -> Pipeline:
+    source = Source(url="redis://localhost", streams="orders", schema="n bigint")
+    return Pipeline(**{"name": "p", "source": source, "sinks": Parquet("/t"), "checkpoint": "/c", **given})
+
+
+def test_settings_with_dots_need_no_quotes() -> None:
+    text = """
+        name = "p"
+        checkpoint = "/c"
+        [spark]
+        spark.executor.memory = "2g"
+        "spark.executor.cores" = 2
+        [source]
+        url = "redis://localhost"
+        streams = "orders"
+        [[sink]]
+        kind = "console"
+    """
+    assert Pipeline.from_toml(text).spark == {"spark.executor.memory": "2g", "spark.executor.cores": "2"}

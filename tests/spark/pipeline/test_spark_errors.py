@@ -30,3 +30,24 @@ def test_without_a_traceback_the_first_line_is() -> None:
 def test_a_long_line_is_cut_and_an_empty_one_is_named() -> None:
     assert len(one_line("x" * 10_000)) < 700
     assert one_line("") == "''"
+
+
+class Passed(Exception):
+    """An error as PySpark passes it on: with another one below."""
+
+    def __init__(self, text: str, cause: Exception | None = None) -> None:
+        super().__init__(text)
+        self._cause = cause
+
+
+def test_an_error_that_only_passes_another_one_on_gives_way_to_it() -> None:
+    root = Passed("\nNot all StateStores committed\nfor batch 0")
+    carried = Passed(
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Exception thrown in awaitResult: ",
+        Passed("Exception thrown in awaitResult: ", root),
+    )
+    assert one_line(carried) == "Not all StateStores committed"
+    told = Passed(
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [DIVIDE_BY_ZERO] By zero.", root
+    )
+    assert one_line(told) == "[DIVIDE_BY_ZERO] By zero."

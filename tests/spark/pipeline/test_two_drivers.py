@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 from deltalake import DeltaTable
+from psycopg import conninfo
 
-from penstock.spark.pipeline import Delta, Parquet, Pipeline
+from penstock.spark.pipeline import Delta, Parquet, Pipeline, Postgres
 from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.driver import PipelineBusy, last_word
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.running import Report, Run
 from penstock.spark.pipeline.writing.delta import DeltaWriter
 from penstock.spark.pipeline.writing.parquet import ParquetWriter
+from penstock.spark.pipeline.writing.postgres import PostgresWriter
 from tests.spark.pipeline.conftest import add_orders
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.helpers.postgres import PostgresServer
 
 Declare = Callable[..., Pipeline]
 KEY = BatchKey("0123456789abcdef", 3)
@@ -74,3 +78,20 @@ def test_two_that_write_the_same_batch_at_once_leave_it_once(spark: SparkSession
     assert spark.read.parquet(parquet.path).count() == 10
     assert not ParquetWriter(parquet, files).write(rows, KEY, lambda _: None)
     assert not list((tmp_path / "parquet" / "_penstock").iterdir())
+
+
+def test_pipelines_that_share_a_database_do_not_wait_for_each_other(
+    spark: SparkSession, postgres: PostgresServer
+) -> None:
+    rows = spark.range(3)
+    impatient = conninfo.make_conninfo(postgres.dsn, options="-c lock_timeout=3000")
+
+    def other(step: str) -> None:
+        if step == "postgres copied":
+            second = PostgresWriter(Postgres(impatient, "b", create=True))
+            assert second.write(rows, BatchKey("another", 0), lambda _: None)
+
+    first = Postgres(postgres.dsn, "a", create=True)
+    assert PostgresWriter(first).write(rows, KEY, other)
+    assert not PostgresWriter(first).write(rows, KEY, other)
+    assert postgres.execute("SELECT (SELECT count(*) FROM a), (SELECT count(*) FROM b)") == [(3, 3)]

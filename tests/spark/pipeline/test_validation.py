@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 import redis
+from deltalake import DeltaTable, Schema
+from psycopg import conninfo
 
 from penstock.spark.pipeline import (
     Delta,
@@ -184,3 +187,71 @@ def test_every_catalogue_database_and_back_end_that_cannot_work_is_told(
     ]
     assert [problem[: len(start)] for problem, start in zip(found, starts, strict=False)] == starts
     assert len(found) == len(starts)
+
+
+def test_rows_that_no_file_can_hold_are_told_once(
+    problems: Callable[..., tuple[str, ...]], pipeline_of: Declare
+) -> None:
+    sinks = (Parquet("/nowhere/table"), Delta("/nowhere/delta"))
+    query = Sql("SELECT n, stream AS N, array() AS e, struct() AS s, timestamp - timestamp AS i FROM input")
+    assert problems(pipeline_of(query, sinks=sinks)) == (
+        "the rows for the sinks: there are two columns 'N', for capitals do not count: rename one",
+        "the rows for the sinks: column 'e' is array<void>, which Parquet cannot hold: cast it",
+        "the rows for the sinks: column 's' is struct<>, which is empty, and Parquet cannot hold it: leave it out",
+        "the rows for the sinks: column 'i' is interval day to second, which Parquet cannot hold: cast it",
+    )
+
+
+def test_a_place_that_cannot_be_reached_is_told(
+    problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, tmp_path: Path
+) -> None:
+    sinks = (
+        Parquet("s4://bucket/table"),
+        Delta("hdfs://nowhere.invalid:9000/table"),
+        Parquet("/tmp/a b#?%", name="well"),
+    )
+    found = problems(pipeline_of(sinks=sinks, checkpoint="s4://bucket/checkpoint"))
+    starts = [
+        "checkpoint: s4://bucket/checkpoint cannot be reached: org.apache.hadoop.fs.UnsupportedFileSystemException: ",
+        "sink 1 (parquet): s4://bucket/table cannot be reached: org.apache.hadoop.fs.UnsupportedFileSystemException: ",
+        "sink 2 (delta): hdfs://nowhere.invalid:9000/table cannot be reached: ",
+    ]
+    assert len(found) == len(starts)
+    assert all(problem.startswith(start) for problem, start in zip(found, starts, strict=True)), found
+
+
+def test_a_delta_table_with_other_columns_is_told_in_plain_words(
+    problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "delta")
+    DeltaTable.create(path, schema=Schema.from_arrow(pa.schema([("n", pa.string())])))
+    (problem,) = problems(pipeline_of(Sql("SELECT n FROM input"), sinks=Delta(path)))
+    assert problem == f"sink 1 (delta): the table at {path} has other columns: 'n' is long here and string there"
+
+
+def test_a_table_of_postgres_that_does_not_fit_is_told(
+    problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, postgres: PostgresServer
+) -> None:
+    postgres.execute(
+        "CREATE TABLE t (n text, kind integer, tags text[], raw jsonb, at date, must bigint NOT NULL, "
+        "made bigint NOT NULL DEFAULT 1, own bigint GENERATED ALWAYS AS IDENTITY);"
+        "CREATE TABLE k (n bigint, kind uuid, tags jsonb, raw bytea, at timestamp, UNIQUE (kind, n));"
+        "DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN; GRANT USAGE ON SCHEMA public TO reader; GRANT SELECT ON k TO reader"
+    )
+    steps = Sql("SELECT n, stream AS kind, array(stream) AS tags, data AS raw, timestamp AS at FROM input")
+    sinks = (
+        Postgres(postgres.dsn, "t", key=("n",), name="t"),
+        Postgres(postgres.dsn, "k", key=("n", "kind"), name="well"),
+        Postgres(postgres.dsn, "shop.k", create=True, name="schema"),
+        Postgres(conninfo.make_conninfo(postgres.dsn, user="reader", password=""), "k", name="reader"),
+    )
+    assert problems(pipeline_of(steps, sinks=sinks)) == (
+        "sink 1 (t): table 't': column 'kind' is string here and integer there: cast it in a step",
+        "sink 1 (t): table 't': column 'tags' is array<string> here and text[] there: cast it in a step",
+        "sink 1 (t): table 't': column 'raw' is binary here and jsonb there: cast it in a step",
+        "sink 1 (t): table 't': column 'must' must not be null and has no default, but the rows lack it",
+        "sink 1 (t): key: table 't' has no unique index on (n): CREATE UNIQUE INDEX ON t (n)",
+        "sink 3 (schema): there is no schema 'shop': create it",
+        "sink 4 (reader): the user may create no table in the schema 'public', where batches are noted: GRANT CREATE",
+        'sink 4 (reader): the user may not write to the table "k": GRANT INSERT',
+    )

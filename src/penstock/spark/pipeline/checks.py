@@ -28,6 +28,27 @@ def check_positive(key: str, value: object) -> None:
         raise ConfigurationError(f"{key} = {value!r} must be a whole number, 1 or more")
 
 
+def take_texts(owner: object, *keys: str) -> None:
+    """Make tuples of what a frozen value was given as a text or a list; raise ConfigurationError for anything else."""
+    for key in keys:
+        value = getattr(owner, key)
+        texts = (value,) if isinstance(value, str) else value
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ConfigurationError(f"{key} = {value!r} must be a text or a list of texts")
+        object.__setattr__(owner, key, tuple(texts))
+
+
+def take_values(owner: object, key: str, kinds: tuple[type, ...]) -> None:
+    """Make a tuple of what a frozen value was given as one value or as a list; raise ConfigurationError for others."""
+    given = getattr(owner, key)
+    values = tuple(given) if isinstance(given, list | tuple) else (given,)
+    for value in values:
+        if not isinstance(value, kinds):
+            known = ", ".join(kind.__name__ for kind in kinds)
+            raise ConfigurationError(f"{key}: {value!r} is none of {known}")
+    object.__setattr__(owner, key, values)
+
+
 def duration_s(key: str, value: str) -> float:
     """Return a length of time in seconds; raise ConfigurationError for what is none."""
     seconds = seconds_of(value)

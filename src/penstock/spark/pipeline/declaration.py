@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
-from penstock.spark.pipeline.checks import check_choice, check_text, duration_s
+from penstock.spark.pipeline.checks import check_choice, check_text, duration_s, take_texts, take_values
 from penstock.spark.pipeline.sinks import SINKS, Sink
 from penstock.spark.pipeline.source import Source
 from penstock.spark.pipeline.steps import STEPS, Step
@@ -51,14 +51,15 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
-        if isinstance(self.dedup, str):
-            object.__setattr__(self, "dedup", (self.dedup,))
-        object.__setattr__(self, "steps", tuple(self.steps))
-        object.__setattr__(self, "sinks", tuple(self.sinks))
+        take_texts(self, "dedup")
+        take_values(self, "steps", tuple(STEPS.values()))
+        take_values(self, "sinks", tuple(SINKS.values()))
         check_name("name", self.name, _MAX_PIPELINE_NAME)
         check_text("checkpoint", self.checkpoint)
         check_choice("output_mode", self.output_mode, ("append", "update"))
         duration_s("trigger", self.trigger)
+        if self.max_lag is not None and self.max_lag < 0:
+            raise ConfigurationError(f"max_lag = {self.max_lag} must be 0 or more")
         self._check_watermark()
         self._check_sinks()
 

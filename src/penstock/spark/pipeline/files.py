@@ -39,6 +39,19 @@ class Files:
         system, place = self._at(path)
         return bool(system.exists(place))
 
+    def why_unreachable(self, path: str) -> str | None:
+        """Return in one line why the file system of a path cannot be used; None if it can."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        try:
+            self.exists(path)
+        except PySparkException as error:  # as PySpark shows some of Java's, and not others
+            return " ".join(str(error).split())
+        except Py4JJavaError as error:
+            return " ".join(str(error.java_exception).split())
+        return None
+
     def names(self, folder: str) -> list[str]:
         """Return what is in a folder; nothing if there is none."""
         system, place = self._at(folder)

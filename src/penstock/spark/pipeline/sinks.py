@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from penstock.errors import ConfigurationError
 from penstock.keys import StreamKeys, check_name
-from penstock.spark.pipeline.checks import check_choice, check_positive, check_text
+from penstock.spark.pipeline.checks import check_choice, check_positive, check_text, take_texts
 
 _COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 _LIBRARIES = ("auto", "python", "spark")
@@ -27,6 +27,7 @@ class Parquet:
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
         check_text("path", self.path)
+        take_texts(self, "partition_by")
         check_choice("compression", self.compression, _COMPRESSIONS)
 
 
@@ -47,6 +48,7 @@ class Delta:
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
         check_text("path", self.path)
+        take_texts(self, "partition_by")
         check_choice("library", self.library, _LIBRARIES)
         if self.library == "spark" and self.options:
             raise ConfigurationError("options are for library = 'python': Spark's jars are set up by spark.hadoop.*")
@@ -71,6 +73,7 @@ class Iceberg:
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
         check_text("table", self.table)
+        take_texts(self, "partition_by")
         check_choice("library", self.library, _LIBRARIES)
         if len(self.table.split(".")) < 2 or not all(self.table.split(".")):
             raise ConfigurationError(f"table = {self.table!r} must be namespace.name, such as 'shop.orders'")
@@ -122,6 +125,7 @@ class Postgres:
         """Raise ConfigurationError for anything that cannot work."""
         check_text("dsn", self.dsn)
         check_text("table", self.table)
+        take_texts(self, "key")
         if any(not part for part in self.table.split(".")):
             raise ConfigurationError(f"table = {self.table!r} must be a name, or schema.name")
 
@@ -145,6 +149,7 @@ class Jdbc:
         """Raise ConfigurationError for anything that cannot work."""
         check_text("url", self.url)
         check_text("table", self.table)
+        take_texts(self, "key")
         if not self.url.startswith("jdbc:"):
             raise ConfigurationError("url must begin with jdbc:, such as jdbc:mysql://host/database")
         for option in self.options:
@@ -171,6 +176,7 @@ class Results:
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
         check_text("id", self.id)
+        take_texts(self, "columns")
         check_name("result_kind", self.result_kind)
         check_text("backend", self.backend)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigurationError
 from penstock.keys import StreamKeys
-from penstock.spark.pipeline.checks import check_choice, check_positive, check_text
+from penstock.spark.pipeline.checks import check_choice, check_positive, check_text, take_texts
 from penstock.spark.reading.columns import ENTRY
 from penstock.spark.reading.options import SourceOptions
 
@@ -47,8 +47,7 @@ class Source:
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
-        if isinstance(self.streams, str):
-            object.__setattr__(self, "streams", (self.streams,))
+        take_texts(self, "streams", "valid", "columns")
         check_text("url", self.url)
         if not self.streams:
             raise ConfigurationError("streams is empty: name at least one stream")

@@ -8,7 +8,19 @@ _TRACEBACK = "Traceback (most recent call last)"
 _PLAN = "=== Streaming Query ==="  # behind it are offsets and the plan of the query
 # The last line of a traceback: it is not indented, and names a class.
 _RAISED = re.compile(r"(?:[a-z_]\w*\.)*([A-Z]\w*[a-z]\w*): (.+)")
+# What Spark says of a failure that it only passes on from another thread or from a task.
+_CARRIER = re.compile(r"thrown in awaitResult|Job aborted|Task failed while writing|\[TASK_WRITE_FAILED\]")
+_EMPTY = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
 _MOST = 600
+
+
+def _root(error: object) -> str | None:
+    """Return the first line of the cause that is below all others."""
+    cause = getattr(error, "_cause", None)
+    if cause is None:
+        return None
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return _root(cause) or (lines[0] if lines else None)
 
 
 def one_line(error: object) -> str:
@@ -16,7 +28,9 @@ def one_line(error: object) -> str:
     told = str(error).partition(_PLAN)[0]
     lines = [line.rstrip() for line in told.splitlines() if line.strip()] or [repr(error)]
     begun = next((number for number, line in enumerate(lines) if _TRACEBACK in line), None)
-    text = lines[0].strip()
+    text = _EMPTY.sub("", lines[0].strip())
+    if begun is None and _CARRIER.search(text):
+        text = _root(error) or text
     if begun is not None:
         found = [match for match in map(_RAISED.match, lines[begun:]) if match]
         if found:

@@ -7,7 +7,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from penstock.errors import ConfigurationError
@@ -97,11 +97,20 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def _flat(table: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
+    # TOML makes tables of a key with dots that is not quoted, such as spark.executor.memory.
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
 def _options(value: object, where: str) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"{where} must be a table of options, not {value!r}")
     made = {}
-    for name, option in value.items():
+    for name, option in _flat(value):
         if not isinstance(option, str | int | float | bool):
             raise ConfigurationError(f"{where}.{name} = {option!r} must be a text, a number, true or false")
         made[name] = str(option).lower() if isinstance(option, bool) else str(option)

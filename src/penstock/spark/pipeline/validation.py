@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.pipeline.declaration import Pipeline
+from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.plan import Planner
 from penstock.spark.pipeline.spark_errors import one_line
 from penstock.spark.pipeline.steps import STEPS, Step
@@ -50,7 +51,8 @@ class Validation:
 
     def run(self) -> DataFrame:
         """Return the plan, or raise PipelineInvalid."""
-        self._problems += [f"checkpoint: {problem}" for problem in unwritable(self._pipeline.checkpoint)]
+        checkpoint = self._pipeline.checkpoint
+        self._problems += [f"checkpoint: {problem}" for problem in unwritable(checkpoint, Files(self._spark))]
         plan = self._plan() if self._is_source_well() else None
         if plan is not None:
             self._problems += self._of_sinks(plan.schema)
@@ -110,7 +112,10 @@ class Validation:
             raise ConfigurationError(one_line(error.java_exception.getMessage())) from None
 
     def _of_sinks(self, schema: StructType) -> Iterator[str]:
-        yield from (f"the rows for the sinks: {problem}" for problem in unfit(schema))
+        faults = list(unfit(schema))
+        yield from (f"the rows for the sinks: {problem}" for problem in faults)
+        if faults:
+            return  # what a sink would say of such rows is the same again, or misleading
         for number, sink in enumerate(self._pipeline.sinks, 1):
             place = f"sink {number} ({sink.name})"
             try:

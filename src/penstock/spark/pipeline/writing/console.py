@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ConsoleWriter:
-    """Prints the first rows of each batch. They are staged: showing computes no more rows than it shows, and the others
-    would never meet their handler, their dead letters or the state that they are counted in.
-    """
+    """Prints the first rows of each batch."""
 
+    # Showing computes no more rows than it shows: the others would never meet their handler, their dead letters or the
+    # state that they are counted in. So a batch is staged first.
     is_atomic = False
 
     def __init__(self, sink: Console) -> None:

@@ -7,6 +7,7 @@ Of two drivers that commit the same batch the second is refused by Delta Lake it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -18,12 +19,14 @@ from penstock.spark.pipeline.files import FileInfo, Files, joined
 from penstock.spark.pipeline.sinks import Delta
 from penstock.spark.pipeline.writing.arrow_schema import nullable_arrow
 from penstock.spark.pipeline.writing.counting import written
-from penstock.spark.pipeline.writing.parquet import unfit, unknown_partitions, unwritable
+from penstock.spark.pipeline.writing.parquet import unknown_partitions, unwritable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_STACK = re.compile(r"\s+0: ")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -53,8 +56,7 @@ class DeltaWriter:
         """Yield what would keep rows of this schema from being written; write nothing."""
         library = _library()
         yield from unknown_partitions(self._sink.partition_by, schema)
-        yield from unfit(schema)
-        faults = list(unwritable(self._sink.path))
+        faults = list(unwritable(self._sink.path, self._files))
         yield from faults
         if faults:
             return
@@ -62,12 +64,12 @@ class DeltaWriter:
             if library.DeltaTable.is_deltatable(self._uri, self._options):
                 yield from self._misfits(library.DeltaTable(self._uri, storage_options=self._options), schema)
         except Exception as error:  # of the store: there is no common class
-            yield f"the table at {self._sink.path} cannot be read: {' '.join(str(error).split())}"
+            yield f"the table at {self._sink.path} cannot be read: {_line(error)}"
 
     def _misfits(self, table: Any, schema: StructType) -> Iterator[str]:
         library = _library()
-        wanted = {field.name: str(field.type) for field in library.Schema.from_arrow(nullable_arrow(schema)).fields}
-        found = {field.name: str(field.type) for field in table.schema().fields}
+        wanted = {field.name: _said(field) for field in library.Schema.from_arrow(nullable_arrow(schema)).fields}
+        found = {field.name: _said(field) for field in table.schema().fields}
         for name, kind in wanted.items():
             if found.get(name) != kind:
                 there = f"{found[name]} there" if name in found else "missing there"
@@ -164,6 +166,16 @@ def _has(table: Any, transaction: tuple[str, int]) -> bool:
     owner, number = transaction
     last = table.transaction_version(owner)
     return last is not None and last >= number
+
+
+def _said(field: Any) -> str:
+    return str(field.type.to_json()).strip('"')
+
+
+def _line(error: BaseException) -> str:
+    """Return what the library says, without the colours and the stack of Rust below it."""
+    told = _COLOUR.sub("", str(error)).strip() or type(error).__name__
+    return " ".join(_STACK.split(told)[0].split())
 
 
 def partition_values(path: str) -> dict[str, str | None]:

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.sinks import Delta
 from penstock.spark.pipeline.spark_errors import one_line
-from penstock.spark.pipeline.writing.parquet import unfit, unknown_partitions, unwritable
+from penstock.spark.pipeline.writing.parquet import unknown_partitions, unwritable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,8 +63,7 @@ class DeltaSparkWriter:
             yield _MISSING
             return
         yield from unknown_partitions(self._sink.partition_by, schema)
-        yield from unfit(schema)
-        yield from unwritable(self._sink.path)
+        yield from unwritable(self._sink.path, Files(self._spark))
         try:
             if self._is_table():
                 yield from self._misfits(schema)

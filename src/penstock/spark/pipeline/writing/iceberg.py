@@ -18,7 +18,7 @@ from penstock.spark.pipeline.writing.arrow_schema import nullable_arrow
 from penstock.spark.pipeline.writing.counting import written
 from penstock.spark.pipeline.writing.iceberg_note import BatchNote
 from penstock.spark.pipeline.writing.iceberg_table import IcebergTable, for_hadoop
-from penstock.spark.pipeline.writing.parquet import unfit, unknown_partitions
+from penstock.spark.pipeline.writing.parquet import unknown_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,10 +39,7 @@ class IcebergWriter:
     def problems(self, schema: StructType) -> Iterator[str]:
         """Yield what would keep rows of this schema from being written; write nothing."""
         yield from unknown_partitions(self._sink.partition_by, schema)
-        faults = list(unfit(schema))
-        yield from faults
-        if not faults:
-            yield from self._table.problems(nullable_arrow(schema))
+        yield from self._table.problems(nullable_arrow(schema))
 
     def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
         """Write a batch, unless it is there; tell whether it was new."""

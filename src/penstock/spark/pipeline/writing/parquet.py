@@ -21,7 +21,7 @@ from penstock.spark.pipeline.writing.counting import written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 COLUMN = "batch"
 _HIDDEN = "_penstock"
@@ -41,10 +41,10 @@ class ParquetWriter:
         yield from unknown_partitions(self._sink.partition_by, schema)
         if self._sink.partition_by and set(names) <= set(self._sink.partition_by):
             yield "partition_by: at least one column must be left for the files"
-        if COLUMN in names:
-            yield f"there is a column {COLUMN!r}, which the folders are named after: rename it"
-        yield from unfit(schema)
-        yield from unwritable(self._sink.path)
+        for name in names:
+            if name.lower() == COLUMN:
+                yield f"there is a column {name!r}, which the folders are named after: rename it"
+        yield from unwritable(self._sink.path, self._files)
 
     def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
         """Write a batch, unless it is there; tell whether it was new."""
@@ -80,18 +80,39 @@ def unknown_partitions(partition_by: Sequence[str], schema: StructType) -> Itera
 
 
 def unfit(schema: StructType) -> Iterator[str]:
-    """Yield the columns that Parquet cannot hold."""
-    from pyspark.sql.types import NullType
-
+    """Yield what keeps rows out of Parquet files, and so out of all sinks."""
+    seen: set[str] = set()
     for field in schema.fields:
-        if isinstance(field.dataType, NullType) or "interval" in field.dataType.simpleString():
-            yield f"column {field.name!r} is {field.dataType.simpleString()}, which Parquet cannot hold: cast it"
+        if field.name.lower() in seen:
+            yield f"there are two columns {field.name!r}, for capitals do not count: rename one"
+        seen.add(field.name.lower())
+        if what := _why_unfit(field.dataType):
+            yield f"column {field.name!r} is {field.dataType.simpleString()}, {what}"
 
 
-def unwritable(path: str) -> Iterator[str]:
-    """Yield why nothing can be written below a path of this machine; other file systems are not asked."""
+def _why_unfit(kind: DataType) -> str | None:
+    from pyspark.sql.types import ArrayType, MapType, NullType, StructType
+
+    inner: list[DataType] = []
+    if isinstance(kind, StructType):
+        inner = [field.dataType for field in kind.fields]
+        if not inner:
+            return "which is empty, and Parquet cannot hold it: leave it out"
+    elif isinstance(kind, ArrayType):
+        inner = [kind.elementType]
+    elif isinstance(kind, MapType):
+        inner = [kind.keyType, kind.valueType]
+    elif isinstance(kind, NullType) or "interval" in kind.simpleString():
+        return "which Parquet cannot hold: cast it"
+    return next(filter(None, map(_why_unfit, inner)), None)
+
+
+def unwritable(path: str, files: Files | None = None) -> Iterator[str]:
+    """Yield why nothing can be written below a path: on this machine, or elsewhere if it cannot be reached at all."""
     place = local_path(path)
     if place is None:
+        if files is not None and (why := files.why_unreachable(path)):
+            yield f"{path} cannot be reached: {why}"
         return
     while not place.exists() and place != place.parent:
         place = place.parent

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PenstockError
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.sinks import Postgres
+from penstock.spark.pipeline.writing.postgres_fit import columns, forbidden, misfits, without_index
 
 if TYPE_CHECKING:
     import psycopg
@@ -61,45 +62,63 @@ class PostgresWriter:
                 yield f"key: there is no column {name!r}; there are {', '.join(schema.names)}"
         try:
             with self._connection() as connection:
-                found = self._columns(connection)
+                yield from self._faults(connection, schema)
         except psycopg.Error as error:
             yield f"PostgreSQL cannot be used: {_line(error)}"
+
+    def _faults(self, connection: psycopg.Connection[Any], schema: StructType) -> Iterator[str]:
+        table, name = self._quoted().as_string(connection), self._sink.table
+        found = columns(connection, table)
+        if found is not None:
+            yield from misfits(name, schema, found)
+            key = self._sink.key
+            if key and set(key) <= set(found) and without_index(connection, table, key):
+                listed = ", ".join(key)
+                yield f"key: table {name!r} has no unique index on ({listed}): CREATE UNIQUE INDEX ON {name} ({listed})"
+        elif self._sink.create:
+            yield from _without_type(schema)
+        else:
+            yield f"table {name!r} does not exist: create it, or say create = true"
             return
-        if found is None:
-            if self._sink.create:
-                yield from _without_type(schema)
-            else:
-                yield f"table {self._sink.table!r} does not exist: create it, or say create = true"
-            return
-        for name in schema.names:
-            if name not in found:
-                yield f"table {self._sink.table!r} has no column {name!r}; it has {', '.join(found)}"
+        batches = self._quoted(_BATCHES).as_string(connection)
+        yield from forbidden(connection, table, batches, name.rpartition(".")[0].rpartition(".")[2] or None)
 
     def _connection(self) -> psycopg.Connection[Any]:
         made: psycopg.Connection[Any] = _driver().connect(self._sink.dsn, connect_timeout=_CONNECT_S)
         return made
 
-    def _columns(self, connection: psycopg.Connection[Any]) -> list[str] | None:
-        query = (
-            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped "
-            "ORDER BY attnum"
-        )
-        names = [row[0] for row in connection.execute(query, [self._quoted().as_string(connection)])]
-        return names or None
-
     # --- a batch ---
 
     def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
         """Write a batch, unless it is there; tell whether it was new."""
+        self._prepare(rows.schema)
         with self._connection() as connection:  # commits at its end, or rolls back
             if not self._is_new(connection, key):
                 return False
-            if self._sink.create and self._columns(connection) is None:
-                connection.execute(self._creation(rows.schema))
             self._copy(connection, rows)
             mark("postgres copied")
         mark("postgres committed")
         return True
+
+    def _prepare(self, schema: StructType) -> None:
+        """Make the tables that are not there, in a transaction of their own: others would wait for its end."""
+        from psycopg import sql
+
+        batches, target = self._quoted(_BATCHES), self._quoted()
+        with self._connection() as connection:
+            wanted = [batches, target] if self._sink.create else [batches]
+            if all(columns(connection, table.as_string(connection)) for table in wanted):
+                return
+            # Two pipelines that begin at once would both find no table, and one of them would fail.
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [_BATCHES])
+            connection.execute(
+                sql.SQL(
+                    "CREATE TABLE IF NOT EXISTS {} (query text, sink text, batch bigint NOT NULL, committed_at "
+                    "timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (query, sink))"
+                ).format(batches)
+            )
+            if self._sink.create:
+                connection.execute(self._creation(schema))
 
     def _is_new(self, connection: psycopg.Connection[Any], key: BatchKey) -> bool:
         """Lock the line of this sink, and note the batch in it if it is above the last one."""
@@ -107,14 +126,6 @@ class PostgresWriter:
 
         table = self._quoted(_BATCHES)
         who = [key.query, self._sink.name]
-        # Two pipelines that begin at once would both find no table, and one of them would fail.
-        connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [_BATCHES])
-        connection.execute(
-            sql.SQL(
-                "CREATE TABLE IF NOT EXISTS {} (query text, sink text, batch bigint NOT NULL, committed_at timestamptz "
-                "NOT NULL DEFAULT now(), PRIMARY KEY (query, sink))"
-            ).format(table)
-        )
         noted = connection.execute(
             sql.SQL(
                 "INSERT INTO {} AS t (query, sink, batch) VALUES (%s, %s, %s) ON CONFLICT (query, sink) DO UPDATE "
@@ -143,12 +154,12 @@ class PostgresWriter:
         if self._sink.key:
             connection.execute(self._merge(rows.columns))
 
-    def _merge(self, columns: list[str]) -> sql.Composed:
+    def _merge(self, named: list[str]) -> sql.Composed:
         from psycopg import sql
 
         key = sql.SQL(", ").join(map(sql.Identifier, self._sink.key))
-        names = sql.SQL(", ").join(map(sql.Identifier, columns))
-        rest = [name for name in columns if name not in self._sink.key]
+        names = sql.SQL(", ").join(map(sql.Identifier, named))
+        rest = [name for name in named if name not in self._sink.key]
         action: sql.Composable = sql.SQL("NOTHING")
         if rest:
             one = sql.SQL("{0} = excluded.{0}")
@@ -161,10 +172,10 @@ class PostgresWriter:
     def _creation(self, schema: StructType) -> sql.Composed:
         from psycopg import sql
 
-        columns = [sql.Identifier(field.name) + sql.SQL(f" {_type(field.dataType)}") for field in schema.fields]
+        made = [sql.Identifier(field.name) + sql.SQL(f" {_type(field.dataType)}") for field in schema.fields]
         if self._sink.key:
-            columns.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, self._sink.key))))
-        return sql.SQL("CREATE TABLE {} ({})").format(self._quoted(), sql.SQL(", ").join(columns))
+            made.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, self._sink.key))))
+        return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(self._quoted(), sql.SQL(", ").join(made))
 
     def _quoted(self, table: str | None = None) -> sql.Identifier:
         """Return the name of the target, or of a table beside it."""
