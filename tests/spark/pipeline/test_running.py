@@ -11,11 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
+from deltalake import DeltaTable
 
-from penstock.spark.pipeline import Console, Function, Handler, Parquet, Pipeline, Postgres, RedisStreams, Results, Sql
+from penstock.spark.pipeline import (
+    Console,
+    Delta,
+    Function,
+    Handler,
+    Parquet,
+    Pipeline,
+    Postgres,
+    RedisStreams,
+    Results,
+    Sql,
+)
+from penstock.spark.pipeline.batch_key import BatchKey
+from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.running import PipelineFailed, Report, Run
 from penstock.spark.pipeline.status import status
 from penstock.spark.pipeline.writing.counting import FilesMissing, check_files
+from penstock.spark.pipeline.writing.delta import DeltaWriter
 from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters
 
 if TYPE_CHECKING:
@@ -202,7 +217,7 @@ def test_the_console_alone_takes_in_every_row_that_it_does_not_show(
     pipeline = pipeline_of(
         sinks=(Console(rows=1),), watermark="1h", dedup=("message_id",), source_max_rows_per_batch=31
     )
-    assert run(pipeline).batches == 2
+    assert run(pipeline).rows == 62
     assert [letter["dlq_reason"] for letter in dead_letters(stream_redis)] == ["decode_error"]
     assert capsys.readouterr().out.count("|orders|") == 2
 
@@ -234,3 +249,17 @@ def test_files_that_are_only_on_the_disk_of_an_executor_are_missed() -> None:
     check_files([0, 2], found, "/table")
     with pytest.raises(FilesMissing, match="1 of 3 tasks have written rows to /table that are not there"):
         check_files([0, 1, 2], found, "/table")
+
+
+def test_a_time_that_names_the_folders_of_a_delta_table_is_the_same_in_every_zone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        rows = spark.sql("SELECT 1 AS n, timestamp'2026-11-15 21:00:00' AS hour")
+        sink = Delta(str(tmp_path / "delta"), partition_by=("hour",))
+        DeltaWriter(sink, Files(spark)).write(rows, BatchKey("0123456789abcdef", 0), lambda _: None)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    (hour,) = DeltaTable(sink.path).to_pyarrow_table()["hour"].to_pylist()
+    assert hour.isoformat() == "2026-11-16T02:00:00+00:00"

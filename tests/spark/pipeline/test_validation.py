@@ -255,3 +255,20 @@ def test_a_table_of_postgres_that_does_not_fit_is_told(
         "sink 4 (reader): the user may create no table in the schema 'public', where batches are noted: GRANT CREATE",
         'sink 4 (reader): the user may not write to the table "k": GRANT INSERT',
     )
+
+
+def test_a_parquet_table_with_other_columns_is_told(
+    spark: SparkSession, problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, tmp_path: Path
+) -> None:
+    path = tmp_path / "table"
+    there = spark.range(1).selectExpr("id AS n", "array(named_struct('a', id)) AS s", "'x' AS day")
+    there.write.partitionBy("day").parquet(f"{path}/batch=1")
+    sink = Parquet(str(path), partition_by="day")
+    fitting = "array(named_struct('a', n)) AS s, to_date(timestamp) AS day"
+    pipeline_of(Sql(f"SELECT n, {fitting} FROM input"), sinks=sink).validate(spark)
+    other = Sql(f"SELECT string(n) AS n, 1 AS more, {fitting} FROM input")
+    start = f"sink 1 (parquet): the table at {path} has other columns: "
+    assert problems(pipeline_of(other, sinks=sink)) == (
+        f"{start}'n' is string here and bigint there: write to another path",
+        f"{start}'more' is int here and missing there: write to another path",
+    )

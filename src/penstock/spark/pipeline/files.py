@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Files:
     """
 
     def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
         self._jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows Hadoop's file systems nowhere else
         self._conf: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - likewise
 
@@ -59,6 +61,10 @@ class Files:
             return []
         found = [str(status.getPath().getName()) for status in system.listStatus(place)]
         return [name for name in found if name != _COMPLETE]
+
+    def parquet_schema(self, folder: str) -> StructType:
+        """Return the columns of the Parquet files below a folder."""
+        return self._spark.read.parquet(folder).schema
 
     def walk(self, folder: str) -> list[FileInfo]:
         """Return all files below a folder, with paths relative to it."""

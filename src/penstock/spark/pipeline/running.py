@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
 from penstock.shutdown import SignalWatch
-from penstock.spark.master import is_connect
 from penstock.spark.pipeline.batch_key import Mark
 from penstock.spark.pipeline.batches import Batches, StopAsked, no_mark
 from penstock.spark.pipeline.declaration import Pipeline
@@ -23,7 +22,7 @@ from penstock.spark.pipeline.progress import Progress, slow_batch
 from penstock.spark.pipeline.spark_errors import one_line
 from penstock.spark.pipeline.staging import Staging
 from penstock.spark.pipeline.status import Places
-from penstock.spark.pipeline.validation import PipelineInvalid, validate
+from penstock.spark.pipeline.validation import validate
 from penstock.spark.pipeline.writing.writers import writer_of
 from penstock.spark.prerequisites import has_read_limits
 
@@ -91,8 +90,6 @@ class Run:
             PipelineFailed: a batch failed.
 
         """
-        if is_connect(self._spark):
-            raise PipelineInvalid(("a pipeline needs a classic session, since it commits on the driver: use --master",))
         rows = validate(self._pipeline, self._spark)
         unsubscribe = SignalWatch.subscribe(self.stop)
         try:
@@ -148,9 +145,10 @@ class Run:
                     query.stop()
         except StreamingQueryException as error:
             if not (self._is_stopping and StopAsked.__name__ in str(error)):
+                why = one_line(error).rstrip(". ")
                 raise PipelineFailed(
-                    f"pipeline {self._pipeline.name!r} failed: {one_line(error)}. Mend the cause and start it again: "
-                    "it goes on with the same batch"
+                    f"pipeline {self._pipeline.name!r} failed: {why}. Mend the cause and start it again: it goes on "
+                    "with the same batch"
                 ) from error
         finally:
             if query.isActive:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.spark.master import is_connect
 from penstock.spark.pipeline.declaration import Pipeline
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.plan import Planner
@@ -22,6 +23,8 @@ from penstock.spark.reading.unlimited_reader import check_unlimited
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+_CLASSIC = "a pipeline needs a classic session, since it commits on the driver: use --master, such as spark://host:7077"
 
 
 class PipelineInvalid(ConfigurationError):
@@ -51,6 +54,8 @@ class Validation:
 
     def run(self) -> DataFrame:
         """Return the plan, or raise PipelineInvalid."""
+        if is_connect(self._spark):
+            raise PipelineInvalid((_CLASSIC,))
         checkpoint = self._pipeline.checkpoint
         self._problems += [f"checkpoint: {problem}" for problem in unwritable(checkpoint, Files(self._spark))]
         plan = self._plan() if self._is_source_well() else None

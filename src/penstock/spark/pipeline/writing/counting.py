@@ -21,8 +21,18 @@ class FilesMissing(PenstockError):
     """Tasks have written files that the driver cannot find."""
 
 
-def written(rows: DataFrame, path: str, *, partition_by: tuple[str, ...] = (), compression: str = "zstd") -> int:
-    """Write Parquet files into a new folder and return the number of rows; raise FilesMissing if some are elsewhere."""
+def written(
+    rows: DataFrame,
+    path: str,
+    *,
+    partition_by: tuple[str, ...] = (),
+    compression: str = "zstd",
+    zone: str | None = None,
+) -> int:
+    """Write Parquet files into a new folder and return the number of rows; raise FilesMissing if some are elsewhere.
+
+    `zone` is that of the times in the names of folders, by default the one of the session.
+    """
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
@@ -34,6 +44,8 @@ def written(rows: DataFrame, path: str, *, partition_by: tuple[str, ...] = (), c
     writer: DataFrameWriter = watched.write.mode("overwrite").option("compression", compression)
     if partition_by:
         writer = writer.partitionBy(*partition_by)
+    if zone is not None:
+        writer = writer.option("timeZone", zone)
     writer.parquet(path)
     told = seen.get
     if told["rows"]:

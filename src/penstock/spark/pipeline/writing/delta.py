@@ -86,7 +86,8 @@ class DeltaWriter:
         batch = joined(self._sink.path, f"batch-{key.folder}")
         attempt = uuid4().hex[:8]
         place = joined(batch, attempt)
-        count = written(rows, place, partition_by=self._sink.partition_by)
+        # The log of a Delta table holds the values of partitions as texts, and times in UTC.
+        count = written(rows, place, partition_by=self._sink.partition_by, zone="UTC")
         mark("delta written")
         is_new = not count or self._add(rows.schema, place, transaction)
         if count and is_new:

@@ -44,7 +44,25 @@ class ParquetWriter:
         for name in names:
             if name.lower() == COLUMN:
                 yield f"there is a column {name!r}, which the folders are named after: rename it"
-        yield from unwritable(self._sink.path, self._files)
+        faults = list(unwritable(self._sink.path, self._files))
+        yield from faults or self._misfits(schema)
+
+    def _misfits(self, schema: StructType) -> Iterator[str]:
+        """Compare with the newest batch: a reader takes the columns of one for those of all."""
+        shown = [name for name in self._files.names(self._sink.path) if name.startswith(f"{COLUMN}=")]
+        if not shown:
+            return
+        newest = joined(self._sink.path, max(shown))
+        columns = self._files.parquet_schema(newest).fields
+        found = {field.name.lower(): field.dataType.simpleString() for field in columns}
+        for field in schema.fields:
+            kind, there = field.dataType.simpleString(), found.get(field.name.lower(), "missing")
+            # Of a column in the names of folders a reader guesses the type.
+            if there == "missing" or (there != kind and field.name not in self._sink.partition_by):
+                yield (
+                    f"the table at {self._sink.path} has other columns: {field.name!r} is {kind} here and {there} "
+                    "there: write to another path"
+                )
 
     def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
         """Write a batch, unless it is there; tell whether it was new."""
