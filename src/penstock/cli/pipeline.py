@@ -6,9 +6,9 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Run data pipelines on Spark.", no_args_is_help=True)
 _INVALID = 2
+_LEVEL = "spark.log.level"
+_TALKERS = (
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    "org.apache.spark.sql.execution.streaming.MicroBatchExecution",  # where it was up to Spark 4.0
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "org.apache.spark.util.Utils",
+)
 File = Annotated[Path, typer.Argument(help="The TOML file of the pipeline.", show_default=False)]
 Master = Annotated[
     str | None, typer.Option(help="Spark's master, such as local[4], spark://host:7077, yarn, k8s://...")
@@ -94,18 +103,33 @@ def _read(file: Path) -> Pipeline:
 
 @contextmanager
 def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    from penstock.spark.master import is_connect
     from penstock.spark.session import session
 
     # The bridge to Java logs the traceback of whatever ends a batch; we tell it in one line.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    conf = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false", **pipeline.spark}
+    conf = {_LEVEL: "ERROR", "spark.ui.showConsoleProgress": "false", **pipeline.spark}
     # Functions that the file names lie beside it or where the command is run, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
     spark = session(pipeline.name, master, conf=conf)
+    if _LEVEL not in pipeline.spark and not is_connect(spark):
+        _hush(spark)
     try:
         yield spark
     finally:
-        spark.stop()
+        with suppress(Py4JError, OSError):  # a signal to the whole group has ended Java already
+            if _LEVEL not in pipeline.spark and not is_connect(spark):
+                spark.sparkContext.setLogLevel("OFF")  # tasks that are left may mind the end of Spark
+            spark.stop()
+
+
+def _hush(spark: SparkSession) -> None:
+    """Keep Spark from printing the stacks of what ends a batch: we tell it in one line."""
+    log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001 - PySpark sets one level for all
+    for name in _TALKERS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +136,7 @@ class Run:
     # --- while it runs ---
 
     def _follow(self, query: StreamingQuery) -> None:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import StreamingQueryException
 
         try:
@@ -143,18 +144,24 @@ class Run:
                 self._look(query)
                 if self._is_stopping and not query.status["isTriggerActive"]:
                     query.stop()
-        except StreamingQueryException as error:
+        except (StreamingQueryException, Py4JError, OSError) as error:
             if not (self._is_stopping and StopAsked.__name__ in str(error)):
-                why = one_line(error).rstrip(". ")
-                raise PipelineFailed(
-                    f"pipeline {self._pipeline.name!r} failed: {why}. Mend the cause and start it again: it goes on "
-                    "with the same batch"
-                ) from error
+                raise self._failure(error) from error
         finally:
-            if query.isActive:
-                query.stop()
-            self._look(query)
+            with suppress(Py4JError, OSError):  # Java may be gone
+                if query.isActive:
+                    query.stop()
+                self._look(query)
         self.report.is_stopped = self._is_stopping
+
+    def _failure(self, error: Exception) -> PipelineFailed:
+        why = f"pipeline {self._pipeline.name!r} failed: {one_line(error).rstrip('. ')}. "
+        if self._is_stopping:
+            return PipelineFailed(
+                f"{why}It was asked to stop: let the signal go to this process and not to its Java (systemd: "
+                "KillMode=mixed). Started again, it goes on with the same batch"
+            )
+        return PipelineFailed(f"{why}Mend the cause and start it again: it goes on with the same batch")
 
     def _look(self, query: StreamingQuery) -> None:
         for told in self._new_progress(query):
