@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Run data pipelines on Spark.", no_args_is_help=True)
 _INVALID = 2
 _LEVEL = "spark.log.level"
+_MASTER = re.compile(r"local(\[.+\])?$|local-cluster\[.+\]$|spark://.+:\d+|yarn$|k8s://.+|mesos://.+")
 _TALKERS = (
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
     "org.apache.spark.sql.execution.streaming.MicroBatchExecution",  # where it was up to Spark 4.0
@@ -104,16 +106,24 @@ def _read(file: Path) -> Pipeline:
 @contextmanager
 def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
 
     from penstock.spark.master import is_connect
+    from penstock.spark.pipeline.spark_errors import one_line
     from penstock.spark.session import session
 
     # The bridge to Java logs the traceback of whatever ends a batch; we tell it in one line.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    _check_master(master or pipeline.spark.get("spark.master"))
     conf = {_LEVEL: "ERROR", "spark.ui.showConsoleProgress": "false", **pipeline.spark}
     # Functions that the file names lie beside it or where the command is run, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
-    spark = session(pipeline.name, master, conf=conf)
+    try:
+        spark = session(pipeline.name, master, conf=conf)
+    except (PySparkException, Py4JError) as error:
+        raise PenstockError(
+            f"Spark could not be started: {one_line(getattr(error, 'java_exception', error))}"
+        ) from None
     if _LEVEL not in pipeline.spark and not is_connect(spark):
         _hush(spark)
     try:
@@ -123,6 +133,14 @@ def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
             if _LEVEL not in pipeline.spark and not is_connect(spark):
                 spark.sparkContext.setLogLevel("OFF")  # tasks that are left may mind the end of Spark
             spark.stop()
+
+
+def _check_master(master: str | None) -> None:
+    """Refuse at once what Spark would refuse, or wait for, when its Java is there."""
+    if master is not None and master.startswith("sc://"):
+        _refuse(("a pipeline needs a classic session, and no Spark Connect, since it commits on the driver",))
+    if master is not None and not _MASTER.match(master):
+        _refuse((f"--master {master!r} must be local[4], spark://host:7077, yarn, k8s://... or the like",))
 
 
 def _hush(spark: SparkSession) -> None:

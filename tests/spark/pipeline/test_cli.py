@@ -97,6 +97,19 @@ def test_a_wrong_key_ends_with_two_before_spark_starts(file: Path) -> None:
     assert ended.stderr == f"penstock: {file}:6: [source] has an unknown key 'shema'; did you mean 'schema'?\n"
 
 
+@pytest.mark.parametrize(
+    ("master", "told"),
+    [
+        ("sc://127.0.0.1:1", "a pipeline needs a classic session, and no Spark Connect"),
+        ("spark:/host:7077", "--master 'spark:/host:7077' must be local[4], spark://host:7077,"),
+    ],
+)
+def test_a_master_that_cannot_be_is_told_before_spark_starts(file: Path, master: str, told: str) -> None:
+    result = CliRunner().invoke(app, ["pipeline", "validate", str(file), "--master", master])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"penstock: {told}")
+
+
 def test_sigterm_ends_a_continuous_run_after_its_batch(
     java: Path, file: Path, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:

@@ -279,6 +279,8 @@ def test_python_may_give_one_text_or_a_list_where_several_can_be() -> None:
         (lambda: made(sinks=["parquet"]), "sinks: 'parquet' is none of Parquet, Delta,"),
         (lambda: made(steps="SELECT 1"), "steps: 'SELECT 1' is none of Sql, Function, Handler"),
         (lambda: made(max_lag=-1), "max_lag = -1 must be 0 or more"),
+        (lambda: made(watermark_column="at"), "watermark_column = 'at' needs a watermark"),
+        (lambda: Source(url="redis://h", streams=["a*", "b"]), "streams = ['a*', 'b'] must be names, or one glob"),
     ],
 )
 def test_python_that_gives_something_else_is_told(make: Callable[[], object], told: str) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _TABLES = ("source", "step", "sink")
 _MAX_PIPELINE_NAME = 128
+_TIMESTAMP = "timestamp"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Pipeline:
     checkpoint: str
     steps: tuple[Step, ...] = ()
     watermark: str | None = None
-    watermark_column: str = "timestamp"
+    watermark_column: str = _TIMESTAMP
     dedup: tuple[str, ...] = ()
     trigger: str = "0s"
     output_mode: str = "append"
@@ -66,6 +67,11 @@ class Pipeline:
     def _check_watermark(self) -> None:
         if self.watermark is not None:
             duration_s("watermark", self.watermark)
+        elif self.watermark_column != _TIMESTAMP:
+            raise ConfigurationError(
+                f"watermark_column = {self.watermark_column!r} needs a watermark, how late a row may be: watermark = "
+                "'10 minutes'"
+            )
         elif self.dedup:
             raise ConfigurationError(
                 "dedup needs a watermark, for how long a row is remembered: watermark = '10 minutes'"
@@ -153,7 +159,7 @@ class _Rest:
     name: str
     checkpoint: str
     watermark: str | None = None
-    watermark_column: str = "timestamp"
+    watermark_column: str = _TIMESTAMP
     dedup: tuple[str, ...] = ()
     trigger: str = "0s"
     output_mode: str = "append"

@@ -13,6 +13,7 @@ from penstock.spark.pipeline.checks import check_choice, check_positive, check_t
 from penstock.spark.reading.columns import ENTRY
 from penstock.spark.reading.options import SourceOptions
 
+_GLOB = "*?["
 FORMATS = ("json", "msgpack", "avro", "raw")
 CORRUPT, WHY_CORRUPT = "_corrupt_record", "_corrupt_reason"
 _OWN = {
@@ -51,6 +52,8 @@ class Source:
         check_text("url", self.url)
         if not self.streams:
             raise ConfigurationError("streams is empty: name at least one stream")
+        if len(self.streams) > 1 and any(sign in name for name in self.streams for sign in _GLOB):
+            raise ConfigurationError(f"streams = {list(self.streams)} must be names, or one glob pattern alone")
         check_choice("format", self.format, FORMATS)
         check_positive("max_rows_per_batch", self.max_rows_per_batch)
         if self.schema is not None and self.model is not None:
