@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 from deltalake import DeltaTable
+from pyspark.sql import Row
+from pyspark.sql.types import StructType
 
 from penstock.spark.pipeline import (
     Console,
@@ -31,6 +33,7 @@ from penstock.spark.pipeline.running import PipelineFailed, Report, Run
 from penstock.spark.pipeline.status import status
 from penstock.spark.pipeline.writing.counting import FilesMissing, check_files
 from penstock.spark.pipeline.writing.delta import DeltaWriter
+from penstock.spark.pipeline.writing.postgres import _value
 from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters
 
 if TYPE_CHECKING:
@@ -140,6 +143,18 @@ def test_windows_are_counted(stream_redis: redis.Redis, pipeline_of: Declare, ru
     stream_redis.xadd("orders", {"data": '{"n": 1}'}, id="600000-0")
     run(pipeline)
     assert table() == [5, 5, 5, 5]
+
+
+def test_windows_are_counted_behind_a_handler_and_without_repetitions(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    for n in (0, 1, 2, 3, 60, 61, 600):
+        for _ in range(2):
+            fields = {"data": json.dumps({"n": n}), "message_id": f"m{n}"}
+            stream_redis.xadd("orders", fields, id=f"{n * 1000 + 1}-*")
+    sums = "SELECT window.start AS minute, sum(score) AS n FROM input GROUP BY window(timestamp, '1 minute')"
+    run(pipeline_of(Handler(f"{SHOP}:score", output="score double"), Sql(sums), watermark="30s", dedup="message_id"))
+    assert table() == [3.0, 60.5]
 
 
 def test_all_sinks_get_the_same_rows(
@@ -263,3 +278,9 @@ def test_a_time_that_names_the_folders_of_a_delta_table_is_the_same_in_every_zon
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     (hour,) = DeltaTable(sink.path).to_pyarrow_table()["hour"].to_pylist()
     assert hour.isoformat() == "2026-11-16T02:00:00+00:00"
+
+
+def test_nested_values_are_json_that_postgres_reads() -> None:
+    nested = Row(a=[float("nan"), float("inf"), float("-inf"), 1.5], b={"k": Row(c=bytearray(b"\x00x"), d=None)})
+    told = json.loads(_value(nested, StructType()), parse_constant=pytest.fail)
+    assert told == {"a": ["NaN", "Infinity", "-Infinity", 1.5], "b": {"k": {"c": "AHg=", "d": None}}}

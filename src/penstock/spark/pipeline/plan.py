@@ -119,8 +119,8 @@ class Planner:
             made = self._spark.sql(step.sql)
         elif isinstance(step, Function):
             made = self._called(step, rows)
-        else:  # Python on executors loses the mark that Spark puts on the column of the watermark
-            made = self._watermark(self._handled(step, rows))
+        else:
+            made = self._handled(step, rows)
         if not made.isStreaming:
             raise ConfigurationError(f"step {number} does not read its input: its rows would be the same in each batch")
         if step.name is not None:

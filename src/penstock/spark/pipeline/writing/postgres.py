@@ -6,7 +6,9 @@ above it is there already. Rows come through the driver, partition by partition,
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -202,10 +204,24 @@ def _without_type(schema: StructType) -> Iterator[str]:
 
 def _value(value: Any, kind: DataType) -> Any:
     if value is not None and kind.simpleString().startswith(("struct", "map", "array")):
-        plain = value.asDict(recursive=True) if hasattr(value, "asDict") else value
-        return json.dumps(plain, default=str)
+        return json.dumps(_plain(value), default=str, allow_nan=False)
     if isinstance(value, bytearray):
         return bytes(value)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can say it, and as Spark's to_json does: bytes in base64, and no number by its name."""
+    if hasattr(value, "asDict"):
+        value = value.asDict()
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
