@@ -67,10 +67,10 @@ def create(file: Path, content: bytes, step: Step = no_step) -> None:
             draft.unlink()
 
 
-def move(source: Path, target: Path) -> None:
-    """Put a durable file in its place, over what a crash may have left there."""
+def place(source: Path, target: Path) -> None:
+    """Give a durable file its name; raise FileExistsError if there is one of that name."""
     make_directory(target.parent)
-    source.replace(target)
+    os.link(source, target)
     sync_directory(target.parent)
 
 

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 from penstock.errors import ConfigurationError
 
 DAY_MS = 86_400_000
+LAST_MS = 253_402_300_799_999  # the end of the year 9999; an id may be any number, as one that somebody chose
 _LONGEST = 200  # most file systems end a name at 255 bytes
 _KEPT = 160
 
@@ -68,8 +69,8 @@ def safe_name(stream: str) -> str:
 
 
 def date_of(ms: int) -> str:
-    """Return the day of a time, in UTC."""
-    return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%d")
+    """Return the day of a time, in UTC; what lies beyond the calendar is put into its last day."""
+    return datetime.fromtimestamp(min(ms, LAST_MS) // 1000, UTC).strftime("%Y-%m-%d")
 
 
 def path_of(stream: str, date: str, first: str, last: str) -> str:
