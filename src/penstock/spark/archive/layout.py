@@ -4,6 +4,7 @@
 <root>/_manifest/<number>.json                                          what is archived: one file a commit
 <root>/_staging/<token>/                                                files that nothing refers to yet
 <root>/_checkpoint/                                                     of the Spark query
+<root>/_lock                                                            held by the run, as long as it lives
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ class Layout:
     def staging(self) -> Path:
         """The directory of what is being written."""
         return self.root / "_staging"
+
+    @property
+    def lock(self) -> Path:
+        """The file that the run holds a lock on."""
+        return self.root / "_lock"
 
     @property
     def checkpoint(self) -> Path:
