@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -68,8 +69,10 @@ class Replay:
         where: Where | None = None,
         rate: float | None = None,
     ) -> None:
-        if rate is not None and rate <= 0:
-            raise ConfigurationError(f"--rate {rate:g} must be more than 0 messages a second")
+        if rate is not None and not 0 < rate < math.inf:
+            raise ConfigurationError(
+                f"--rate {rate:g} must be more than 0 messages a second; leave it out for no limit"
+            )
         self._origin, self._where, self._rate = origin, where, rate
         self._selection = _digest(origin.name, None if where is None else where.condition, into)
         self.name = self._selection[:12] if name is None else check_name("--name", name, 200)
