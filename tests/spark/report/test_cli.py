@@ -72,6 +72,11 @@ def orders() -> Stream:
         (("--stream", "orders", "--out", "{place}/none/page.html"), "there is no folder"),
         (("--stream", "orders", "--out", "/dev/null/page.html"), "there is no folder"),
         (("--stream", "nobody", "--archive", "{place}"), "there is no archive"),
+        (("--stream", "orders", "--archive", "{place}"), "there is no archive"),
+        (("--stream", "orders", "--since", "99999999d"), "outside the calendar"),
+        (("--stream", "orders", "--since", "0001-01-01T00:00+05:00"), "outside the calendar"),
+        (("--stream", "orders", "--out", "/proc/page.html"), "--out /proc/page.html cannot be written"),
+        (("--stream", "orders", "--out", "a" * 300), "cannot be written: File name too long"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
