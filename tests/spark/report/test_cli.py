@@ -33,7 +33,7 @@ def test_an_empty_stream_has_a_page_too_and_an_old_page_is_replaced(
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{out}: 0 messages, 0 dead letters\n"
     page = Page(out.read_text())
-    assert page.row("messages published") == ["messages published", "0"]
+    assert "0 messages published" in page.text
     assert "Stream orders is empty now: 1 entries were trimmed or deleted" in page.text
     assert list(tmp_path.iterdir()) == [out]
 
