@@ -14,7 +14,9 @@ import pytest
 import redis
 from typer.testing import CliRunner, Result
 
+from penstock.cli import archive as cli_of_archive
 from penstock.cli.app import app
+from penstock.errors import PenstockError
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import ArchiveConflict
 from penstock.spark.archive.run_lock import RunLock
@@ -71,6 +73,29 @@ def test_archive_run_copies_what_comes_and_ends_in_order_when_it_is_told_to(
     [stream] = json.loads(call("archive", "status", "--root", tmp_path / "cold", "--json").stdout)
     assert (stream["stream"], stream["rows"]) == ("orders", 250)
     assert call("archive", "verify", "--root", tmp_path / "cold", "--rows").exit_code == 0
+
+
+class _Gone:
+    """A query whose Java ends, after a signal or without one."""
+
+    def __init__(self, number: signal.Signals | None) -> None:
+        self._number = number
+
+    def awaitTermination(self, _: int) -> bool:  # noqa: N802
+        if self._number is not None:
+            os.kill(os.getpid(), self._number)
+        raise ConnectionRefusedError
+
+
+def test_java_may_end_before_us_when_all_processes_are_told_to_stop() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        cli_of_archive._attend(_Gone(signal.SIGTERM))
+        with pytest.raises(PenstockError, match="Java has ended"):
+            cli_of_archive._attend(_Gone(None))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _HOLD = """

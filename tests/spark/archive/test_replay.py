@@ -163,6 +163,9 @@ def test_dead_letters_go_back_without_the_marks_of_their_death(
     messages = arrived(stream_redis, "orders")
     assert [m["headers"]["replay_of"] for m in messages] == ["orders/5-0", "orders/7-0", "orders/9-0"]
     assert {*messages[0]} == {"data", "key", "headers", "message_id"}
+    stream_redis.set("text", "x")
+    with pytest.raises(ConfigurationError, match="'text' is a string in Redis"):
+        made(stream_server, origin, "text").done()
     with pytest.raises(StreamMissing, match="no dead letters of stream 'other'"):
         DeadLetterOrigin(link, "other", Span())
 

@@ -101,6 +101,12 @@ class Replay:
     def done(self) -> int:
         """Return how many messages earlier runs of this replay have written."""
         client = self._options.link.client()
+        stream = client.keys(self._into).stream
+        kind = client.call(stream, "TYPE", stream)
+        if kind not in (b"none", b"stream"):
+            raise ConfigurationError(
+                f"--into {self._into!r} is a {kind.decode()} in Redis, and no stream: name another"
+            )
         key = client.keys(self._into).spark(self._query)
         mark, selection = client.call(key, "HMGET", key, f"p{_PARTITION}", _SELECTION)
         if selection is not None and selection.decode() != self._selection:
