@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import signal
+import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,15 +16,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.bad_input import bad_input, query_failed
+from penstock.cli.bad_input import QueryFailed, bad_input, query_failed
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 archive = typer.Typer(help="Copy streams into a Parquet log, verify it, compact it.", no_args_is_help=True)
 Root = Annotated[str, typer.Option("--root", help="Where the archive lies: a path that driver and executors share.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_CONF = {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC"}
+# What ends a command is told in a line of ours, where Java would say it in hundreds.
+_CONF = {"spark.log.level": "FATAL", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+_ADVICE = re.compile(r"[Ss]et option failOnDataLoss=false.*")  # for those who give options; here there is a flag
 _PATIENCE_S = 60.0
 
 
@@ -39,7 +46,7 @@ def run(
     master: Annotated[str | None, typer.Option(help="Spark master; all cores of this machine if left out.")] = None,
 ) -> None:
     """Copy streams into the archive, until stopped or, with --once, up to now."""
-    from penstock.spark.archive import ArchiveRun
+    from penstock.spark.archive import ArchiveRun, is_archive
     from penstock.spark.session import session
 
     job = ArchiveRun(
@@ -61,14 +68,29 @@ def run(
     try:
         _attend(query)
     finally:
+        _end(spark)
+    if is_archive(root):
+        _show(root, as_json=False)
+    else:
+        print(f"nothing is archived yet: no stream {streams!r} has entries")
+
+
+def _end(spark: SparkSession) -> None:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
+
+    with suppress(Py4JError, OSError):  # Java may be gone
         spark.stop()
-    _show(root, as_json=False)
 
 
 def _attend(query: StreamingQuery) -> None:
-    """Wait for the end of the query; SIGTERM and SIGINT let it finish the batch that it is at."""
+    """Wait for the end of the query; SIGTERM and SIGINT let it finish the batch that it is at.
+
+    Some supervisors send SIGTERM to Java as well. Then the batch is not finished, and archived by the next run.
+    """
+    from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import StreamingQueryException
 
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints a traceback for each word that Java does not hear
     stop_s: list[float] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop_s.append(time.monotonic()))
@@ -77,7 +99,19 @@ def _attend(query: StreamingQuery) -> None:
             if stop_s and (not query.status["isTriggerActive"] or time.monotonic() - stop_s[0] > _PATIENCE_S):
                 query.stop()
     except StreamingQueryException as error:
-        raise query_failed(error) from None
+        told = _ADVICE.sub("Start it with --allow-data-loss to go on without them", str(query_failed(error)))
+        _ended(told, is_stopped=bool(stop_s))
+    except (Py4JError, ConnectionError) as error:
+        if isinstance(error, Py4JJavaError) and not stop_s:
+            raise
+        why = "Spark's Java has ended: it was killed, or had too little memory"
+        _ended(f"{why}. Started again, the run goes on where it was", is_stopped=bool(stop_s))
+
+
+def _ended(told: str, *, is_stopped: bool) -> None:
+    if not is_stopped:
+        raise QueryFailed(told) from None
+    print(f"penstock: stopped before the batch was done, and the next run archives it: {told}", file=sys.stderr)
 
 
 @archive.command()

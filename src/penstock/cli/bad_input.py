@@ -30,6 +30,7 @@ class QueryFailed(PenstockError):
 
 def query_failed(error: BaseException) -> QueryFailed:
     """Return an error with our own words out of the long text that Spark wraps them in."""
-    text = str(error)
-    told = [match[2] for match in _OF_PENSTOCK.finditer(text)]
-    return QueryFailed(told[-1].strip() if told else text.strip().splitlines()[0])
+    from penstock.spark.pipeline.spark_errors import one_line
+
+    told = [match[2] for match in _OF_PENSTOCK.finditer(str(error))]
+    return QueryFailed(told[-1].strip() if told else one_line(error))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Annotated, Any
 
 import msgspec
@@ -70,13 +70,19 @@ def seconds(text: str) -> float:
     return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
 
 
-def moment(text: str) -> datetime:
-    """Read a moment: ISO 8601, or a duration that counts back from now ('2h' = two hours ago)."""
+def moment(text: str, zone: tzinfo | None = None) -> datetime:
+    """Read a moment: ISO 8601, in local time unless a zone is named, or how long ago it was ('2h')."""
+    ago_s = None
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        return datetime.now(UTC) - timedelta(seconds=seconds(text))
-    return found if found.tzinfo is not None else found.astimezone()
+        found, ago_s = datetime.now(UTC), seconds(text)
+    try:
+        if ago_s is not None:
+            return found - timedelta(seconds=ago_s)
+        return found.replace(tzinfo=found.tzinfo or zone).astimezone(UTC)
+    except (OverflowError, ValueError):
+        raise ConfigurationError(f"{text!r} lies outside the calendar") from None
 
 
 def to_json(value: object) -> str:

@@ -70,7 +70,7 @@ def _prepare(
     from penstock.spark.replay import Replay, Span, Where
     from penstock.spark.session import session
 
-    span = Span(moment_ms("from", from_), moment_ms("to", to))
+    span = Span(moment_ms("--from", from_), moment_ms("--to", to))
     check_order(span.low, span.high)
     origin = _origin(url, stream, archive, dead_letters, file, span)
     condition = None

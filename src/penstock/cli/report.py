@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from datetime import UTC, datetime
@@ -37,7 +36,7 @@ def report(
 
     now = datetime.now(UTC)
     with bad_input():
-        window = Window.of(moment(since), now if until is None else moment(until), now)
+        window = Window.of(moment(since, UTC), now if until is None else moment(until, UTC), now)
         subject = Subject(stream, {"url": url}, archive)
         subject.states()  # a stream that does not exist is told before Spark starts
         file = _writable(Path(f"{safe_name(stream)}-report.html") if out is None else out)
@@ -51,20 +50,28 @@ def report(
 
 
 def _writable(file: Path) -> Path:
-    """Return the path; raise ConfigurationError if no file can be written there. Nothing is written yet."""
+    """Return the path; raise ConfigurationError if no file can be written there. Nothing stays there yet."""
     folder = file.absolute().parent
-    if file.is_dir():
-        raise ConfigurationError(f"--out {file} is a folder: name a file")
-    if not folder.is_dir():
-        raise ConfigurationError(f"--out {file}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"--out {file}: nothing can be written in {folder}")
+    try:
+        if file.is_dir():
+            raise ConfigurationError(f"--out {file} is a folder: name a file")
+        if not folder.is_dir():
+            raise ConfigurationError(f"--out {file}: there is no folder {folder}")
+        probe = _draft(file)
+        probe.touch(exist_ok=False)  # rights alone do not tell it
+        probe.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"--out {file} cannot be written: {error.strerror or error}") from None
     return file
+
+
+def _draft(file: Path) -> Path:
+    return file.with_name(f".{file.name[:200]}.{secrets.token_hex(4)}")
 
 
 def _write(file: Path, page: str) -> None:
     """Write the page; whoever reads the file sees the old one or the new one."""
-    draft = file.with_name(f".{file.name[:200]}.{secrets.token_hex(4)}")
+    draft = _draft(file)
     with bad_input():
         try:
             draft.write_text(page, encoding="utf-8")

@@ -80,7 +80,7 @@ def _selection(
     if archive is not None:
         if reason is not None:
             raise ConfigurationError("--reason is for --dead-letters: archived messages have none")
-        return Archived(archive, stream, moment_ms("from", from_), moment_ms("to", to), where)
+        return Archived(archive, stream, moment_ms("--from", from_), moment_ms("--to", to), where)
     if from_ is not None or to is not None:
         raise ConfigurationError("--from and --to are for --archive; of dead letters choose with --reason or --where")
     if url is None:

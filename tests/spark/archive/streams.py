@@ -64,9 +64,13 @@ class Stream:
         entry_id, fields = self.entries[n]
         ms, seq = ids.parse(entry_id)
         return {
-            "stream": self.name, "id": entry_id, "ms": ms, "seq": seq, "key": None, "headers": [], "message_id": None,
+            "stream": self.name, "id": entry_id, "ms": _signed(ms), "seq": _signed(seq), "key": None, "headers": [], "message_id": None,
             "fields": list(fields.items()),
         }  # fmt: skip
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def archived(root: Path, stream: str = "orders") -> list[tuple[str, dict[str, bytes]]]:

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock import ids
 from penstock.errors import DataLost
-from penstock.spark.archive import ArchiveConflict, ArchiveDamaged
+from penstock.spark.archive import ArchiveConflict, ArchiveDamaged, verify
+from penstock.spark.archive.cold_log import ColdLog
 from penstock.spark.archive.layout import Layout, path_of, safe_name
 from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import Commit
 from penstock.spark.reading.offsets import Offsets, Position, Progress
-from tests.spark.archive.streams import Crash, Stream, archive, archived, opened
+from tests.spark.archive.streams import START_MS, Crash, Stream, archive, archived, opened
 
 
 @pytest.fixture
@@ -116,6 +118,55 @@ def test_of_two_archivers_one_commits(tmp_path: Path, stream: Stream) -> None:
     with pytest.raises(ArchiveConflict, match="another run"):
         archive(second, stream, 0, 60)
     assert archived(tmp_path) == stream.entries[:40]
+
+
+def test_one_that_is_refused_has_not_touched_the_files_of_the_other(tmp_path: Path, stream: Stream) -> None:
+    first, second = opened(tmp_path), opened(tmp_path)
+    second.step = lambda name: archive(first, stream, 0, 60) if name == "checked" else None
+    # Meanwhile an entry was deleted: the same ids at both ends, and other bytes.
+    batch = [*stream.rows(0, 20), *stream.rows(21, 60)]
+    with pytest.raises(ArchiveConflict, match="another run"):
+        second.archive(Offsets({"orders": stream.progress(0, 60)}), lambda task: task.write(batch))
+    assert archived(tmp_path) == stream.entries
+    report = verify(tmp_path, rows=True)
+    assert report.is_sound, report.findings
+
+
+def test_what_a_killed_run_left_gives_way_to_what_is_there_now(tmp_path: Path, stream: Stream) -> None:
+    def crash(name: str) -> None:
+        if name == "placed":
+            raise Crash
+
+    with pytest.raises(Crash):
+        archive(opened(tmp_path, crash), stream, 0, 60)
+    batch = [*stream.rows(0, 20), *stream.rows(21, 60)]
+    opened(tmp_path).archive(Offsets({"orders": stream.progress(0, 60)}), lambda task: task.write(batch))
+    assert archived(tmp_path) == [*stream.entries[:20], *stream.entries[21:]]
+    report = verify(tmp_path, rows=True)
+    assert report.is_sound, report.findings
+
+
+def test_ids_are_any_numbers_that_the_server_takes(tmp_path: Path) -> None:
+    numbers = ["0-1", "5-18446744073709551615", f"{START_MS}000-0", f"{START_MS}000000-7"]
+    numbers += ["9223372036854775808-0", "18446744073709551615-18446744073709551615"]
+    stream = Stream(entries=[(entry_id, {"data": b"x"}) for entry_id in numbers])
+    archive(opened(tmp_path), stream, 0, 6)
+    assert archived(tmp_path) == stream.entries
+    dates = [entry.date for entry in ManifestLog(Layout.of(tmp_path)).load().files_of("orders")]
+    assert dates == ["1970-01-01", "9999-12-31"]
+    pages = ColdLog.of(str(tmp_path)).pages("orders", numbers[2], numbers[5])
+    assert [entry_id.decode() for page in pages for entry_id, _ in page] == numbers[3:]
+    assert verify(tmp_path, rows=True).is_sound
+
+
+def test_a_stream_that_was_created_anew_with_new_ids_is_a_loss_of_unknown_size(tmp_path: Path, stream: Stream) -> None:
+    careless = opened(tmp_path, fail_on_data_loss=False)
+    archive(careless, stream, 0, 20)
+    anew = Progress(Position(stream.entries[59][0], 10), Position(ids.before(stream.entries[50][0]), 0))
+    careless.archive(Offsets({"orders": anew}), lambda task: task.write(stream.rows(50, 60)))
+    assert [each.lost for each in careless.state.ranges["orders"]] == [0, None]
+    report = verify(tmp_path)
+    assert (report.is_sound, len(report.known_losses)) == (True, 1)
 
 
 def test_a_manifest_that_was_changed_is_not_believed(tmp_path: Path, stream: Stream) -> None:

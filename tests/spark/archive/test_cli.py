@@ -8,17 +8,25 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
 from typer.testing import CliRunner, Result
 
+from penstock.cli import archive as cli_of_archive
 from penstock.cli.app import app
+from penstock.errors import PenstockError
 from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.archive import ArchiveConflict
+from penstock.spark.archive.run_lock import RunLock
 from tests.helpers.threads import eventually
 from tests.spark.archive.streams import START_MS, Stream, archive, archived, opened
 from tests.spark.driver import ROOT, Process
 from tests.spark.end_to_end.queries import fill, numbers, payloads
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
@@ -65,6 +73,65 @@ def test_archive_run_copies_what_comes_and_ends_in_order_when_it_is_told_to(
     [stream] = json.loads(call("archive", "status", "--root", tmp_path / "cold", "--json").stdout)
     assert (stream["stream"], stream["rows"]) == ("orders", 250)
     assert call("archive", "verify", "--root", tmp_path / "cold", "--rows").exit_code == 0
+
+
+class _Gone:
+    """A query whose Java ends, after a signal or without one."""
+
+    def __init__(self, number: signal.Signals | None) -> None:
+        self._number = number
+
+    def awaitTermination(self, _: int) -> bool:  # noqa: N802
+        if self._number is not None:
+            os.kill(os.getpid(), self._number)
+        raise ConnectionRefusedError
+
+
+def test_java_may_end_before_us_when_all_processes_are_told_to_stop() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        cli_of_archive._attend(_Gone(signal.SIGTERM))
+        with pytest.raises(PenstockError, match="Java has ended"):
+            cli_of_archive._attend(_Gone(None))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_HOLD = """
+import signal, sys
+from pathlib import Path
+from penstock.spark.archive.run_lock import RunLock
+
+RunLock.take(Path(sys.argv[1]))
+print("held", flush=True)
+signal.pause()
+"""
+
+
+def test_a_second_run_of_a_root_is_refused_before_it_touches_anything(
+    root: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    fill(stream_redis, "orders", 1)
+    before = sorted(root.rglob("*"))
+    with Process([sys.executable, "-c", _HOLD, str(root / "_lock")], tmp_path, {"PYTHONPATH": str(ROOT)}) as other:
+        other.wait_for_line("held")
+        result = call("archive", "run", "--streams", "orders", "--url", stream_server.url, "--root", root)
+        assert isinstance(result.exception, ArchiveConflict)
+        assert "another run archives to" in str(result.exception)
+        other.kill()
+    assert sorted(root.rglob("*")) == [root / "_lock", *before]
+    RunLock.take(root / "_lock").give_back()  # it went with the process
+
+
+def test_a_run_that_finds_no_stream_has_archived_nothing_and_ends_well(
+    spark: SparkSession, stream_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)  # the command joins the session of the tests
+    monkeypatch.setattr("penstock.cli.archive._attend", lambda query: query.awaitTermination())
+    words = ("--streams", "no:*", "--url", stream_server.url, "--root", tmp_path / "cold", "--once")
+    result = call("archive", "run", *words)
+    assert (result.exit_code, result.stdout) == (0, "nothing is archived yet: no stream 'no:*' has entries\n")
 
 
 def test_verify_prints_what_and_where_and_ends_with_1(root: Path) -> None:
@@ -129,7 +196,10 @@ def test_replay_counts_first_then_writes_then_has_nothing_to_do(
         (("--archive", "{root}"), "--stream NAME"),
         (("--archive", "{root}/nowhere", "--stream", "orders"), "there is no archive"),
         (("--archive", "{root}", "--stream", "orders", "--from", "5", "--to", "4"), "must be before"),
-        (("--archive", "{root}", "--stream", "orders", "--from", "noon"), "from='noon'"),
+        (("--archive", "{root}", "--stream", "orders", "--from", "noon"), "--from='noon'"),
+        (("--archive", "{root}", "--stream", "orders", "--to", "9" * 23), "--to="),
+        (("--archive", "{root}", "--stream", "orders", "--from", "0001-01-01"), "--from="),
+        (("--archive", "{root}", "--stream", "orders", "--rate", "nan"), "--rate"),
         (("--archive", "{root}", "--stream", "orders", "--rate", "0"), "--rate"),
         (("--archive", "{root}", "--stream", "orders", "--dead-letters"), "one of --archive"),
         (("--dead-letters", "--stream", "orders"), "no dead letters"),

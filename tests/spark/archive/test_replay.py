@@ -13,7 +13,7 @@ import redis
 
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.archive import compact
+from penstock.spark.archive import ArchiveDamaged, compact
 from penstock.spark.link import Link
 from penstock.spark.replay import ArchiveOrigin, DeadLetterOrigin, FileOrigin, Replay, Replayed, Span, Where
 from penstock.spark.replay import run as replay_run
@@ -48,6 +48,26 @@ def arrived(client: redis.Redis, stream: str = "again") -> list[dict[str, Any]]:
         message = {name.decode(): value.decode() for name, value in fields.items()}
         found.append(message | {"headers": json.loads(message["headers"])})
     return found
+
+
+def test_a_compaction_may_take_files_away_meanwhile_and_damage_is_told(root: Path, stream: Stream) -> None:
+    def ids_of(batch: pa.RecordBatch) -> list[str]:
+        return batch.column("id").to_pylist()
+
+    origin = ArchiveOrigin(root, "orders", Span())
+    rows = origin.rows(None)
+    seen = ids_of(next(rows))
+    stream.add(20)
+    archive(opened(root), stream, 100, 120)
+    compact(root, grace_s=0)
+    seen += [entry_id for batch in rows for entry_id in ids_of(batch)]
+    assert seen == [entry_id for entry_id, _ in stream.entries[:100]]  # what came later is not meant
+    [file] = root.glob("stream=*/date=*/*")
+    content = file.read_bytes()
+    for damage, why in ((file.unlink, "is missing"), (lambda: file.write_bytes(content[:-50]), "cannot be read")):
+        damage()
+        with pytest.raises(ArchiveDamaged, match=why):
+            list(ArchiveOrigin(root, "orders", Span()).rows(None))
 
 
 class Interrupted(Exception):
@@ -132,15 +152,20 @@ def test_dead_letters_go_back_without_the_marks_of_their_death(
             {"data": f"{n}", "key": "k", "expires_at": "1", "dlq_reason": "failed" if n % 2 else "expired",
              "dlq_source": "orders", "dlq_id": f"{n}-0"},
         )  # fmt: skip
+    stream_redis.xadd("orders_dlq", {"data": "0", "dlq_reason": "failed", "dlq_id": "1-0"})  # not made by Penstock
     link = Link(stream_server.url)
     origin = DeadLetterOrigin(link, "orders", Span())
     where = Where("reason = 'failed' and cast(data as string) > '3'", origin.schema, lambda: spark)
     replay = made(stream_server, origin, "orders", where=where)
     assert replay.count().wanted == 3
+    assert made(stream_server, origin, "orders").count().wanted == 11
     assert replay.run().added == 3
     messages = arrived(stream_redis, "orders")
     assert [m["headers"]["replay_of"] for m in messages] == ["orders/5-0", "orders/7-0", "orders/9-0"]
     assert {*messages[0]} == {"data", "key", "headers", "message_id"}
+    stream_redis.set("text", "x")
+    with pytest.raises(ConfigurationError, match="'text' is a string in Redis"):
+        made(stream_server, origin, "text").done()
     with pytest.raises(StreamMissing, match="no dead letters of stream 'other'"):
         DeadLetterOrigin(link, "other", Span())
 
@@ -170,6 +195,9 @@ def test_the_rate_is_kept(
     assert now_s[0] == pytest.approx(5.0)  # what is there already is not waited for
     with pytest.raises(ConfigurationError, match="--rate"):
         made(stream_server, origin, rate=0)
+    for rate in (float("nan"), float("inf")):
+        with pytest.raises(ConfigurationError, match="--rate"):
+            made(stream_server, origin, rate=rate)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +210,11 @@ def test_the_rate_is_kept(
         ('{"data": "x", "id": "noon"}', "line 2"),
         ('{"data_base64": "%%"}', "line 2"),
         ('{"data": "x", "key": 5}', "key must be text"),
+        ('{"data": "x", "id": "99999999999999999999-0"}', "is too great"),
+        ('{"data": "x", "key": "\\ud800"}', "line 2: it has half a surrogate pair"),
+        ('{"data": "x", "headers": ["a"]}', "headers must be an object of texts"),
+        ('{"data": "x", "fields": {"a": null}}', "fields must be an object of texts"),
+        ('{"data": 1e999}', "line 2"),
     ],
 )
 def test_a_line_that_is_no_message_is_told_by_its_number(tmp_path: Path, line: str, why: str) -> None:

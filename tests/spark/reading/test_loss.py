@@ -50,6 +50,13 @@ def test_a_stream_that_was_deleted_or_made_anew_is_a_loss(state: StreamState | N
     assert find_gap("s", Position("5-0", 5), state) is not None
 
 
+def test_a_stream_that_was_made_anew_is_told_though_it_has_grown_beyond_the_old_one() -> None:
+    # All its entries are behind the position, and more of them than were added since.
+    gap = find_gap("s", Position("5-0", 5), _state(8, "6-0", "20-0", 8))
+    assert gap is not None
+    assert (gap.count, gap.resume) == (None, Position("5-18446744073709551615", 0))
+
+
 def test_a_stream_that_has_never_been_there_is_no_loss() -> None:
     assert find_gap("s", Position("0-0", 0), None) is None
 

@@ -16,6 +16,12 @@ _TEXT, _BYTES = pa.string(), pa.binary()
 ALL = pa.schema([(name, types[0]) for name, types in known.ENTRY.items()])
 
 
+def test_names_of_fields_that_are_no_text_stay_different() -> None:
+    builder = RowBuilder(pa.schema([("fields", pa.map_(pa.string(), pa.binary()))]))
+    [row] = builder.build([("s", [(b"1-0", [b"\xff", b"1", b"\xfe", b"2", b"a", b"3"])])]).column(0).to_pylist()
+    assert row == [("\\xff", b"1"), ("\\xfe", b"2"), ("a", b"3")]
+
+
 def _entry(entry_id: str, **fields: bytes) -> Entry:
     return entry_id.encode(), [part for name, value in fields.items() for part in (name.encode(), value)]
 

@@ -178,8 +178,8 @@ def check_page(text: str, messages: int, dead: int) -> None:
     """Texts of messages are text, whatever they look like."""
     page = Page(text)
     assert page.plots == 4
-    assert page.row("messages published") == ["messages published", str(messages)]
-    assert page.row("dead letters") == ["dead letters", str(dead)]
+    assert f"{messages} messages published" in page.text
+    assert f"{dead} dead letters" in page.text
     assert ATTACK in page.text
     assert "alert(1)</script>" not in text
     assert "prefers-color-scheme: dark" in text

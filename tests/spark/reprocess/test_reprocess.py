@@ -145,7 +145,8 @@ def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
         (("--archive", "{cold}", "--payload", "xml"), "--payload 'xml'"),
         (("--archive", "{cold}", "--name", "a b"), "--name"),
         (("--archive", "{cold}", "--results", "mongo"), "mongo"),
-        (("--archive", "{cold}", "--results", "/dev/null/here"), "--results: cannot"),
+        (("--archive", "{cold}", "--results", "/dev/null/here"), "--results /dev/null/here: /dev/null is no directory"),
+        (("--archive", "{cold}", "--results", "/proc/none/here"), "nothing can be written in /proc"),
         (("--archive", "{cold}", "--handler", "nothing"), "package.module:function"),
         (("--archive", "{cold}", "--handler", "no.such.module:f"), "cannot be imported here"),
         (("--archive", "{cold}", "--handler", f"{HANDLERS}:NOT_A_FUNCTION"), "is no function"),
@@ -173,15 +174,14 @@ def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
     assert not stream_redis.keys("*")
 
 
-def test_a_condition_with_an_unknown_column_is_one_line_and_code_2(
-    spark: SparkSession, cold: Path, tmp_path: Path
-) -> None:
+def test_a_condition_that_cannot_be_is_one_line_and_code_2(spark: SparkSession, cold: Path, tmp_path: Path) -> None:
     words = ("--stream", "orders", "--handler", f"{HANDLERS}:doubled", "--archive", cold, "--dry-run")
-    result = call(*words, "--where", "customer = 'x'")
-    assert result.exit_code == 2, result.output
-    line = result.stderr.strip().splitlines()[-1]
-    assert line.startswith("penstock: --where")
-    assert "`customer`" in line
+    for condition, why in (("customer = 'x'", "`customer`"), ("cast(id as int) > 1", "cannot be cast")):
+        result = call(*words, "--where", condition)
+        assert result.exit_code == 2, result.output
+        line = result.stderr.strip().splitlines()[-1]
+        assert line.startswith("penstock: --where")
+        assert why in line
 
 
 @pytest.mark.parametrize("message_id", [None, "", "m-1", "a b", "x" * 128, "..", "ümlaut"])

@@ -4,7 +4,7 @@ from penstock.spark.archive.compact import Compacted, compact
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
 from penstock.spark.archive.read import read
 from penstock.spark.archive.run import ArchiveRun
-from penstock.spark.archive.status import StreamStatus, status
+from penstock.spark.archive.status import StreamStatus, is_archive, status
 from penstock.spark.archive.verify import Finding, Report, verify
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Report",
     "StreamStatus",
     "compact",
+    "is_archive",
     "read",
     "status",
     "verify",

@@ -3,7 +3,7 @@
 | killed                                 | what is left                          | the restart                        |
 |----------------------------------------|---------------------------------------|------------------------------------|
 | while files are written aside          | files in `_staging`                   | runs the batch again; removes them |
-| between two files being put in place   | files that the manifest does not know | makes the same again, over them    |
+| between two files being put in place   | files that the manifest does not know | makes the same again, or others    |
 | before the commit has its name         | a draft beside the manifest           | as above                           |
 | after it, before Spark notes the batch | everything                            | finds all of it archived: no work  |
 """
@@ -20,12 +20,13 @@ from pathlib import Path
 
 from penstock import ids
 from penstock.errors import DataLost
-from penstock.spark.archive.durable import Step, make_directory, move, no_step
+from penstock.spark.archive.durable import Step, make_directory, no_step
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
 from penstock.spark.archive.file_entries import count_upto
 from penstock.spark.archive.layout import Layout
 from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import Commit, FileEntry, RangeEntry, State, in_order
+from penstock.spark.archive.placing import Placed
 from penstock.spark.archive.task import ArchiveTask, StagedFile
 from penstock.spark.reading.offsets import IdRange, Offsets, Position, Progress
 
@@ -78,11 +79,17 @@ class BatchArchiver:
             ranges = [self._checked(each, [made.entry for made in staged]) for each in wanted]
             self._check_sizes(staged)
             self.step("checked")
+            files = Placed(self.layout.root)
             for made in staged:
-                move(Path(made.staged), self.layout.root / made.entry.path)
+                files.put(Path(made.staged), made.entry)
                 self.step("placed")
-            commit = self._commit(ranges, [made.entry for made in staged], batch)
+            try:
+                commit = self._commit(ranges, files.entries, batch)
+            except ArchiveConflict:
+                files.take_back(self.state)
+                raise
             self.step("committed")
+            files.remove_leftovers(self.state)
             return commit
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -134,9 +141,11 @@ class BatchArchiver:
         return at.rank >= found.after_n + rows
 
     def _gap(self, stream: str, archived: Position, start: Position) -> int | None:
-        known = archived.rank is not None and start.rank is not None
-        lost = (start.rank or 0) - (archived.rank or 0) if known else None
-        if lost is not None and lost <= 0:
+        lost: int | None = None
+        # A lower rank than before is that of a stream which was created anew: how much the old one had nobody knows.
+        if archived.rank is not None and start.rank is not None and start.rank >= archived.rank:
+            lost = start.rank - archived.rank
+        if lost == 0:
             return 0
         number = "an unknown number of" if lost is None else f"{lost:,}"
         text = f"stream {stream!r}: {number} entries between {archived.id} and {start.id} are in no archive"

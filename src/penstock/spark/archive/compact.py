@@ -18,12 +18,13 @@ from pathlib import Path
 from penstock.errors import ConfigurationError
 from penstock.spark.archive.batch import MAX_FILE_ROWS
 from penstock.spark.archive.digest import RowDigest
-from penstock.spark.archive.durable import Step, check_writable, make_directory, move, no_step
-from penstock.spark.archive.errors import ArchiveDamaged
+from penstock.spark.archive.durable import Step, check_writable, make_directory, no_step
+from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
 from penstock.spark.archive.file_writer import FileWriter, read_batches
 from penstock.spark.archive.layout import Layout
 from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import Commit, FileEntry, State
+from penstock.spark.archive.placing import Placed
 from penstock.spark.archive.rows import SCHEMA
 
 TARGET_BYTES = 256 << 20
@@ -104,10 +105,16 @@ class Compaction:
             if (made.first, made.last, made.rows) != (files[0].first, files[-1].last, sum(e.rows for e in files)):
                 raise ArchiveDamaged(f"{made.path} does not hold what {len(files)} files held; nothing was changed")
             self.step("written")
-            move(writer.staged, self.layout.root / made.path)
+            placed = Placed(self.layout.root)
+            placed.put(writer.staged, made)
             self.step("placed")
-            self._commit(made, files)
+            try:
+                self._commit(placed.entries[0], files)
+            except ArchiveConflict:
+                placed.take_back(self.state)
+                raise
             self.step("committed")
+            placed.remove_leftovers(self.state)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
@@ -142,7 +149,7 @@ class Compaction:
             except FileExistsError:
                 log.follow(self.state)  # new batches, which touch no file of ours, or another compaction
                 if not all(path in self.state.files for path in paths):
-                    raise ArchiveDamaged(
+                    raise ArchiveConflict(
                         f"another compaction of {self.layout.root} replaced the same files; let one of them run"
                     ) from None
                 continue

@@ -67,24 +67,24 @@ def create(file: Path, content: bytes, step: Step = no_step) -> None:
             draft.unlink()
 
 
-def move(source: Path, target: Path) -> None:
-    """Put a durable file in its place, over what a crash may have left there."""
+def place(source: Path, target: Path) -> None:
+    """Give a durable file its name; raise FileExistsError if there is one of that name."""
     make_directory(target.parent)
-    source.replace(target)
+    os.link(source, target)
     sync_directory(target.parent)
 
 
-def check_writable(place: Path) -> None:
+def check_writable(place: Path, what: str = "archive") -> None:
     """Raise ConfigurationError unless files can be made in a directory, or in the nearest that exists above it."""
     existing = place
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
-        raise ConfigurationError(f"archive {place}: {existing} is no directory")
+        raise ConfigurationError(f"{what} {place}: {existing} is no directory")
     try:
         Path(tempfile.mkdtemp(prefix=".penstock-", dir=existing)).rmdir()  # rights alone do not tell it
     except OSError as error:
         reason = error.strerror or error
         raise ConfigurationError(
-            f"archive {place}: nothing can be written in {existing} ({reason}); check its owner and rights"
+            f"{what} {place}: nothing can be written in {existing} ({reason}); check its owner and rights"
         ) from None

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from penstock import ids
 from penstock.spark.archive.errors import ArchiveDamaged
-from penstock.spark.archive.id_masks import is_behind
+from penstock.spark.archive.id_masks import is_behind, unsigned
 from penstock.spark.archive.manifest import FileEntry
 from penstock.spark.reading.rows import Entry
 
@@ -29,7 +29,7 @@ def read_entries(
         groups = [n for n in range(source.num_row_groups) if _may_hold(source, n, after, upto)]
         columns = _IDS if ids_only else _ALL
         for batch in source.iter_batches(PAGE_ROWS, row_groups=groups, columns=columns, use_threads=False):
-            ms, seq = batch.column("ms").to_numpy(), batch.column("seq").to_numpy().view(np.uint64)
+            ms, seq = unsigned(batch.column("ms")), unsigned(batch.column("seq"))
             mask = is_behind(ms, seq, after) & ~is_behind(ms, seq, upto)
             kept = batch if bool(mask.all()) else batch.filter(pa.array(mask))
             if kept.num_rows:
@@ -41,7 +41,7 @@ def count_upto(root: Path, entry: FileEntry, upto: str) -> int:
     found = 0
     with _opened(root, entry) as source:
         for batch in source.iter_batches(PAGE_ROWS, columns=["ms", "seq"], use_threads=False):
-            ms, seq = batch.column("ms").to_numpy(), batch.column("seq").to_numpy().view(np.uint64)
+            ms, seq = unsigned(batch.column("ms")), unsigned(batch.column("seq"))
             found += int(np.count_nonzero(~is_behind(ms, seq, upto)))
     return found
 
@@ -51,6 +51,8 @@ def group_ends(root: Path, entry: FileEntry) -> list[tuple[str, int]]:
     with _opened(root, entry) as source:
         rows = [source.metadata.row_group(n).num_rows for n in range(source.num_row_groups)]
         firsts = [_ms(source, n).min for n in range(1, source.num_row_groups)]
+    if any(ms < 0 for ms in firsts):
+        return [(entry.last, entry.rows)]
     ends = [ids.before(f"{ms}-0") for ms in firsts]
     return list(zip([*ends, entry.last], rows, strict=True))
 
@@ -75,6 +77,8 @@ def _ms(source: pq.ParquetFile, group: int) -> Any:
 
 def _may_hold(source: pq.ParquetFile, group: int, after: str, upto: str) -> bool:
     found = _ms(source, group)
+    if found.min < 0:
+        return True  # numbers that have wrapped: their order is not that of the ids
     return bool(found.max >= ids.parse(after)[0] and found.min <= ids.parse(upto)[0])
 
 

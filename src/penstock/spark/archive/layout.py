@@ -4,6 +4,7 @@
 <root>/_manifest/<number>.json                                          what is archived: one file a commit
 <root>/_staging/<token>/                                                files that nothing refers to yet
 <root>/_checkpoint/                                                     of the Spark query
+<root>/_lock                                                            held by the run, as long as it lives
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 from penstock.errors import ConfigurationError
 
 DAY_MS = 86_400_000
+LAST_MS = 253_402_300_799_999  # the end of the year 9999; an id may be any number, as one that somebody chose
 _LONGEST = 200  # most file systems end a name at 255 bytes
 _KEPT = 160
 
@@ -52,6 +54,11 @@ class Layout:
         return self.root / "_staging"
 
     @property
+    def lock(self) -> Path:
+        """The file that the run holds a lock on."""
+        return self.root / "_lock"
+
+    @property
     def checkpoint(self) -> Path:
         """The directory of Spark's checkpoint."""
         return self.root / "_checkpoint"
@@ -68,8 +75,8 @@ def safe_name(stream: str) -> str:
 
 
 def date_of(ms: int) -> str:
-    """Return the day of a time, in UTC."""
-    return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%d")
+    """Return the day of a time, in UTC; what lies beyond the calendar is put into its last day."""
+    return datetime.fromtimestamp(min(ms, LAST_MS) // 1000, UTC).strftime("%Y-%m-%d")
 
 
 def path_of(stream: str, date: str, first: str, last: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from penstock.spark.archive.durable import Step, check_writable, make_directory,
 from penstock.spark.archive.layout import Layout
 from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import State
+from penstock.spark.archive.run_lock import RunLock
 from penstock.spark.archive.task import ArchiveTask, StagedFile
 from penstock.spark.master import is_connect
 from penstock.spark.option_values import seconds_of
@@ -64,15 +67,26 @@ class ArchiveRun:
         Guarantees: the consumer group `group` stands where the archive is committed, never ahead of it, so retention
         trims what is archived and nothing else.
 
-        Raises: ConfigurationError for what cannot work; nothing is written then.
+        Raises: ConfigurationError for what cannot work, ArchiveConflict while another process archives to the root;
+        nothing is written then.
         """
         if is_connect(spark):
             raise ConfigurationError("the archive needs a classic Spark session: its commits are made by the driver")
         layout = Layout.of(self.root)
         options = self.check()
+        make_directory(layout.root)
+        lock = RunLock.take(layout.lock)
+        try:
+            query = self._query(spark, layout, options, once=once)
+        except BaseException:
+            lock.give_back()
+            raise
+        threading.Thread(target=_hold, args=(lock, query), name="penstock archive lock", daemon=True).start()
+        return query
+
+    def _query(self, spark: SparkSession, layout: Layout, options: dict[str, str], *, once: bool) -> StreamingQuery:
         archiver = BatchArchiver(layout, self.fail_on_data_loss, self.max_file_rows, self.step)
         archiver.open()
-        make_directory(layout.root)
         rows = spark.readStream.format("redis_streams").schema("id string").options(**options).load()
         writer = rows.writeStream.queryName(f"archive {layout.root}").option(
             "checkpointLocation", str(layout.checkpoint)
@@ -97,6 +111,7 @@ class ArchiveRun:
         layout = Layout.of(self.root)
         self._trigger_s()
         check_writable(layout.root)
+        RunLock.check(layout.lock)
         given = self._options(layout, ManifestLog(layout).load())
         options = SourceOptions.parse(given)
         options.check_streaming()
@@ -127,6 +142,12 @@ class ArchiveRun:
             starting_after(ends) if ends and last_committed(layout.checkpoint) is None else "earliest"
         )
         return given
+
+
+def _hold(lock: RunLock, query: StreamingQuery) -> None:
+    with suppress(Exception):  # however it ends; whoever waits for it is told
+        query.awaitTermination()
+    lock.give_back()
 
 
 def starting_after(ends: Mapping[str, Position]) -> str:

@@ -26,6 +26,11 @@ class StreamStatus:
     lost: int | None  # None = unknown
 
 
+def is_archive(root: str | Path) -> bool:
+    """Tell whether anything was ever archived there."""
+    return ManifestLog(Layout.of(root)).exists()
+
+
 def load_state(root: str | Path) -> State:
     """Return what the manifest says; raise ConfigurationError if there is no archive."""
     log = ManifestLog(Layout.of(root))

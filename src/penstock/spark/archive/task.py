@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.spark.archive.file_writer import FileWriter
-from penstock.spark.archive.id_masks import is_behind
-from penstock.spark.archive.layout import DAY_MS
+from penstock.spark.archive.id_masks import is_behind, unsigned
+from penstock.spark.archive.layout import DAY_MS, LAST_MS
 from penstock.spark.archive.manifest import FileEntry
 from penstock.spark.archive.rows import READ_SCHEMA, stored
 from penstock.spark.collector import spare_the_collector
@@ -82,12 +82,11 @@ class _Sorter:
             start = end
 
     def _take_stream(self, stream: str, batch: pa.RecordBatch) -> None:
-        ms = batch.column("ms").to_numpy()
-        seq = batch.column("seq").to_numpy().view(np.uint64)
+        ms, seq = unsigned(batch.column("ms")), unsigned(batch.column("seq"))
         numbers = np.full(len(ms), -1, np.int64)  # of the piece; -1 = not wanted, because it is archived already
         for number, piece in enumerate(self._pieces.get(stream, ())):
             numbers[is_behind(ms, seq, piece.after) & ~is_behind(ms, seq, piece.upto)] = number
-        days = ms // DAY_MS
+        days = np.minimum(ms, np.uint64(LAST_MS)) // np.uint64(DAY_MS)
         changes = np.flatnonzero((np.diff(numbers) != 0) | (np.diff(days) != 0)) + 1
         start = 0
         for end in [*changes.tolist(), len(ms)]:

@@ -53,8 +53,15 @@ def find_gap(stream: str, at: Position, state: StreamState | None) -> Gap | None
 def _is_another(at: Position, state: StreamState) -> bool:
     # A query may begin at a time that has not come: where the server counts, to be ahead of the stream says nothing.
     if at.rank is not None and state.added is not None:
-        return state.added < at.rank
+        return state.added < at.rank or _has_too_many(at, at.rank, state)
     return ids.parse(state.last_id) < ids.parse(at.id)
+
+
+def _has_too_many(at: Position, rank: int, state: StreamState) -> bool:
+    # All entries are behind the position, and fewer are gone than lay before it: they are not those of that stream.
+    if state.first_id is None or state.removed is None or ids.parse(state.first_id) <= ids.parse(at.id):
+        return False
+    return state.removed < rank
 
 
 def _counted(stream: str, at: Position, state: StreamState, lost: int) -> Gap | None:

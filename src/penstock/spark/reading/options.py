@@ -21,6 +21,7 @@ PayloadForm: TypeAlias = Literal["raw", "json", "msgpack", "avro"]
 Mode: TypeAlias = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
 EARLIEST, LATEST, GROUP = "earliest", "latest", "group"
 _MAX_ROWS = ("maxOffsetsPerTrigger", "maxRecordsPerTrigger", "maxEntriesPerTrigger")
+_MOST_MS = (1 << 63) - 1  # of a column; ids may be greater, but nobody's time is
 _SPARKS_OWN = ("checkpointLocation", "queryName", "includeHeaders", "header")
 
 
@@ -203,7 +204,7 @@ def _bound(options: Options, side: Literal["starting", "ending"]) -> Bound | Non
     if offsets is not None and timestamp is not None:
         raise ConfigurationError(f"give {side}Offsets or {side}Timestamp, not both")
     if timestamp is not None:
-        return Bound(ms=milliseconds(f"{side}Timestamp", timestamp))
+        return Bound(ms=milliseconds(f"option {side}Timestamp", timestamp))
     if offsets is None:
         return None
     if offsets.strip().startswith("{"):
@@ -245,12 +246,16 @@ def _place(name: str, text: str) -> str:
 def milliseconds(name: str, text: str) -> int:
     """Return a time that was given as a text, in milliseconds since 1970."""
     text = text.strip()
-    if text.isdigit():
-        return int(text)
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        if text.isdigit():
+            found = int(text)
+        else:
+            moment = datetime.fromisoformat(text)
+            found = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        found = -1
+    if not 0 <= found <= _MOST_MS:
         raise ConfigurationError(
-            f"option {name}={text!r} must be milliseconds since 1970 or a time such as 2026-11-15T12:00:00Z"
-        ) from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+            f"{name}={text!r} must be milliseconds since 1970 or a time such as 2026-11-15T12:00:00Z"
+        )
+    return found

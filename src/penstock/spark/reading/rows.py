@@ -143,7 +143,7 @@ class _Rows:
         lengths = np.fromiter((len(fields) // 2 for fields in flat), np.int32, len(flat))
         starts = np.zeros(len(flat) + 1, np.int32)
         np.cumsum(lengths, out=starts[1:])
-        names = _texts([name for fields in flat for name in fields[::2]], pa.string())
+        names = _names([name for fields in flat for name in fields[::2]])
         values = _texts([value for fields in flat for value in fields[1::2]], kind.item_type)
         return pa.MapArray.from_arrays(pa.array(starts, pa.int32()), names, values).cast(kind)
 
@@ -180,6 +180,15 @@ def _texts(values: Iterable[bytes | None], kind: pa.DataType) -> pa.Array:
         return made.cast(kind)
     except pa.ArrowInvalid:  # not all of it is UTF-8
         return pa.array([None if value is None else value.decode(errors="replace") for value in made.to_pylist()], kind)
+
+
+def _names(values: list[bytes]) -> pa.Array:
+    made = pa.array(values, pa.binary())
+    try:
+        return made.cast(pa.string())
+    except pa.ArrowInvalid:
+        # Each byte that is no UTF-8 is shown by its code: two names that differ must not become one in a map.
+        return pa.array([value.decode(errors="backslashreplace") for value in values], pa.string())
 
 
 def _number(value: bytes | None) -> int | None:

@@ -9,7 +9,9 @@ bytes. `fields` are further fields of the entry, as texts.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from penstock.spark.archive.rows import SCHEMA
 
 FILE_SCHEMA = SCHEMA
 _ROWS = 10_000
+_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
+_MOST = (1 << 63) - 1  # of a column
 _KNOWN = {"stream", "id", "ms", "seq", "timestamp", "data", "data_base64", "key", "headers", "message_id", "fields"}
 
 
@@ -34,7 +38,11 @@ def read_lines(file: Path, *, needs_id: bool) -> Iterator[pa.RecordBatch]:
                 continue
             try:
                 rows.append(_row(json.loads(line), f"file:{file.name}", number, needs_id=needs_id))
-            except (ValueError, TypeError, AttributeError) as error:
+            except UnicodeEncodeError:
+                raise ConfigurationError(
+                    f"{file}, line {number}: it has half a surrogate pair, which is no text"
+                ) from None
+            except (ValueError, TypeError) as error:
                 raise ConfigurationError(f"{file}, line {number}: {error}") from None
             if len(rows) >= _ROWS:
                 yield pa.RecordBatch.from_pylist(rows, FILE_SCHEMA)
@@ -54,7 +62,11 @@ def _row(document: Any, place: str, number: int, *, needs_id: bool) -> dict[str,
     if needs_id and "id" not in document:
         raise ValueError("it has no id, so it is at no time: leave out --from and --to")
     entry_id = str(document.get("id", f"0-{number}"))
+    if not _ID.fullmatch(entry_id):
+        raise ValueError(f"id {entry_id!r} is none: write it as 1794700800000-0")
     ms, seq = ids.parse(entry_id)
+    if max(ms * 1000, seq) > _MOST:
+        raise ValueError(f"id {entry_id!r} is too great")
     return {
         "stream": _text(document, "stream") or place,
         "id": entry_id,
@@ -63,9 +75,9 @@ def _row(document: Any, place: str, number: int, *, needs_id: bool) -> dict[str,
         "timestamp": ms * 1000,
         "data": _payload(document),
         "key": _text(document, "key"),
-        "headers": [(str(name), str(value)) for name, value in (document.get("headers") or {}).items()],
+        "headers": list(_texts(document, "headers").items()),
         "message_id": _text(document, "message_id"),
-        "fields": [(str(name), str(value).encode()) for name, value in (document.get("fields") or {}).items()],
+        "fields": [(name, value.encode()) for name, value in _texts(document, "fields").items()],
     }
 
 
@@ -73,11 +85,25 @@ def _text(document: dict[str, Any], name: str) -> str | None:
     value = document.get(name)
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{name} must be text")
+    (value or "").encode()  # a lone surrogate, which JSON lets through, is no text
     return value
+
+
+def _texts(document: dict[str, Any], name: str) -> dict[str, str]:
+    value = document.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or any(isinstance(each, dict | list) or each is None for each in value.values()):
+        raise TypeError(f"{name} must be an object of texts")
+    found = {key: each if isinstance(each, str) else json.dumps(each) for key, each in value.items()}
+    "".join(itertools.chain.from_iterable(found.items())).encode()
+    return found
 
 
 def _payload(document: dict[str, Any]) -> bytes:
     if "data_base64" in document:
-        return base64.b64decode(document["data_base64"], validate=True)
+        return base64.b64decode(_text(document, "data_base64") or "", validate=True)
     data = document["data"]
-    return data.encode() if isinstance(data, str) else json.dumps(data, separators=(",", ":")).encode()
+    if isinstance(data, str):
+        return data.encode()
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()

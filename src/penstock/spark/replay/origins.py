@@ -1,11 +1,11 @@
-"""Where messages are replayed from: an archive, dead letters, or a file. Always in one order, some rows at a time."""
+"""Where messages are replayed from: dead letters, a file, or an archive. Always in one order, some rows at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,12 +13,6 @@ import pyarrow.compute as pc
 from penstock import ids
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.keys import StreamKeys
-from penstock.spark.archive.file_writer import read_batches
-from penstock.spark.archive.layout import Layout
-from penstock.spark.archive.manifest import FileEntry
-from penstock.spark.archive.read import chosen, cold_frame, files_between
-from penstock.spark.archive.rows import SCHEMA
-from penstock.spark.archive.status import load_state
 from penstock.spark.link import Link
 from penstock.spark.patience import patiently
 from penstock.spark.reading import columns
@@ -29,12 +23,8 @@ from penstock.spark.reading.scan import Scanner
 from penstock.spark.replay.lines import FILE_SCHEMA, read_lines
 from penstock.spark.replay.where import Where
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 _RETRY_S = 60.0
 _CHUNK_ROWS = 50_000  # rows that a filter sees at a time, and that are in memory
-_SPARK_ROWS = 500_000  # rows of files that Spark reads, filters and sorts at a time
 
 
 class Origin(Protocol):
@@ -71,43 +61,6 @@ class Span:
         """The same as a filter."""
         low = "true" if self.low is None else f"ms >= {self.low}"
         return low if self.high is None else f"{low} and ms < {self.high}"
-
-
-class ArchiveOrigin:
-    """Entries of an archived stream, as the manifest has them when this is made."""
-
-    schema = SCHEMA
-
-    def __init__(self, root: str | Path, stream: str, span: Span) -> None:
-        state = load_state(root)
-        chosen(state, stream, is_hot=False)
-        self._root, self._span = Layout.of(root).root, span
-        self._files = files_between(state, [stream], span.low, span.high)
-        self.name = f"archive {self._root}, stream {stream!r}, {span}"
-
-    def rows(self, where: Where | None) -> Iterator[pa.RecordBatch]:
-        """Return the entries in the order of their ids."""
-        if where is None:
-            for entry in self._files:
-                for batch in read_batches(self._root / entry.path):
-                    yield self._span.within(batch)
-            return
-        for files in _groups(self._files):
-            yield from where.sorted(self._frame(where, files))
-
-    def _frame(self, where: Where, files: list[FileEntry]) -> DataFrame:
-        return cold_frame(where.spark, self._root, files).where(self._span.sql)
-
-
-def _groups(files: list[FileEntry]) -> Iterator[list[FileEntry]]:
-    group: list[FileEntry] = []
-    for entry in files:
-        if group and sum(each.rows for each in group) + entry.rows > _SPARK_ROWS:
-            yield group
-            group = []
-        group.append(entry)
-    if group:
-        yield group
 
 
 class DeadLetterOrigin:

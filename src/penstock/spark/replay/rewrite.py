@@ -77,7 +77,7 @@ class Rewriter:
         """Return the headers, the message id and the further fields; None if it is not to be written."""
         headers = dict(pairs or ())
         given = dict(fields or ())
-        if _DEAD + "id" in given:
+        if _DEAD + "id" in given and _DEAD + "source" in given:
             stream = given[_DEAD + "source"].decode(errors="replace")
             entry_id = given[_DEAD + "id"].decode(errors="replace")
         if self._is_loop(stream, headers):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -68,8 +69,10 @@ class Replay:
         where: Where | None = None,
         rate: float | None = None,
     ) -> None:
-        if rate is not None and rate <= 0:
-            raise ConfigurationError(f"--rate {rate:g} must be more than 0 messages a second")
+        if rate is not None and not 0 < rate < math.inf:
+            raise ConfigurationError(
+                f"--rate {rate:g} must be more than 0 messages a second; leave it out for no limit"
+            )
         self._origin, self._where, self._rate = origin, where, rate
         self._selection = _digest(origin.name, None if where is None else where.condition, into)
         self.name = self._selection[:12] if name is None else check_name("--name", name, 200)
@@ -98,6 +101,12 @@ class Replay:
     def done(self) -> int:
         """Return how many messages earlier runs of this replay have written."""
         client = self._options.link.client()
+        stream = client.keys(self._into).stream
+        kind = client.call(stream, "TYPE", stream)
+        if kind not in (b"none", b"stream"):
+            raise ConfigurationError(
+                f"--into {self._into!r} is a {kind.decode()} in Redis, and no stream: name another"
+            )
         key = client.keys(self._into).spark(self._query)
         mark, selection = client.call(key, "HMGET", key, f"p{_PARTITION}", _SELECTION)
         if selection is not None and selection.decode() != self._selection:

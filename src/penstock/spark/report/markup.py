@@ -19,6 +19,9 @@ def _is_hidden(sign: str) -> bool:
     return unicodedata.category(sign) in ("Cc", "Cf", "Cs")
 
 
+_CLASS = ' class="text"'
+
+
 class Text(str):
     """A cell of words: it is aligned as such."""
 
@@ -27,7 +30,9 @@ class Text(str):
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return a table whose first column names the row."""
-    top = "".join(f'<th scope="col">{safe(name)}</th>' for name in head)
+    # A column of words has its heading where the words begin.
+    words = {place for row in rows for place, cell in enumerate(row) if isinstance(cell, Text)}
+    top = "".join(f'<th scope="col"{_CLASS * (place in words)}>{safe(name)}</th>' for place, name in enumerate(head))
     body = "".join(f"<tr>{_row(row)}</tr>" for row in rows)
     return (
         f'<div class="scroll"><table><caption>{safe(caption)}</caption><thead><tr>{top}</tr></thead>'
@@ -39,6 +44,12 @@ def _row(row: Sequence[Any]) -> str:
     first, *rest = row
     cells = [f'<td class="text">{safe(c)}</td>' if isinstance(c, Text) else f"<td>{safe(c)}</td>" for c in rest]
     return f'<th scope="row">{safe(first)}</th>{"".join(cells)}'
+
+
+def tiles(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return a few numbers that everybody looks for first, each with its name."""
+    shown = "".join(f"<li><strong>{safe(value)}</strong> {safe(name)}</li>" for name, value in pairs)
+    return f'<ul class="tiles">{shown}</ul>'
 
 
 def folded(summary: str, content: str) -> str:

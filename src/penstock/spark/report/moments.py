@@ -15,6 +15,11 @@ def shown(ms: int) -> str:
         return f"{ms} ms"
 
 
+def brief(ms: int) -> str:
+    """Return a time for a table whose head names the zone."""
+    return shown(ms).removesuffix(" UTC")
+
+
 def length(ms: int | None) -> str:
     """Return a length of time in the unit that suits it."""
     if ms is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock import __version__
-from penstock.spark.report.figures import Figures
-from penstock.spark.report.markup import note, safe, section, table
-from penstock.spark.report.moments import shown
+from penstock.spark.report.figures import SHARE_NAMES, Figures
+from penstock.spark.report.markup import note, safe, section, tiles
+from penstock.spark.report.moments import length, shown, size
 from penstock.spark.report.sections import (
     archive,
     attempts,
@@ -22,6 +22,7 @@ from penstock.spark.report.window import Window
 # Nothing may be loaded or run, whatever the texts of messages say.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
+_P95 = SHARE_NAMES.index("p95")
 _ALWAYS = (
     "Dead letters are those that died in this time, whenever they were published.",
     (
@@ -58,18 +59,23 @@ def render(figures: Figures, subject: Subject, window: Window, made_ms: int) -> 
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
         f'content="{safe(_POLICY)}"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{safe(title)}</title><style>{STYLE}</style></head>"
-        f"<body><main><h1>{safe(title)}</h1>{''.join(parts)}</main></body></html>\n"
+        f"<body><main><h1>{safe(subject.stream)}</h1>"
+        f'<p class="when">{shown(window.low)} to {shown(window.high)}</p>{"".join(parts)}</main></body></html>\n'
     )
 
 
 def _summary(figures: Figures) -> str:
-    results = "not known" if figures.results is None else f"{figures.results.whole.count:,}"
-    rows = [
+    results = figures.results
+    shown_first = [
         ("messages published", f"{figures.messages.whole.count:,}"),
         ("dead letters", f"{figures.dead.whole.count:,}"),
-        ("results", results),
+        ("results", "not known" if results is None else f"{results.whole.count:,}"),
     ]
-    return table("In this time", ("", "count"), rows)
+    if results is not None and results.whole.first.values:
+        shown_first.append(("p95 end to end", length(results.whole.first.values[_P95])))
+    if figures.payloads:
+        shown_first.append(("the biggest payload", size(figures.payloads[0].bytes)))
+    return tiles(shown_first)
 
 
 def _sources(figures: Figures, subject: Subject, made_ms: int) -> str:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from penstock.spark.report.figures import SHARE_NAMES, Figures, Group, Spread
 from penstock.spark.report.markup import Text, folded, note, section, table
-from penstock.spark.report.moments import length, shown, size
+from penstock.spark.report.moments import brief, length, size
 from penstock.spark.report.svg import Plot, bars, lines
 from penstock.spark.report.window import Window
 
@@ -112,13 +112,21 @@ def dead_letters(figures: Figures, window: Window) -> str:
     pairs = [(label, f"{count:,}") for label, count in zip(_labels(window), counts, strict=True) if count]
     rows = [
         (
-            f"{each.count:,}", Text(each.reason), Text(each.error), Text(each.text), shown(each.first_ms),
-            shown(each.last_ms), each.example,
+            f"{each.count:,}", Text(each.reason), Text(each.error), Text(each.text), brief(each.first_ms),
+            brief(each.last_ms), each.example,
         )
         for each in figures.fingerprints
     ]  # fmt: skip
     caption = f"By what they died of: {len(rows):,} of {figures.fingerprint_count:,} groups, the most frequent first"
-    head = ("count", "reason", "error", "text (<n>, <id>, <text> stand for values)", "first", "last", "newest")
+    head = (
+        "count",
+        "reason",
+        "error",
+        "text (<n>, <id>, <text> stand for values)",
+        "first, UTC",
+        "last, UTC",
+        "newest",
+    )
     return section(
         "Dead letters", bars(plot), note(told), folded("Table", table("Over time", ("from", "dead letters"), pairs)),
         table(caption, head, rows),

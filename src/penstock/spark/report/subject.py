@@ -60,13 +60,17 @@ class Subject:
         return sorted({self.stream, *(keys.stream_name(lane.suffix) for lane in lanes)})
 
     def states(self) -> dict[str, StreamState]:
-        """Return what the server says of the streams that exist; raise StreamMissing if nothing is known of any."""
+        """Return what the server says of the streams that exist; raise StreamMissing if nothing is known of any.
+
+        Raises: ConfigurationError if there is no archive where one was named.
+        """
+        is_archived = self._is_archived()
         wanted = [*self.names(), self.dead_stream]
         if self.queue is not None:
             wanted.append(TaskKeys(self.queue).results)
         states = patiently(lambda: look(self._link().client(), wanted), _RETRY_S)
         found = {name: state for name, state in states.items() if state is not None}
-        if not found and not self._is_archived():
+        if not found and not is_archived:
             where = self._link().client().settings.where
             kept = "" if self.archive is None else f", nor in the archive {self.archive}"
             raise StreamMissing(

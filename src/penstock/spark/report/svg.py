@@ -8,6 +8,9 @@ from html import escape
 
 _WIDTH, _HEIGHT = 760, 180
 _LEFT, _BOTTOM, _TOP = 64, 24, 10
+_FEW = 8  # labels of which the middle ones would touch the others
+_SIGN = 6.5  # the width of a letter
+_MANY = 10  # of which a half is worth a line
 _DASHES = ("", "6 3", "2 3")  # lines differ by more than their colour
 
 
@@ -79,15 +82,33 @@ def _scaled(value: float, top: float) -> float:
     return max(0.0, value) / top * (_HEIGHT - _BOTTOM - _TOP) if top > 0 else 0.0
 
 
+def _labels(labels: Sequence[str]) -> str:
+    """Return the first and the last label, and those between them that there is room for."""
+    step, last, y = (_WIDTH - _LEFT) / len(labels), len(labels) - 1, _HEIGHT - 6
+    is_roomy = max(map(len, labels)) * _SIGN <= step
+    inner = range(1, last) if is_roomy else [len(labels) * n // 4 for n in (1, 2, 3) if last > _FEW]
+    places = [(n, "middle", _LEFT + (n + 0.5) * step, ' class="inner"') for n in inner]
+    if is_roomy:
+        places += [(n, "middle", _LEFT + (n + 0.5) * step, "") for n in sorted({0, last})]
+    else:
+        places += [(0, "start", _LEFT, ""), (last, "end", _WIDTH, "")]
+    return "".join(
+        f'<text{kind} x="{x:.1f}" y="{y}" text-anchor="{side}">{escape(labels[n])}</text>'
+        for n, side, x, kind in places
+    )
+
+
 def _framed(plot: Plot, drawn: str) -> str:
     base = _HEIGHT - _BOTTOM
     axis = f'<line class="axis" x1="{_LEFT}" y1="{base}" x2="{_WIDTH}" y2="{base}"/>'
     high = f'<text x="{_LEFT - 6}" y="{_TOP + 10}" text-anchor="end">{escape(plot.form.format(plot.top))}</text>'
     low = f'<text x="{_LEFT - 6}" y="{base}" text-anchor="end">0</text>'
-    ends = ""
-    if plot.labels:
-        ends = f'<text x="{_LEFT}" y="{_HEIGHT - 6}">{escape(plot.labels[0])}</text>'
-        ends += f'<text x="{_WIDTH}" y="{_HEIGHT - 6}" text-anchor="end">{escape(plot.labels[-1])}</text>'
+    if plot.top >= _MANY:
+        middle = base - _scaled(plot.top / 2, plot.top)
+        axis += f'<line class="axis" x1="{_LEFT}" y1="{middle:.1f}" x2="{_WIDTH}" y2="{middle:.1f}"/>'
+        half = escape(plot.form.format(plot.top / 2))
+        high += f'<text class="inner" x="{_LEFT - 6}" y="{middle + 4:.1f}" text-anchor="end">{half}</text>'
+    ends = _labels(plot.labels) if plot.labels else ""
     return (
         f'<svg role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-labelledby="{plot.name}-t {plot.name}-d">'
         f'<title id="{plot.name}-t">{escape(plot.title)}</title>'

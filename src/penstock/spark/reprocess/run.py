@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import BackendRefused, ConfigurationError
+from penstock.spark.archive.durable import check_writable
+from penstock.spark.condition import told
 from penstock.spark.fingerprint import normalised_sql
 from penstock.spark.pipeline.checks import imported
 from penstock.spark.reprocess.purge import PURGED_DDL, PurgeTask
@@ -57,8 +61,11 @@ class Reprocess:
 
     def check_results(self) -> None:
         """Raise ConfigurationError if results cannot be kept; a back-end may make its tables now."""
+        results = self._work.results
+        if results.provider == "fs":
+            check_writable(Path(results.root), "--results")
         try:
-            store = Store(self._work.results)
+            store = Store(results)
             try:
                 store.find([_PROBE])
             finally:
@@ -68,7 +75,9 @@ class Reprocess:
 
     def count(self, spark: SparkSession) -> int:
         """Return how many messages are selected."""
-        return self._selection.rows(spark).count()
+        where = self._selection.where
+        with nullcontext() if where is None else told(where):
+            return self._selection.rows(spark).count()
 
     def run(self, spark: SparkSession, told: Any = None) -> Summary:
         """Handle every message that has no result; return what became of all. `told` is an accumulator of their number.

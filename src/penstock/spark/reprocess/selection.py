@@ -33,6 +33,10 @@ class Selection(Protocol):
     """Messages to be processed again."""
 
     @property
+    def where(self) -> str | None:
+        """The condition of the user, if there is one."""
+
+    @property
     def keeps_failures(self) -> bool:
         """Whether a failure is a result as well: where nothing else would tell of it."""
 

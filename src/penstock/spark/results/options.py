@@ -11,6 +11,7 @@ from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.settings.settings import Settings
 from penstock.settings.tables import ResultBackendSettings
+from penstock.spark.archive.layout import LAST_MS
 from penstock.spark.option_values import Options
 from penstock.spark.reading.options import milliseconds
 from penstock.spark.results.fs_shelf import FSShelf
@@ -62,7 +63,10 @@ def _wanted(options: Options) -> Wanted:
 
 def _moment(options: Options, name: str) -> datetime | None:
     text = options.text(name)
-    return None if text is None else datetime.fromtimestamp(milliseconds(name, text) / 1000, UTC)
+    if text is None:
+        return None
+    # Results have no time beyond the calendar, whatever entries of streams have.
+    return datetime.fromtimestamp(min(milliseconds(f"option {name}", text), LAST_MS) / 1000, UTC)
 
 
 def _shelf(options: Options) -> Shelf:
