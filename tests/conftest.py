@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NoReturn
 
 import hypothesis
@@ -26,6 +28,10 @@ hypothesis.settings.load_profile("penstock")
 # What a test may have changed on a shared server, and the value that the next one expects.
 _SETTINGS = {"maxmemory": "0", "notify-keyspace-events": "", "min-replicas-to-write": "0", "lua-time-limit": "5000"}
 
+# The tests start Python after Python: where nothing compiled may lie beside its source, each would compile all anew, the
+# processes of pytest-xdist among them. This is read by the first of these, and inherited by all others.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(sys.prefix) / "pycache"))
 
 # A test run that was started in the background may have SIGINT ignored, and every process it starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,9 +47,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def java() -> Path:
     """The JAVA_HOME of this process; skips where there is no Java, and fails in continuous integration."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Spark starts Python after Python: where nothing compiled may be kept, each would compile pandas anew.
-    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / "penstock-pycache"))
     try:
         require_pyspark()
         return ensure_java()
