@@ -58,7 +58,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Those of Spark begin first, for they take the longest; then tests that compute and tests that wait are mixed.
     """
     for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
+        fixtures = getattr(item, "fixturenames", ())
+        if "cluster" in fixtures and "spark_of_session" not in fixtures:  # a second session costs more than a cluster
             item.add_marker(pytest.mark.xdist_group("cluster"))
     items.sort(key=_turn)
 
@@ -70,7 +71,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     Only where all reports come together: a worker needs the name with the group.
     """
     name, at, group = report.nodeid.rpartition("@")
-    if hasattr(report, "node") and at and group in ("cluster", "spark", "spark-processes"):
+    if hasattr(report, "node") and at and group in ("cluster", "spark", "spark-cluster", "spark-processes"):
         report.nodeid = name
 
 
