@@ -29,9 +29,10 @@ hypothesis.settings.load_profile("penstock")
 _SETTINGS = {"maxmemory": "0", "notify-keyspace-events": "", "min-replicas-to-write": "0", "lua-time-limit": "5000"}
 
 # The tests start Python after Python: where nothing compiled may lie beside its source, each would compile all anew, the
-# processes of pytest-xdist among them. This is read by the first of these, and inherited by all others.
+# processes of pytest-xdist among them. This is done by the first process, and inherited by all others.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(sys.prefix) / "pycache"))
+    sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(sys.prefix) / "pycache"))
+    sys.dont_write_bytecode = False
 
 # A test run that was started in the background may have SIGINT ignored, and every process it starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
