@@ -13,7 +13,7 @@ UV := $(shell if uv --version >/dev/null 2>&1; then echo uv; else echo $(BIN)/uv
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
-# Most tests wait for servers and leases, and use a third of a core; two workers are with Spark for most of the time.
+# Most tests wait for servers and leases, and use a third of a core; three workers are with Spark for most of the time.
 WORKERS ?= $(shell echo $$((3 * $(CORES))))
 INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NoReturn
 
 import hypothesis
@@ -26,6 +28,11 @@ hypothesis.settings.load_profile("penstock")
 # What a test may have changed on a shared server, and the value that the next one expects.
 _SETTINGS = {"maxmemory": "0", "notify-keyspace-events": "", "min-replicas-to-write": "0", "lua-time-limit": "5000"}
 
+# The tests start Python after Python: where nothing compiled may lie beside its source, each would compile all anew, the
+# processes of pytest-xdist among them. This is done by the first process, and inherited by all others.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(sys.prefix) / "pycache"))
+    sys.dont_write_bytecode = False
 
 # A test run that was started in the background may have SIGINT ignored, and every process it starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -52,7 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Those of Spark begin first, for they take the longest; then tests that compute and tests that wait are mixed.
     """
     for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
+        fixtures = getattr(item, "fixturenames", ())
+        if "cluster" in fixtures and "spark_of_session" not in fixtures:  # a second session costs more than a cluster
             item.add_marker(pytest.mark.xdist_group("cluster"))
     items.sort(key=_turn)
 
@@ -64,7 +72,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     Only where all reports come together: a worker needs the name with the group.
     """
     name, at, group = report.nodeid.rpartition("@")
-    if hasattr(report, "node") and at and group in ("cluster", "spark", "spark-processes"):
+    if hasattr(report, "node") and at and group in ("cluster", "spark", "spark-cluster", "spark-processes"):
         report.nodeid = name
 
 

@@ -9,29 +9,59 @@ from typing import Self
 
 import pyspark
 
+from penstock.spark.cache import made_once
+from penstock.spark.fast_start import java_options
 from tests.spark.driver import Process
 
-HOME = Path(pyspark.__file__).resolve().parent
+_PACKAGE = Path(pyspark.__file__).resolve().parent
 HOST = "127.0.0.1"
-FAST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# The driver's own settings would otherwise leak in through the environment of the test process.
-_ENV = {"SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": FAST}
+# The Java that does nothing but put Spark's command lines together.
+_LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def spark_home() -> Path:
+    """Returns a SPARK_HOME with all that PySpark brings along, and its Python code in directories instead of zip files.
+
+    From a zip file each Python worker, of which there are several kinds, would compile it anew.
+    """
+
+    def make(home: Path) -> None:
+        for entry in _PACKAGE.iterdir():
+            if entry.name != "python":
+                (home / entry.name).symlink_to(entry)
+        for archive in (_PACKAGE / "python" / "lib").glob("*.zip"):
+            package = "pyspark" if archive.name == "pyspark.zip" else "py4j"
+            place = home / "python" / "lib" / archive.name
+            place.mkdir(parents=True)
+            (place / package).symlink_to(_PACKAGE.parent / package)
+
+    return made_once("test-spark-home", f"{_PACKAGE} {pyspark.__version__}", make)
+
+
+def fast_start() -> dict[str, str]:
+    """Returns the environment in which a Spark that is started as it comes starts fast."""
+    return {"SPARK_HOME": str(spark_home()), "SPARK_LAUNCHER_OPTS": _LAUNCHER, "JAVA_TOOL_OPTIONS": java_options()}
+
+
+def _environment() -> dict[str, str]:
+    """Returns settings that would otherwise leak in from the driver of the test process, and those of a fast start."""
+    fast = {"SPARK_DAEMON_JAVA_OPTS": java_options(), "SPARK_LAUNCHER_OPTS": _LAUNCHER}
+    return {"SPARK_HOME": str(spark_home()), "SPARK_DAEMON_MEMORY": "256m", **fast}
 
 
 class Standalone:
     """A master and its workers of one core each; `url` is for `session(master=...)` in a Driver."""
 
-    # What an application should ask for here: an executor of this size fits into a worker.
-    conf: Mapping[str, str] = {
-        "spark.executor.memory": "512m",
-        "spark.executor.cores": "1",
-        "spark.executor.extraJavaOptions": FAST,
-        "spark.driver.memory": "1g",
-        "spark.driver.host": HOST,
-        "spark.driver.bindAddress": HOST,
-    }
-
     def __init__(self, place: Path, *, workers: int = 2) -> None:
+        # What an application should ask for here: an executor of this size fits into a worker.
+        self.conf: Mapping[str, str] = {
+            "spark.executor.memory": "512m",
+            "spark.executor.cores": "1",
+            "spark.executor.extraJavaOptions": java_options(),
+            "spark.driver.memory": "1g",
+            "spark.driver.host": HOST,
+            "spark.driver.bindAddress": HOST,
+        }
         self._place = place
         self._size = workers
         self._running = ExitStack()
@@ -61,8 +91,8 @@ class Standalone:
         return self.workers[-1]
 
     def _start(self, role: str, *words: str) -> Process:
-        command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}", *words]
-        return self._running.enter_context(Process(command, self._place, _ENV))
+        command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}", *words]
+        return self._running.enter_context(Process(command, self._place, _environment()))
 
 
 class ConnectServer:
@@ -71,7 +101,7 @@ class ConnectServer:
     def __init__(self, place: Path, *, master: str = "local[2,4]", env: Mapping[str, str] | None = None) -> None:
         self._place = place
         self._master = master
-        self._env = {**_ENV, "SPARK_DAEMON_MEMORY": "1g", **(env or {})}  # the server is a driver, too
+        self._env = {**_environment(), "SPARK_DAEMON_MEMORY": "1g", **(env or {})}  # the server is a driver, too
         self._running = ExitStack()
         self.url = ""
 
@@ -87,7 +117,7 @@ class ConnectServer:
         }
         words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
         service = "org.apache.spark.sql.connect.service.SparkConnectServer"
-        command = [str(HOME / "bin" / "spark-submit"), "--class", service, "--master", self._master, *words]
+        command = [str(spark_home() / "bin" / "spark-submit"), "--class", service, "--master", self._master, *words]
         server = self._running.enter_context(Process(command, self._place, self._env))
         port = server.wait_for_line(r"Spark Connect server started at: \S*?:(\d+)")[1]
         self.url = f"sc://{HOST}:{port}"

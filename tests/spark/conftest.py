@@ -1,22 +1,24 @@
 """Spark for the tests: one session per test process, and real clusters and driver processes for the few that need them.
 
-Whatever uses one of these fixtures starts or needs Java, and is kept in one of two processes of pytest-xdist.
+Whatever uses one of these fixtures starts or needs Java, and is kept in one of three processes of pytest-xdist.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
+from penstock.errors import PenstockError
 from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.fast_start import make_class_archive
 from penstock.spark.java import JavaMissing, ensure_java
 from penstock.spark.prerequisites import SparkMissing, require_pyspark
 from penstock.spark.session import session
@@ -35,29 +37,47 @@ _TIMEOUT_S = 600  # two cores start several Javas for some of these tests
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the tests of the shared session in one process, and those that start Spark themselves in another."""
+    """Keeps tests together that share a session or a cluster of Spark, in three processes that end at about one time."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "java" in fixtures:
-            item.add_marker(pytest.mark.xdist_group("spark" if "spark_of_session" in fixtures else "spark-processes"))
+            item.add_marker(pytest.mark.xdist_group(_group(fixtures)))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
+
+
+def _group(fixtures: Sequence[str]) -> str:
+    if "standalone_of_session" in fixtures:
+        return "spark-cluster"
+    return "spark" if "spark_of_session" in fixtures else "spark-processes"
 
 
 @pytest.fixture(scope="session")
 def java() -> Path:
     """The JAVA_HOME of this process; skips where there is no Java, and fails in continuous integration."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Spark starts Python after Python: where nothing compiled may be kept, each would compile pandas anew.
-    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / "penstock-pycache"))
     try:
         require_pyspark()
-        return ensure_java()
+        home = ensure_java()
     except (JavaMissing, SparkMissing) as error:
         if os.environ.get("CI") == "true":
             pytest.fail(str(error))
         pytest.skip(str(error))
+    _prepare_fast_start()
+    return home
+
+
+def _prepare_fast_start() -> None:
+    """Makes the class archive, once for all processes: some forty Javas start from it, and each saves seconds.
+
+    It goes with the environment that it was made for. A Java that makes none starts without it.
+    """
+    place = Path(sys.prefix) / "cache"
+    place.mkdir(exist_ok=True)
+    os.environ["XDG_CACHE_HOME"] = str(place)
+    with (place / "lock").open("w") as lock, suppress(PenstockError):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make_class_archive()
 
 
 @pytest.fixture(scope="session")
@@ -143,8 +163,11 @@ def standalone_of_session(java: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def standalone(standalone_of_session: Standalone) -> Standalone:
+def standalone(standalone_of_session: Standalone, monkeypatch: pytest.MonkeyPatch) -> Standalone:
     """A real cluster of a master and two workers; use it from `start_driver`, and kill no worker of it."""
+    from tests.spark.clusters import spark_home
+
+    monkeypatch.setenv("SPARK_HOME", str(spark_home()))
     return standalone_of_session
 
 

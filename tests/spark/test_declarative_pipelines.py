@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.fast_start import java_options
 
 if TYPE_CHECKING:
     import redis
@@ -37,16 +38,16 @@ def test_a_declarative_pipeline_finds_the_format_by_itself(
     java: Path, tmp_path: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis
 ) -> None:
     pytest.importorskip("yaml")
-    from tests.spark.clusters import FAST, HOME
+    from tests.spark.clusters import spark_home
 
     for n in range(10):
         stream_redis.xadd("orders", {"data": str(n)})
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "orders.py").write_text(_FLOW)
     (tmp_path / "spark-pipeline.yml").write_text(_PROJECT.format(place=tmp_path))
-    settings = ("--conf", "spark.driver.memory=1g", "--conf", f"spark.driver.extraJavaOptions={FAST}")
+    settings = ("--conf", "spark.driver.memory=1g", "--conf", f"spark.driver.extraJavaOptions={java_options()}")
     done = subprocess.run(
-        [HOME / "bin" / "spark-pipelines", "--remote", "local[2]", *settings, "run"],
+        [spark_home() / "bin" / "spark-pipelines", "--remote", "local[2]", *settings, "run"],
         cwd=tmp_path,
         env={**os.environ, "PYSPARK_DRIVER_PYTHON": sys.executable, "ORDERS_URL": stream_server.url},
         capture_output=True,

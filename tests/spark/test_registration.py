@@ -28,7 +28,7 @@ import json, sys
 from penstock.spark import session, shipment
 from tests.spark import format_job
 spark = session(master=sys.argv[1], short=True, conf=json.loads(sys.argv[2]))
-getattr(format_job, sys.argv[4])(spark, sys.argv[3], print)
+format_job.run(spark, sys.argv[3], print)
 print("carried", shipment.is_carried())
 spark.stop()
 """
@@ -80,18 +80,14 @@ def test_spark_finds_the_format_by_itself(start_driver: Callable[..., Driver], u
     driver.end()
 
 
-def test_executors_that_have_penstock_import_their_own(
-    start_driver: Callable[..., Driver], standalone: Standalone, url: str
-) -> None:
-    driver = start_driver(_JOB, standalone.url, json.dumps(dict(standalone.conf)), url, "read")
-    assert {f"read {_ENTRIES}", "carried False"} <= set(driver.end())
+# Executors that have Penstock import their own: end_to_end/test_places.py goes all ways on such a cluster.
 
 
 def test_executors_that_lack_penstock_get_it_with_the_job(
     start_driver: Callable[..., Driver], standalone: Standalone, url: str, tmp_path: Path
 ) -> None:
     env = {"PYSPARK_PYTHON": str(bare_python(tmp_path))}
-    said = start_driver(_JOB, standalone.url, json.dumps(dict(standalone.conf)), url, "run", env=env).end()
+    said = start_driver(_JOB, standalone.url, json.dumps(dict(standalone.conf)), url, env=env).end()
     assert {f"read {_ENTRIES}", f"streamed {_ENTRIES}", f"written {_ENTRIES}", "carried True"} <= set(said)
 
 

@@ -22,6 +22,7 @@ from penstock.spark.archive import ArchiveConflict
 from penstock.spark.archive.run_lock import RunLock
 from tests.helpers.threads import eventually
 from tests.spark.archive.streams import START_MS, Stream, archive, archived, opened
+from tests.spark.clusters import fast_start
 from tests.spark.driver import ROOT, Process
 from tests.spark.end_to_end.queries import fill, numbers, payloads
 
@@ -65,7 +66,7 @@ def test_archive_run_copies_what_comes_and_ends_in_order_when_it_is_told_to(
     fill(stream_redis, "orders", 250)
     command = [sys.executable, "-m", "penstock", "archive", "run", "--every", "1 second", "--master", "local[2]"]
     words = ["--root", str(tmp_path / "cold"), "--streams", "orders", "--url", stream_server.url]
-    with Process([*command, *words], tmp_path, {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}) as process:
+    with Process([*command, *words], tmp_path, {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **fast_start()}) as process:
         process.wait_for_line("batch 0: 250 entries")
         os.kill(process.pid, signal.SIGTERM)
         lines = process.end()

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 _TOUR = """
 import json, sys
-from penstock.spark import session
+from penstock.spark import session, shipment
 from tests.spark.end_to_end.tour import tour
 spark = session(master=sys.argv[1], short=True, conf=json.loads(sys.argv[2]))
 print("toured", json.dumps(tour(spark, sys.argv[3], "orders", sys.argv[4])))
+print("carried", shipment.is_carried())
 spark.stop()
 """
 COMPLETE = {"read": numbers(50), "streamed": numbers(50), "written": numbers(50)}
@@ -52,6 +53,7 @@ def test_a_standalone_cluster(
     conf = json.dumps(dict(standalone.conf))
     driver = start_driver(_TOUR, standalone.url, conf, stream_server.url, str(tmp_path))
     assert json.loads(driver.wait_for_line("^toured (.*)")[1]) == COMPLETE
+    assert "carried False" in driver.end(), "executors that have Penstock import their own"
 
 
 def test_spark_connect(
