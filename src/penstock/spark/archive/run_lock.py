@@ -6,17 +6,13 @@ removing what the first one is writing. It is the kernel's, and ends with the pr
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import logging
 import os
 import threading
 from pathlib import Path
 
 from penstock.spark.archive.errors import ArchiveConflict
+from penstock.spark.file_lock import lock
 
-logger = logging.getLogger("penstock.spark")
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # a file system that has none
 _held: dict[Path, RunLock] = {}
 _guard = threading.Lock()
 
@@ -31,11 +27,11 @@ class RunLock:
     def take(cls, file: Path) -> RunLock:
         """Take the lock, whose directory exists; raise ArchiveConflict if another process has it."""
         with _guard:
-            lock = _held.get(file)
-            if lock is None:
-                lock = _held[file] = cls(file, _locked(file, os.O_RDWR | os.O_CREAT))
-            lock._holders += 1
-            return lock
+            held = _held.get(file)
+            if held is None:
+                held = _held[file] = cls(file, _locked(file, os.O_RDWR | os.O_CREAT))
+            held._holders += 1
+            return held
 
     @classmethod
     def check(cls, file: Path) -> None:
@@ -56,15 +52,9 @@ class RunLock:
 def _locked(file: Path, flags: int) -> int:
     descriptor = os.open(file, flags, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if lock(descriptor, file, "archive run"):
+            return descriptor
+        raise ArchiveConflict(f"another run archives to {file.parent} at this moment: wait until it ends, or stop it")
+    except BaseException:
         os.close(descriptor)
-        raise ArchiveConflict(
-            f"another run archives to {file.parent} at this moment: wait until it ends, or stop it"
-        ) from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            os.close(descriptor)
-            raise
-        logger.warning("%s cannot be locked (%s): see to it yourself that one run archives there", file, error)
-    return descriptor
+        raise

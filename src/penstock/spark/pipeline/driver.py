@@ -7,10 +7,7 @@ a driver has left that was killed.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -22,11 +19,10 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.runtime.threads import pause
+from penstock.spark.file_lock import is_locked, lock
 
-logger = logging.getLogger("penstock.spark")
 _FILE = "driver.json"
 RUNNING, CRASHED, FAILED = "running", "crashed", "failed"
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _LOOKS, _BETWEEN_LOOKS_S = 5, 0.1
 
 
@@ -85,17 +81,9 @@ class Driver:
 
     def _lock(self, descriptor: int) -> None:
         for _ in range(_LOOKS):  # somebody who looks how it gets on holds the lock for a moment
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pause(_BETWEEN_LOOKS_S)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                logger.warning("%s cannot be locked (%s): see that one driver at a time runs", self._file, error)
+            if lock(descriptor, self._file, "driver"):
                 return
-            else:
-                return
+            pause(_BETWEEN_LOOKS_S)
         word = _read(self._file)
         who = "another driver" if word is None else f"process {word.pid} on {word.host}, since {word.time},"
         raise PipelineBusy(
@@ -129,12 +117,9 @@ def _read(file: Path) -> Word | None:
 def _is_locked(file: Path) -> bool:
     descriptor = os.open(file, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # locked, or it cannot be told
-        return True
+        return is_locked(descriptor)
     finally:
         os.close(descriptor)
-    return False
 
 
 def _now() -> str:
