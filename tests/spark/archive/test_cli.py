@@ -255,6 +255,7 @@ def test_a_condition_that_cannot_be_is_one_line_and_code_2_and_writes_nothing(
         (("run", "--root", "{root}", "--streams", "nobody"), "there is no stream 'nobody'"),
         (("run", "--root", "{root}", "--streams", " "), "option streams"),
         (("run", "--root", "{root}", "--streams", "orders", "--every", "noon"), "length of time"),
+        (("run", "--root", "{root}/co[l]d", "--streams", "orders"), "for a pattern"),
         (("status", "--root", "{root}/nowhere"), "there is no archive"),
         (("verify", "--root", "{root}/nowhere"), "there is no archive"),
         (("compact", "--root", "{root}/nowhere"), "there is no archive"),

@@ -12,6 +12,7 @@ import redis
 from penstock.errors import ConfigurationError, DataLost, StreamMissing
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import ArchiveRun, compact, read
+from tests.spark.archive.streams import Stream, archive, opened
 from tests.spark.end_to_end.queries import START_MS, batch_sizes, column, entry_id, fill, read_stream, run_now, to_files
 from tests.spark.end_to_end.queries import numbers as texts
 from tests.spark.end_to_end.queries import read as read_hot
@@ -117,3 +118,19 @@ def test_cold_and_hot_are_one_table_without_gap_or_repetition(
         read(spark, root, "orders", "yesterday")
     with pytest.raises(ConfigurationError, match="there is no archive"):
         read(spark, root / "nowhere")
+
+
+def test_names_that_read_like_a_list_or_a_pattern_are_names(
+    spark: SparkSession, tmp_path: Path, stream_redis: redis.Redis, stream_server: EmbeddedServer
+) -> None:
+    root = tmp_path / "cold"
+    for name in ("a,b", "x[1]"):
+        stream = Stream(name)
+        stream.add(8)
+        archive(opened(root), stream, 0, 5)
+        for entry, fields in stream.entries:
+            stream_redis.xadd(name, fields, id=entry)
+        stream_redis.xadd("x1", {"data": "another stream"}, id="*")
+    found = read(spark, root, ["a,b", "x[1]"], hot={"url": stream_server.url})
+    counts = {row["stream"]: row["count"] for row in found.groupBy("stream").count().collect()}
+    assert counts == {"a,b": 8, "x[1]": 8}

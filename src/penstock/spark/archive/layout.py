@@ -19,6 +19,7 @@ from penstock.errors import ConfigurationError
 
 DAY_MS = 86_400_000
 LAST_MS = 253_402_300_799_999  # the end of the year 9999; an id may be any number, as one that somebody chose
+_PATTERN = {*"*?[]{}\\"}
 _LONGEST = 200  # most file systems end a name at 255 bytes
 _KEPT = 160
 
@@ -41,7 +42,12 @@ class Layout:
             )
         if not text.strip():
             raise ConfigurationError("the archive has no path: give one, for example /mnt/archive")
-        return cls(Path(unquote(urlsplit(text).path) if scheme else text).absolute())
+        root = Path(unquote(urlsplit(text).path) if scheme else text).absolute()
+        if _PATTERN & {*str(root)}:
+            raise ConfigurationError(
+                f"archive {text!r}: Spark takes a path with * ? [ ] {{ }} or \\ for a pattern; name another"
+            )
+        return cls(root)
 
     @property
     def manifest(self) -> Path:

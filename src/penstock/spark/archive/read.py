@@ -17,7 +17,7 @@ from penstock.spark.archive.rows import DDL, WHOLE_FIELDS
 from penstock.spark.archive.run import starting_after
 from penstock.spark.archive.status import load_state
 from penstock.spark.patience import patiently
-from penstock.spark.reading.catalogue import look
+from penstock.spark.reading.catalogue import look, naming
 from penstock.spark.reading.loss import find_gap
 from penstock.spark.reading.options import SourceOptions, milliseconds
 
@@ -115,7 +115,7 @@ def _hot_frame(
     ends = {name: end for name in names if (end := state.end(name)) is not None}
     given = {
         **hot,
-        "streams": ",".join(names),
+        **naming(names),
         "failOnDataLoss": str(fail_on_data_loss).lower(),
         "waitForStreams": "true",  # one that is deleted is looked for here
         "startingOffsets": starting_after(ends) if ends else "earliest",

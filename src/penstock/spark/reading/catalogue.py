@@ -63,6 +63,14 @@ class Selection:
         return [name for name in found if self.regex is None or re.fullmatch(self.regex, name)]
 
 
+def naming(names: Sequence[str]) -> dict[str, str]:
+    """Return the option that names exactly these streams: one whose name reads like a pattern or a list is matched."""
+    text = ",".join(names)
+    if _GLOB.search(text) or any("," in name or name != name.strip() for name in names):
+        return {"subscribePattern": "|".join(map(re.escape, names))}
+    return {"streams": text}
+
+
 def _escaped(prefix: str) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", prefix)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.spark.archive.read import read
 from penstock.spark.archive.status import load_state
 from penstock.spark.fingerprint import normalised_sql
+from penstock.spark.reading.catalogue import naming
 from penstock.spark.report.subject import Subject
 from penstock.spark.report.window import Window
 from penstock.spark.results.options import FORMAT as RESULTS
@@ -54,7 +55,7 @@ class Frames:
     def _reader(self, *streams: str) -> DataFrameReader:
         """Return a reader of what streams hold of the window, if they exist."""
         options = {**self._subject.options, "failOnDataLoss": "false", "waitForStreams": "true"}
-        reader = self._spark.read.format("redis_streams").options(**options, streams=",".join(streams))
+        reader = self._spark.read.format("redis_streams").options(**options, **naming(streams))
         return reader.options(startingTimestamp=str(self._window.low), endingTimestamp=str(self._window.high))
 
     def _archived(self) -> list[str]:
