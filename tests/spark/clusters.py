@@ -118,10 +118,14 @@ class ConnectServer:
         words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
         service = "org.apache.spark.sql.connect.service.SparkConnectServer"
         command = [str(spark_home() / "bin" / "spark-submit"), "--class", service, "--master", self._master, *words]
-        server = self._running.enter_context(Process(command, self._place, self._env))
-        port = server.wait_for_line(r"Spark Connect server started at: \S*?:(\d+)")[1]
+        self._server = self._running.enter_context(Process(command, self._place, self._env))
+        port = self._server.wait_for_line(r"Spark Connect server started at: \S*?:(\d+)")[1]
         self.url = f"sc://{HOST}:{port}"
         return self
+
+    def kill(self) -> None:
+        """Kills it with SIGKILL, together with the Python that it has started."""
+        self._server.kill()
 
     def __exit__(self, *_: object) -> None:
         self._running.close()

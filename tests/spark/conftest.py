@@ -173,10 +173,11 @@ def standalone(standalone_of_session: Standalone, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="session")
 def connect_server(java: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
-    """A real Spark Connect server; its executors have this Python and this Penstock."""
+    """A real Spark Connect server; its executors have this Python, this Penstock and the handlers of the tests."""
     from tests.spark.clusters import ConnectServer
+    from tests.spark.driver import ROOT
 
-    with ConnectServer(tmp_path_factory.mktemp("connect")) as server:
+    with ConnectServer(tmp_path_factory.mktemp("connect"), env={"PYTHONPATH": str(ROOT)}) as server:
         yield server
 
 

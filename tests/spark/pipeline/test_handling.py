@@ -90,7 +90,7 @@ def test_a_step_with_an_output_wants_a_mapping() -> None:
 
 def test_only_the_output_that_does_not_fit_is_given_up() -> None:
     output = pa.schema([pa.field("score", pa.float64(), nullable=False)])
-    task = HandlerTask(Handler("a:b"), DeadLetterOffice(None, "p"), "json", output)  # type: ignore[arg-type]
+    task = HandlerTask(Handler("a:b"), DeadLetterOffice(None, "p", ""), "json", output)  # type: ignore[arg-type]
     answers = {"0-0": {"score": 1.0}, "1-0": {"score": "x"}, "2-0": {}, "3-0": {"scare": 1.0}}
     outcome = Outcome(done=dict(answers))
     task._check_outputs(outcome, {message.id: message for message in messages(4)})

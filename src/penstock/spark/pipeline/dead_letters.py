@@ -13,18 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.errors import ConfigurationError
+from penstock import ids
 from penstock.keys import StreamKeys
 from penstock.policy import Reason
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.spark.link import Link
 from penstock.spark.patience import patiently
+from penstock.spark.pipeline.query_id import query_id
 from penstock.streams.undertaker import dead_letter_record
 from penstock.sync.redis.client import StreamClient
 
 _REMEMBER_S = 7 * 24 * 3600
 _PATIENCE_S = 60.0
+_HOUR_MS = 3_600_000
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 Id: TypeAlias = str
 
@@ -44,6 +46,7 @@ class DeadLetterOffice:
 
     link: Link
     pipeline: str
+    checkpoint: str
 
     def open(self) -> DeadLetterDesk:
         """Return the desk of the task that runs here."""
@@ -51,33 +54,39 @@ class DeadLetterOffice:
 
         context = TaskContext.get()
         query, batch = (None, None) if context is None else (context.getLocalProperty(name) for name in (QUERY, BATCH))
+        client = self.link.client()
         if query is None or batch is None:
-            raise ConfigurationError(
-                f"Spark does not say which query and batch this is ({QUERY}, {BATCH}), so dead letters cannot be "
-                "written once"
-            )
-        return DeadLetterDesk(self.link.client(), self.pipeline, f"{query}:{batch}")
+            # Spark Connect says it to none of its tasks. An entry is in one batch of a query, so its hour does as well.
+            query = query_id(self.checkpoint)
+            return DeadLetterDesk(client, self.pipeline, lambda entry_id: f"{query}:hour {_hour(entry_id)}")
+        return DeadLetterDesk(client, self.pipeline, lambda _: f"{query}:{batch}")
 
 
 class DeadLetterDesk:
     """The dead letters of one task."""
 
-    def __init__(self, client: StreamClient, pipeline: str, batch: str) -> None:
-        self._client, self._pipeline, self._batch = client, pipeline, batch
+    def __init__(self, client: StreamClient, pipeline: str, part: Callable[[Id], str]) -> None:
+        """`part` tells under which name an entry is noted."""
+        self._client, self._pipeline, self._part = client, pipeline, part
         self._consumer = f"spark-{socket.gethostname()}"
-        self._known: dict[str, set[Id]] = {}
+        self._known: dict[tuple[str, str], set[Id]] = {}
 
-    def given_up(self, stream: str) -> set[Id]:
-        """Return the ids of the stream that an earlier attempt of this batch has given up."""
-        if stream not in self._known:
-            _, marks = self._keys(stream)
+    def is_given_up(self, stream: str, entry_id: Id) -> bool:
+        """Tell whether an earlier attempt of this batch has given the entry up."""
+        return entry_id in self._noted(stream, self._part(entry_id))
+
+    def _noted(self, stream: str, part: str) -> set[Id]:
+        known = self._known.get((stream, part))
+        if known is None:
+            _, marks = self._keys(stream, part)
             found = self._patiently(lambda: self._client.call(marks, "SMEMBERS", marks))
-            self._known[stream] = {member.decode() for member in found}
-        return self._known[stream]
+            known = self._known[stream, part] = {member.decode() for member in found}
+        return known
 
     def bury(self, stream: str, entry_id: Id, data: bytes | None, fate: Fate) -> None:
         """Add the dead letter of an entry, unless it is there already."""
-        dead, marks = self._keys(stream)
+        part = self._part(entry_id)
+        dead, marks = self._keys(stream, part)
         fields = self._fields(stream, entry_id, data)
         source = self._client.keys(stream).stream
         record = dead_letter_record(
@@ -86,7 +95,7 @@ class DeadLetterDesk:
         )  # fmt: skip
         arguments = [entry_id, _REMEMBER_S, *record]
         self._patiently(lambda: self._client.run("spark_bury", [dead, marks], arguments, Repeat.IDEMPOTENT))
-        self.given_up(stream).add(entry_id)
+        self._noted(stream, part).add(entry_id)
 
     def _fields(self, stream: str, entry_id: Id, data: bytes | None) -> list[bytes]:
         # Asked for only now: to carry all fields of all rows through the plan would slow down those that are well.
@@ -97,10 +106,14 @@ class DeadLetterDesk:
             return fields
         return [] if data is None else [b"data", data]  # trimmed since it was read
 
-    def _keys(self, stream: str) -> tuple[str, str]:
+    def _keys(self, stream: str, part: str) -> tuple[str, str]:
         dead = StreamKeys(self._client.keys(stream).default_dead_letters())
-        return dead.stream, dead.spark_buried(self._batch)
+        return dead.stream, dead.spark_buried(part)
 
     @staticmethod
     def _patiently(call: Callable[[], Reply]) -> Reply:
         return patiently(call, _PATIENCE_S, "writing dead letters")
+
+
+def _hour(entry_id: Id) -> int:
+    return ids.parse(entry_id)[0] // _HOUR_MS

@@ -146,8 +146,8 @@ class HandlerTask:
         kept: list[int] = []
         outputs: list[Mapping[str, Any]] = []
         for stream in dict.fromkeys(streams):
-            given_up = desk.given_up(stream)
-            rows = [row for row, name in enumerate(streams) if name == stream and ids[row] not in given_up]
+            of_stream = (row for row, name in enumerate(streams) if name == stream)
+            rows = [row for row in of_stream if not desk.is_given_up(stream, ids[row])]
             outcome = self._of_stream(columns, stream, rows, caller, decode)
             for row in rows:
                 if ids[row] in outcome.failed:

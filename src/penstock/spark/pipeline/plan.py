@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
+from penstock.spark.master import is_connect
 from penstock.spark.pipeline.checks import duration_s, imported
 from penstock.spark.pipeline.dead_letters import DeadLetterOffice
 from penstock.spark.pipeline.declaration import Pipeline
@@ -28,7 +29,7 @@ class Planner:
 
     def __init__(self, spark: SparkSession, pipeline: Pipeline) -> None:
         self._spark, self._pipeline = spark, pipeline
-        self._office = DeadLetterOffice(pipeline.source.parsed().link, pipeline.name)
+        self._office = DeadLetterOffice(pipeline.source.parsed().link, pipeline.name, pipeline.checkpoint)
 
     def plan(self) -> DataFrame:
         """Return the rows for the sinks."""
@@ -51,7 +52,7 @@ class Planner:
 
         source = self._pipeline.source
         options = source.spark_options()
-        if _PARTITIONS.lower() not in {name.lower() for name in options}:
+        if not is_connect(self._spark) and _PARTITIONS.lower() not in {name.lower() for name in options}:
             # The offsets in the checkpoint say where a batch is cut: it is repeated as it was, with however many cores.
             options[_PARTITIONS] = str(self._spark.sparkContext.defaultParallelism)
         reader = self._spark.readStream.format(_FORMAT).options(**options)
@@ -160,6 +161,8 @@ class Planner:
         return rows.mapInArrow(task, schema)
 
     def forget(self) -> None:
-        """Drop the tables that SQL steps were given: the plan has taken them in."""
+        """Drop the tables that SQL steps were given: the plan has taken them in, or is only made when it is started."""
+        if is_connect(self._spark):
+            return
         for name in (INPUT, *(step.name for step in self._pipeline.steps if step.name is not None)):
             self._spark.catalog.dropTempView(name)

@@ -27,7 +27,7 @@ class Progress:
         behind = lag(source["latestOffset"], source["endOffset"]).values()
         known = [count for count in behind if count is not None]
         seconds = told["durationMs"].get("triggerExecution", 0) / 1000
-        rows = told["numInputRows"] or 0
+        rows = source["numInputRows"] or 0
         return cls(
             batch=told["batchId"],
             rows=rows,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
 from penstock.shutdown import SignalWatch
+from penstock.spark.master import is_connect
+from penstock.spark.pipeline import remote
 from penstock.spark.pipeline.batch_key import Mark
 from penstock.spark.pipeline.batches import Batches, StopAsked, no_mark
 from penstock.spark.pipeline.declaration import Pipeline
@@ -71,6 +73,7 @@ class Run:
         self._batches: Batches | None = None
         self._is_stopping = False
         self._told = self._slow = -1
+        self._is_remote = is_connect(spark)
         self.report = Report()
 
     def stop(self) -> None:
@@ -78,6 +81,8 @@ class Run:
         self._is_stopping = True
         if self._batches is not None:
             self._batches.stop()
+        elif self._is_remote:
+            remote.ask_to_stop(self._places)
 
     def run(self) -> Report:
         """Run until all is read (once), or until stop(), SIGTERM or SIGINT.
@@ -91,6 +96,8 @@ class Run:
 
         """
         rows = validate(self._pipeline, self._spark)
+        if self._is_remote:
+            remote.forget_stop(self._places)  # of a run before this one
         unsubscribe = SignalWatch.subscribe(self.stop)
         try:
             with self._alone() as driver:
@@ -106,25 +113,29 @@ class Run:
         return nullcontext() if folder is None else Driver(folder).alone()
 
     def _start(self, rows: DataFrame) -> StreamingQuery:
-        files = Files(self._spark)
-        writers = {sink.name: writer_of(sink, self._pipeline, self._spark) for sink in self._pipeline.sinks}
-        plan = rows._jdf.queryExecution().analyzed().toString()  # noqa: SLF001 - PySpark shows it only by printing
-        self._batches = Batches(
-            self._query_id,
-            writers,
-            Staging(self._places.staging, files),
-            is_stateful=_STATEFUL.search(plan) is not None,
-            mark=self._mark,
-        )
-        if self._is_stopping:
-            self._batches.stop()
-        writer = rows.writeStream.foreachBatch(self._batches).outputMode(self._pipeline.output_mode)
+        writer = rows.writeStream.foreachBatch(self._made_batches(rows)).outputMode(self._pipeline.output_mode)
         writer = writer.queryName(self._pipeline.name).option("checkpointLocation", self._places.spark)
         if self._once:
             if not has_read_limits():  # else a batch that a crash left behind would be the only one of the run
                 self._spark.conf.set(_AVAILABLE_NOW, "true")
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{int(self._pipeline.trigger_s * 1000)} milliseconds").start()
+
+    def _made_batches(self, rows: DataFrame) -> Callable[[DataFrame, int], None]:
+        if self._is_remote:
+            return remote.RemoteBatches(self._pipeline)
+        writers = {sink.name: writer_of(sink, self._pipeline, self._spark) for sink in self._pipeline.sinks}
+        plan = rows._jdf.queryExecution().analyzed().toString()  # noqa: SLF001 - PySpark shows it only by printing
+        self._batches = Batches(
+            self._query_id,
+            writers,
+            Staging(self._places.staging, Files(self._spark)),
+            is_stateful=_STATEFUL.search(plan) is not None,
+            mark=self._mark,
+        )
+        if self._is_stopping:
+            self._batches.stop()
+        return self._batches
 
     def _query_id(self) -> str:
         # Asked in the thread of the query, which Spark has labelled with it.
@@ -137,18 +148,18 @@ class Run:
 
     def _follow(self, query: StreamingQuery) -> None:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import StreamingQueryException
+        from pyspark.errors import PySparkException
 
         try:
             while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]  # its own docs show 0.5
                 self._look(query)
                 if self._is_stopping and not query.status["isTriggerActive"]:
                     query.stop()
-        except (StreamingQueryException, Py4JError, OSError) as error:
+        except (PySparkException, Py4JError, OSError) as error:
             if not (self._is_stopping and StopAsked.__name__ in str(error)):
                 raise self._failure(error) from error
         finally:
-            with suppress(Py4JError, OSError):  # Java may be gone
+            with suppress(PySparkException, Py4JError, OSError):  # Java, or the server, may be gone
                 if query.isActive:
                     query.stop()
                 self._look(query)
@@ -165,21 +176,23 @@ class Run:
 
     def _look(self, query: StreamingQuery) -> None:
         for told in self._new_progress(query):
-            plain: Mapping[str, Any] = json.loads(told.json())  # its attributes leave some of it out
+            plain: Mapping[str, Any] = json.loads(told)  # the attributes of what PySpark makes of it leave some out
             if plain["batchId"] <= self._told or not plain["durationMs"].get("addBatch"):
                 continue
             self._told = plain["batchId"]
             self._take(Progress.of(plain))
         self._look_at_batch()
 
-    def _new_progress(self, query: StreamingQuery) -> list[Any]:
+    def _new_progress(self, query: StreamingQuery) -> list[str]:
+        if self._is_remote:
+            return [told.json for told in query.recentProgress if told.batchId > self._told]
         # Of Java itself: PySpark would fetch and parse the last hundred batches, twice a second.
         told = query._jsq.recentProgress()  # noqa: SLF001 - PySpark shows them in no other way
         new = []
         for number in reversed(range(len(told))):
             if told[number].batchId() <= self._told:
                 break
-            new.append(told[number])
+            new.append(str(told[number].json()))
         return new[::-1]
 
     def _look_at_batch(self) -> None:

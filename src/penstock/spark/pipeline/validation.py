@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.master import is_connect
 from penstock.spark.pipeline.declaration import Pipeline
-from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.plan import Planner
+from penstock.spark.pipeline.shared_files import files_of
 from penstock.spark.pipeline.spark_errors import one_line
 from penstock.spark.pipeline.steps import STEPS, Step
 from penstock.spark.pipeline.writing.parquet import unfit, unwritable
@@ -23,8 +23,6 @@ from penstock.spark.reading.unlimited_reader import check_unlimited
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-_CLASSIC = "a pipeline needs a classic session, since it commits on the driver: use --master, such as spark://host:7077"
 
 
 class PipelineInvalid(ConfigurationError):
@@ -54,10 +52,8 @@ class Validation:
 
     def run(self) -> DataFrame:
         """Return the plan, or raise PipelineInvalid."""
-        if is_connect(self._spark):
-            raise PipelineInvalid((_CLASSIC,))
         checkpoint = self._pipeline.checkpoint
-        self._problems += [f"checkpoint: {problem}" for problem in unwritable(checkpoint, Files(self._spark))]
+        self._problems += [f"checkpoint: {problem}" for problem in unwritable(checkpoint, files_of(self._spark))]
         plan = self._plan() if self._is_source_well() else None
         if plan is not None:
             self._problems += self._of_sinks(plan.schema)
@@ -91,7 +87,8 @@ class Validation:
                 place = f"step {number} ({_kind(step)})"
                 rows = planner.step(number, step, rows)
             place = "steps"
-            self._check_streaming(rows)
+            if not is_connect(self._spark):  # there the start of the query says it
+                self._check_streaming(rows)
         except (PenstockError, PySparkException) as error:
             self._problems.append(f"{place}: {one_line(error)}")
         except Exception as error:  # a function of the user's

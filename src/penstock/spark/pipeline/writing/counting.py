@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
-from penstock.spark.pipeline.files import Files
+from penstock.spark.pipeline.shared_files import files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +49,7 @@ def written(
     writer.parquet(path)
     told = seen.get
     if told["rows"]:
-        check_files(told["tasks"], [file.path for file in Files(rows.sparkSession).walk(path)], path)
+        check_files(told["tasks"], [file.path for file in files_of(rows.sparkSession).walk(path)], path)
     return int(told["rows"])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from penstock.spark.master import is_connect
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.sinks import Delta
@@ -37,7 +38,7 @@ def has_jars(spark: SparkSession) -> bool:
     """Tell whether the session knows Delta Lake: the jar alone is not enough."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-    if _EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
+    if is_connect(spark) or _EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
         return False
     jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows no other way to the classes of the session
     try:

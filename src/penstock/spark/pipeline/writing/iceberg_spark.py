@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from penstock.spark.master import is_connect
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.sinks import Iceberg
 from penstock.spark.pipeline.spark_errors import one_line
@@ -37,7 +38,7 @@ def has_jars(catalogue: str, spark: SparkSession) -> bool:
     """Tell whether the session knows Iceberg and the catalogue: the jar alone is not enough."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-    if _EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
+    if is_connect(spark) or _EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
         return False
     kind = spark.conf.get(_setting(catalogue), "")
     if kind not in _CATALOGUES:

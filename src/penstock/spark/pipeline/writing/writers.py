@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.errors import ConfigurationError
+from penstock.spark.master import is_connect
 from penstock.spark.pipeline.declaration import Pipeline
-from penstock.spark.pipeline.files import Files
+from penstock.spark.pipeline.shared_files import files_of
 from penstock.spark.pipeline.sinks import Console, Delta, Iceberg, Jdbc, Parquet, Postgres, Results, Sink
 from penstock.spark.pipeline.writing.console import ConsoleWriter
 from penstock.spark.pipeline.writing.delta import DeltaWriter
@@ -24,7 +26,12 @@ if TYPE_CHECKING:
 
 
 def writer_of(sink: Sink, pipeline: Pipeline, spark: SparkSession) -> Writer:
-    """Return the writer for a sink."""
+    """Return the writer for a sink; raise ConfigurationError if there is none on such a session."""
+    if is_connect(spark) and (isinstance(sink, Jdbc) or getattr(sink, "library", None) == "spark"):
+        raise ConfigurationError(
+            "it needs the Java of the driver, which Spark Connect does not show: use the sink postgres, a table "
+            "without library = 'spark', or a --master such as spark://host:7077"
+        )
     if isinstance(sink, Parquet | Delta | Iceberg):
         return _of_files(sink, spark)
     if isinstance(sink, Postgres):
@@ -39,7 +46,7 @@ def writer_of(sink: Sink, pipeline: Pipeline, spark: SparkSession) -> Writer:
 
 
 def _of_files(sink: Parquet | Delta | Iceberg, spark: SparkSession) -> Writer:
-    files = Files(spark)
+    files = files_of(spark)
     if isinstance(sink, Parquet):
         return ParquetWriter(sink, files)
     if isinstance(sink, Iceberg):
