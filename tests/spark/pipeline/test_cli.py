@@ -101,7 +101,7 @@ def test_a_wrong_key_ends_with_two_before_spark_starts(file: Path) -> None:
 @pytest.mark.parametrize(
     ("master", "told"),
     [
-        ("sc://127.0.0.1:1", "a pipeline needs a classic session, and no Spark Connect"),
+        ("sc://127.0.0.1:1", "--master sc://127.0.0.1:1: no Spark Connect server can be reached ("),
         ("spark:/host:7077", "--master 'spark:/host:7077' must be local[4], spark://host:7077,"),
     ],
 )

@@ -10,10 +10,10 @@ def told(end: int, latest: int | None) -> dict[str, object]:
         at = {"id": f"{n}-0", "from": "0-0", "n": n, "from_n": 0}
         return {"v": 1, "s": {"orders": at}}
 
-    source = {"endOffset": offset(end), "latestOffset": None if latest is None else offset(latest)}
+    newest = None if latest is None else offset(latest)
+    source = {"numInputRows": 100, "endOffset": offset(end), "latestOffset": newest}
     return {
         "batchId": 3,
-        "numInputRows": 100,
         "durationMs": {"triggerExecution": 2_000},
         "timestamp": "2026-11-15T12:00:00.000Z",
         "sources": [source],
