@@ -30,7 +30,7 @@ class QueryFailed(PenstockError):
 
 def query_failed(error: BaseException) -> QueryFailed:
     """Return an error with our own words out of the long text that Spark wraps them in."""
-    from penstock.spark.pipeline.spark_errors import one_line
+    from penstock.spark.spark_errors import one_line
 
     told = [match[2] for match in _OF_PENSTOCK.finditer(str(error))]
     return QueryFailed(told[-1].strip() if told else one_line(error))

@@ -112,8 +112,8 @@ def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
     from pyspark.errors import PySparkException
 
     from penstock.spark.master import is_connect
-    from penstock.spark.pipeline.spark_errors import one_line
     from penstock.spark.session import session
+    from penstock.spark.spark_errors import one_line
 
     # The bridge to Java logs the traceback of whatever ends a batch; we tell it in one line.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)

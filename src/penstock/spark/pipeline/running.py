@@ -21,12 +21,12 @@ from penstock.spark.pipeline.declaration import Pipeline
 from penstock.spark.pipeline.driver import Driver
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.progress import Progress, slow_batch
-from penstock.spark.pipeline.spark_errors import one_line
 from penstock.spark.pipeline.staging import Staging
 from penstock.spark.pipeline.status import Places
 from penstock.spark.pipeline.validation import validate
 from penstock.spark.pipeline.writing.writers import writer_of
 from penstock.spark.prerequisites import has_read_limits
+from penstock.spark.spark_errors import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,6 @@ from penstock.spark.master import is_connect
 from penstock.spark.pipeline.declaration import Pipeline
 from penstock.spark.pipeline.plan import Planner
 from penstock.spark.pipeline.shared_files import files_of
-from penstock.spark.pipeline.spark_errors import one_line
 from penstock.spark.pipeline.steps import STEPS, Step
 from penstock.spark.pipeline.writing.parquet import unfit, unwritable
 from penstock.spark.pipeline.writing.writers import writer_of
@@ -19,6 +18,7 @@ from penstock.spark.reading import payload_columns
 from penstock.spark.reading.catalogue import look, require
 from penstock.spark.reading.columns import ENTRY
 from penstock.spark.reading.unlimited_reader import check_unlimited
+from penstock.spark.spark_errors import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,8 +12,8 @@ from penstock.spark.master import is_connect
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.sinks import Delta
-from penstock.spark.pipeline.spark_errors import one_line
 from penstock.spark.pipeline.writing.parquet import unknown_partitions, unwritable
+from penstock.spark.spark_errors import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.spark.master import is_connect
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.sinks import Iceberg
-from penstock.spark.pipeline.spark_errors import one_line
 from penstock.spark.pipeline.writing.iceberg_fit import misfits
 from penstock.spark.pipeline.writing.iceberg_java_table import IcebergFailed, IcebergJavaTable
 from penstock.spark.pipeline.writing.iceberg_note import BatchNote
 from penstock.spark.pipeline.writing.parquet import unfit, unknown_partitions, unwritable
+from penstock.spark.spark_errors import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

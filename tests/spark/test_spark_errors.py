@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.spark.pipeline.spark_errors import one_line
+from penstock.spark.spark_errors import one_line
 
 LONG = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: x
 Return Message: Traceback (most recent call last):
