@@ -49,10 +49,11 @@ class ParquetWriter:
 
     def _misfits(self, schema: StructType) -> Iterator[str]:
         """Compare with the newest batch: a reader takes the columns of one for those of all."""
-        shown = [name for name in self._files.names(self._sink.path) if name.startswith(f"{COLUMN}=")]
-        if not shown:
+        batches = sorted(name for name in self._files.names(self._sink.path) if name.startswith(f"{COLUMN}="))
+        places = (joined(self._sink.path, name) for name in reversed(batches))
+        newest = next(filter(self._files.is_shown, places), None)  # a torn one says nothing
+        if newest is None:
             return
-        newest = joined(self._sink.path, max(shown))
         columns = self._files.parquet_schema(newest).fields
         found = {field.name.lower(): field.dataType.simpleString() for field in columns}
         for field in schema.fields:
