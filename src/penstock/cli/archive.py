@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.bad_input import QueryFailed, bad_input, query_failed
+from penstock.cli.quiet_spark import quiet_session
+from penstock.cli.spark_master import Master, check_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 archive = typer.Typer(help="Copy streams into a Parquet log, verify it, compact it.", no_args_is_help=True)
 Root = Annotated[str, typer.Option("--root", help="Where the archive lies: a path that driver and executors share.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-# What ends a command is told in a line of ours, where Java would say it in hundreds.
-_CONF = {"spark.log.level": "FATAL", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
 _ADVICE = re.compile(r"[Ss]et option failOnDataLoss=false.*")  # for those who give options; here there is a flag
 _PATIENCE_S = 60.0
 
@@ -43,11 +43,10 @@ def run(
     allow_data_loss: Annotated[
         bool, typer.Option("--allow-data-loss", help="Go on when entries were trimmed before; they are recorded.")
     ] = False,
-    master: Annotated[str | None, typer.Option(help="Spark master; all cores of this machine if left out.")] = None,
+    master: Master = None,
 ) -> None:
     """Copy streams into the archive, until stopped or, with --once, up to now."""
     from penstock.spark.archive import ArchiveRun, is_archive
-    from penstock.spark.session import session
 
     job = ArchiveRun(
         root,
@@ -62,8 +61,9 @@ def run(
         ),
     )
     with bad_input():
+        check_master(master)
         job.check()
-        spark = session("penstock archive", master, short=once, conf=_CONF)
+        spark = quiet_session("penstock archive", master, is_long=not once)
         query = job.start(spark, once=once)
     try:
         _attend(query)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.cli.spark_master import is_remote
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC"}
 # What ends a command is told in a line of ours, where Java would say it in hundreds.
-_CONF = {"spark.log.level": "FATAL", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+_QUIET = {"spark.log.level": "FATAL", "spark.ui.showConsoleProgress": "false"}
 
 
-def quiet_session(name: str, master: str | None) -> SparkSession:
-    """Start a session on the master, or on all cores of this machine."""
+def quiet_session(name: str, master: str | None = None, *, is_long: bool = False) -> SparkSession:
+    """Start a session on the master, or on all cores of this machine; a long one computes faster and starts slower."""
     from penstock.spark.master import is_local
     from penstock.spark.session import session
 
-    return session(name, master, short=master is None or is_local(master), conf=_CONF)
+    conf = _SAME_EVERYWHERE if is_remote(master) else _SAME_EVERYWHERE | _QUIET
+    is_here = master is None or is_local(master)
+    return session(name, master, short=is_here and not is_long, conf=conf)

@@ -9,13 +9,11 @@ import typer
 
 from penstock.cli.bad_input import bad_input
 from penstock.cli.progress_bar import progress_bar
+from penstock.cli.quiet_spark import quiet_session
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from penstock.spark.replay import Origin, Replay, Span
-
-# What a task says when a condition fails is told once, in a line of ours.
-_CONF = {"spark.log.level": "FATAL", "spark.sql.session.timeZone": "UTC"}
 
 
 def replay(
@@ -68,14 +66,13 @@ def _prepare(
 ) -> Replay:
     from penstock.spark.archive.read import check_order, moment_ms
     from penstock.spark.replay import Replay, Span, Where
-    from penstock.spark.session import session
 
     span = Span(moment_ms("--from", from_), moment_ms("--to", to))
     check_order(span.low, span.high)
     origin = _origin(url, stream, archive, dead_letters, file, span)
     condition = None
     if where is not None:
-        condition = Where(where, origin.schema, lambda: session("penstock replay", short=True, conf=_CONF))
+        condition = Where(where, origin.schema, lambda: quiet_session("penstock replay"))
     return Replay(origin, into, {"url": url}, name=name, where=condition, rate=rate)
 
 

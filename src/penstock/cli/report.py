@@ -13,6 +13,7 @@ import typer
 from penstock.cli.bad_input import bad_input, query_failed
 from penstock.cli.queue_options import moment
 from penstock.cli.quiet_spark import quiet_session
+from penstock.cli.spark_master import Master, check_master
 from penstock.errors import ConfigurationError
 
 
@@ -23,7 +24,7 @@ def report(
     until: Annotated[str | None, typer.Option(help="Before when; now if left out.")] = None,
     archive: Annotated[str | None, typer.Option(help="Read this archive as well.")] = None,
     out: Annotated[Path | None, typer.Option(help="The file; <stream>-report.html if left out.")] = None,
-    master: Annotated[str | None, typer.Option(help="Spark master; all cores of this machine if left out.")] = None,
+    master: Master = None,
 ) -> None:
     """Write one HTML file: throughput, latency, attempts, dead letters by cause, slowest kinds, biggest payloads."""
     from penstock.spark.prerequisites import require_pyspark
@@ -36,6 +37,7 @@ def report(
 
     now = datetime.now(UTC)
     with bad_input():
+        check_master(master)
         window = Window.of(moment(since, UTC), now if until is None else moment(until, UTC), now)
         subject = Subject(stream, {"url": url}, archive)
         subject.states()  # a stream that does not exist is told before Spark starts

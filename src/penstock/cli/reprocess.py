@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from penstock.cli.progress_bar import progress_bar
 from penstock.cli.quiet_spark import quiet_session
 from penstock.cli.results_place import result_settings
 from penstock.cli.settings_options import ConfigFile
+from penstock.cli.spark_master import Master, check_master
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def reprocess(
     purge: Annotated[bool, typer.Option("--purge", help="Delete dead letters that have a good result then.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and handle nothing.")] = False,
     config: ConfigFile = None,
-    master: Annotated[str | None, typer.Option(help="Spark master; all cores of this machine if left out.")] = None,
+    master: Master = None,
 ) -> None:
     """Run a handler over messages again, on Spark; started again, it goes on with those that have no result."""
     from penstock.spark.prerequisites import require_pyspark
@@ -53,6 +54,7 @@ def reprocess(
     # The handler lies where the command is run, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
     with bad_input():
+        check_master(master)
         selection = _selection(stream, url, archive, from_, to, dead_letters, reason, where)
         work = Work(handler, result_settings(results, config), payload, batch_size, attempts, name)
         job = Reprocess(selection, work, purge=purge)
@@ -91,6 +93,8 @@ def _selection(
 def _run(job: Reprocess, master: str | None, *, dry_run: bool) -> None:
     from pyspark.errors import PySparkException
 
+    from penstock.spark.master import is_connect
+
     spark = quiet_session("penstock reprocess", master)
     try:
         with bad_input():
@@ -99,8 +103,8 @@ def _run(job: Reprocess, master: str | None, *, dry_run: bool) -> None:
         if dry_run:
             print("dry run: nothing was handled, nothing was written")
             return
-        told = spark.sparkContext.accumulator(0)
-        with _watched(told, total):
+        told = None if is_connect(spark) else spark.sparkContext.accumulator(0)
+        with nullcontext() if told is None else _watched(told, total):
             summary = job.run(spark, told)
     except PySparkException as error:
         raise query_failed(error) from None

@@ -11,6 +11,7 @@ from penstock.errors import BackendRefused, ConfigurationError
 from penstock.spark.archive.durable import check_writable
 from penstock.spark.condition import told
 from penstock.spark.fingerprint import normalised_sql
+from penstock.spark.master import is_connect
 from penstock.spark.pipeline.checks import imported
 from penstock.spark.reprocess.purge import PURGED_DDL, PurgeTask
 from penstock.spark.reprocess.selection import DeadLetters, Selection
@@ -118,5 +119,8 @@ class Reprocess:
 
 def _spread(rows: DataFrame) -> DataFrame:
     """Return the rows in enough partitions for all cores: a handler costs more than reading what it is given."""
-    cores = rows.sparkSession.sparkContext.defaultParallelism
+    spark = rows.sparkSession
+    if is_connect(spark):  # it tells neither the number of cores nor that of partitions
+        return rows.repartition(int(str(spark.conf.get("spark.sql.shuffle.partitions"))))
+    cores = spark.sparkContext.defaultParallelism
     return rows if rows.rdd.getNumPartitions() >= cores else rows.repartition(4 * cores)
