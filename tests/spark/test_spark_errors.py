@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.spark.spark_errors import one_line
+from penstock.spark.spark_errors import is_server_gone, one_line
 
 LONG = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: x
 Return Message: Traceback (most recent call last):
@@ -30,6 +30,17 @@ def test_without_a_traceback_the_first_line_is() -> None:
 def test_a_long_line_is_cut_and_an_empty_one_is_named() -> None:
     assert len(one_line("x" * 10_000)) < 700
     assert one_line("") == "''"
+
+
+def test_a_server_that_does_not_answer_is_named_whatever_grpc_shows_of_it() -> None:
+    told = """<_MultiThreadedRendezvous of RPC that terminated with:
+\tstatus = StatusCode.UNAVAILABLE
+\tdetails = "connection refused"
+\tdebug_error_string = "x"
+>"""
+    assert one_line(told) == "the Spark Connect server does not answer (connection refused)"
+    assert is_server_gone(told)
+    assert not is_server_gone(LONG)
 
 
 class Passed(Exception):

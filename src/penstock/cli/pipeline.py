@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from penstock.cli.spark_master import Master, check_master, is_remote
+from penstock.cli.spark_master import Master, check_master, is_remote, leave, notice_a_dead_server
 from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
@@ -122,15 +122,20 @@ def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
         raise PenstockError(
             f"Spark could not be started: {one_line(getattr(error, 'java_exception', error))}"
         ) from None
-    if _LEVEL not in pipeline.spark and not is_connect(spark):
+    if is_connect(spark):
+        notice_a_dead_server(spark)
+    elif _LEVEL not in pipeline.spark:
         _hush(spark)
     try:
         yield spark
     finally:
         with suppress(Py4JError, OSError):  # a signal to the whole group has ended Java already
-            if _LEVEL not in pipeline.spark and not is_connect(spark):
-                spark.sparkContext.setLogLevel("OFF")  # tasks that are left may mind the end of Spark
-            spark.stop()
+            if is_connect(spark):
+                leave(spark)
+            else:
+                if _LEVEL not in pipeline.spark:
+                    spark.sparkContext.setLogLevel("OFF")  # tasks that are left may mind the end of Spark
+                spark.stop()
 
 
 def _hush(spark: SparkSession) -> None:

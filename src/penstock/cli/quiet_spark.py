@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.cli.spark_master import is_remote
+from penstock.cli.spark_master import is_remote, notice_a_dead_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,6 +19,9 @@ def quiet_session(name: str, master: str | None = None, *, is_long: bool = False
     from penstock.spark.master import is_local
     from penstock.spark.session import session
 
-    conf = _SAME_EVERYWHERE if is_remote(master) else _SAME_EVERYWHERE | _QUIET
+    if is_remote(master):
+        spark = session(name, master, conf=_SAME_EVERYWHERE)
+        notice_a_dead_server(spark)
+        return spark
     is_here = master is None or is_local(master)
-    return session(name, master, short=is_here and not is_long, conf=conf)
+    return session(name, master, short=is_here and not is_long, conf=_SAME_EVERYWHERE | _QUIET)

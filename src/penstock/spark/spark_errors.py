@@ -11,7 +11,14 @@ _RAISED = re.compile(r"(?:[a-z_]\w*\.)*([A-Z]\w*[a-z]\w*): (.+)")
 # What Spark says of a failure that it only passes on from another thread or from a task.
 _CARRIER = re.compile(r"thrown in awaitResult|Job aborted|Task failed while writing|\[TASK_WRITE_FAILED\]")
 _EMPTY = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
+# How gRPC, on which Spark Connect is, shows that nobody answers.
+_NO_SERVER = re.compile(r'StatusCode\.UNAVAILABLE\n\s*details = "(.*)"')
 _MOST = 600
+
+
+def is_server_gone(error: object) -> bool:
+    """Tell whether an error says that a Spark Connect server does not answer."""
+    return _NO_SERVER.search(str(error)) is not None
 
 
 def _root(error: object) -> str | None:
@@ -26,6 +33,9 @@ def _root(error: object) -> str | None:
 def one_line(error: object) -> str:
     """Return what an error is about: the end of the Python traceback that it carries, or else its first line."""
     told = str(error).partition(_PLAN)[0]
+    gone = _NO_SERVER.search(told)
+    if gone:
+        return f"the Spark Connect server does not answer ({gone[1]})"
     lines = [line.rstrip() for line in told.splitlines() if line.strip()] or [repr(error)]
     begun = next((number for number, line in enumerate(lines) if _TRACEBACK in line), None)
     text = _EMPTY.sub("", lines[0].strip())

@@ -131,7 +131,9 @@ def test_a_killed_server_costs_nothing(
     ):
         process.wait_for_line("batch 0: 10 rows")
         server.kill()
-        process.kill()
+        process.wait_for_line(
+            r"^penstock: pipeline 'orders' failed: the Spark Connect server does not answer \(.+\)\. "
+        )
     with (
         ConnectServer(tmp_path_factory.mktemp("next"), env=env) as server,
         Process([*PENSTOCK, "run", str(file), "--master", server.url], tmp_path, env) as process,

@@ -26,7 +26,7 @@ from penstock.spark.pipeline.status import Places
 from penstock.spark.pipeline.validation import validate
 from penstock.spark.pipeline.writing.writers import writer_of
 from penstock.spark.prerequisites import has_read_limits
-from penstock.spark.spark_errors import one_line
+from penstock.spark.spark_errors import is_server_gone, one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,20 +150,29 @@ class Run:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
+        is_gone = False
         try:
             while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]  # its own docs show 0.5
                 self._look(query)
                 if self._is_stopping and not query.status["isTriggerActive"]:
                     query.stop()
         except (PySparkException, Py4JError, OSError) as error:
+            is_gone = is_server_gone(error)
             if not (self._is_stopping and StopAsked.__name__ in str(error)):
                 raise self._failure(error) from error
         finally:
-            with suppress(PySparkException, Py4JError, OSError):  # Java, or the server, may be gone
-                if query.isActive:
-                    query.stop()
-                self._look(query)
+            if not is_gone:
+                self._end(query)
         self.report.is_stopped = self._is_stopping
+
+    def _end(self, query: StreamingQuery) -> None:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        with suppress(PySparkException, Py4JError, OSError):  # Java may be gone
+            if query.isActive:
+                query.stop()
+            self._look(query)
 
     def _failure(self, error: Exception) -> PipelineFailed:
         why = f"pipeline {self._pipeline.name!r} failed: {one_line(error).rstrip('. ')}. "
