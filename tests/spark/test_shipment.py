@@ -12,7 +12,20 @@ from pathlib import Path
 import pytest
 from pyspark import cloudpickle
 
+from penstock.settings.tables import ResultBackendSettings
 from penstock.spark import shipment
+from penstock.spark.archive.run import Copying
+from penstock.spark.archive.task import ArchiveTask
+from penstock.spark.link import Link
+from penstock.spark.pipeline.dead_letters import DeadLetterOffice
+from penstock.spark.pipeline.handling import HandlerTask
+from penstock.spark.pipeline.intake import Intake
+from penstock.spark.pipeline.sinks import Results
+from penstock.spark.pipeline.steps import Handler
+from penstock.spark.pipeline.writing.results import SaveTask
+from penstock.spark.reading.options import SourceOptions
+from penstock.spark.reprocess.purge import PurgeTask
+from penstock.spark.reprocess.task import ReprocessTask, Work
 from penstock.spark.source import RedisStreamsSource
 from tests.spark.bare_python import bare_python
 
@@ -99,9 +112,31 @@ def test_the_archive_is_the_same_for_the_same_code_and_holds_what_executors_need
     assert not [name for name in names if name.startswith(("penstock/cli", "penstock/testing"))]
 
 
-def test_nothing_is_brought_along_after_leaving() -> None:
-    source = RedisStreamsSource({})
+def tasks() -> list[object]:
+    """Returns one of each kind that Spark pickles beside sources and sinks."""
+    link = Link("redis://localhost:1")
+    office = DeadLetterOffice(link, "shop", "/checkpoint")
+    options = SourceOptions.parse({"url": "redis://localhost:1", "streams": "orders"})
+    work = Work("shop:score", ResultBackendSettings())
+    return [
+        HandlerTask(Handler("shop:score"), office, "json", None),
+        Intake(office, ("n",)),
+        SaveTask(Results("n", "order")),
+        ReprocessTask(work, False, None),
+        PurgeTask(link, "orders_dlq", ResultBackendSettings(), "again"),
+        Copying(ArchiveTask("/staging", (), 1), options),
+    ]
+
+
+def test_tasks_bring_the_code_along_as_sources_do(run: Callable[..., bytes]) -> None:
     shipment.carry(shipment.packed())
-    assert len(cloudpickle.dumps(source)) > 100_000
-    shipment.leave()
-    assert len(cloudpickle.dumps(source)) < 1_000
+    for task in tasks():
+        assert run(_READ, cloudpickle.dumps(task)).decode().startswith(type(task).__name__)
+
+
+def test_nothing_is_brought_along_after_leaving() -> None:
+    for made in (RedisStreamsSource({}), *tasks()):
+        shipment.carry(shipment.packed())
+        assert len(cloudpickle.dumps(made)) > 100_000
+        shipment.leave()
+        assert len(cloudpickle.dumps(made)) < 2_000

@@ -117,7 +117,7 @@ def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
 
     # The bridge to Java logs the traceback of whatever ends a batch; we tell it in one line.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    _check_master(master or pipeline.spark.get("spark.master"))
+    _check_master(master or pipeline.spark.get("spark.master"), pipeline)
     is_ours = not (master or "").startswith(_CONNECT)
     conf = {**({_LEVEL: "ERROR", "spark.ui.showConsoleProgress": "false"} if is_ours else {}), **pipeline.spark}
     # Functions that the file names lie beside it or where the command is run, as with `python -m`.
@@ -139,8 +139,13 @@ def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
             spark.stop()
 
 
-def _check_master(master: str | None) -> None:
+def _check_master(master: str | None, pipeline: Pipeline) -> None:
     """Refuse at once what Spark would refuse, or wait for, when its Java is there."""
+    from penstock.spark.hadoop_settings import check_yarn
+
+    if master == "yarn":
+        with _told():
+            check_yarn(pipeline.spark)
     if master is None:
         return
     if not _MASTER.match(master):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.cli.bad_input import bad_input
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -16,4 +18,5 @@ def quiet_session(name: str, master: str | None) -> SparkSession:
     from penstock.spark.master import is_local
     from penstock.spark.session import session
 
-    return session(name, master, short=master is None or is_local(master), conf=_CONF)
+    with bad_input():
+        return session(name, master, short=master is None or is_local(master), conf=_CONF)

@@ -11,6 +11,7 @@ from penstock.errors import BackendRefused, ConfigurationError
 from penstock.spark.archive.durable import check_writable
 from penstock.spark.condition import told
 from penstock.spark.fingerprint import normalised_sql
+from penstock.spark.own_modules import send_modules
 from penstock.spark.pipeline.checks import imported
 from penstock.spark.reprocess.purge import PURGED_DDL, PurgeTask
 from penstock.spark.reprocess.selection import DeadLetters, Selection
@@ -88,6 +89,7 @@ class Reprocess:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
+        send_modules(spark, [self._work.handler])
         task = ReprocessTask(self._work, self._selection.keeps_failures, told)
         outcomes = _spread(self._selection.rows(spark)).mapInArrow(task, OUTCOME_DDL)
         sums = Observation()

@@ -22,6 +22,7 @@ from penstock.keys import check_name
 from penstock.model import StreamMessage
 from penstock.serializers import load_serializer
 from penstock.settings.tables import ResultBackendSettings
+from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.checks import check_function_path, check_positive, imported
 from penstock.spark.pipeline.handling import Caller, Outcome
@@ -74,7 +75,7 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class ReprocessTask:
+class ReprocessTask(Carried):
     """Called by Spark with the Arrow batches of a task."""
 
     work: Work
