@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
+from penstock.settings.tables import ResultBackendSettings
 from penstock.spark import session
 from penstock.spark.archive import ArchiveRun
 from penstock.spark.pipeline import Delta, Iceberg, Parquet, Pipeline, Results, Source, Sql
+from penstock.spark.reprocess import Reprocess, Work
+from penstock.spark.reprocess.selection import DeadLetters
 from penstock.spark.spark_errors import one_line
 from tests.spark.pipeline.conftest import iceberg_catalogue
 
@@ -50,9 +53,21 @@ def run(tell: Callable[[str], None], master: str, conf: str, place: str, url: st
             tell(json.dumps({each.name: "done"}))
         except PenstockError as error:
             tell(json.dumps({each.name: str(error)}))
+    tell(json.dumps({"again": reprocessed(spark, f"{place}/own/again", url)}))
     tell(json.dumps({"archive": archived(spark, f"{place}/own/cold", url)}))
     tell("over")
     spark.stop()
+
+
+def reprocessed(spark: SparkSession, root: str, url: str) -> str:
+    from pyspark.errors import PySparkException
+
+    work = Work("tests.spark.reprocess.handlers:doubled", ResultBackendSettings("fs", root=root))
+    try:
+        done = Reprocess(DeadLetters({"url": url}, "orders", None, None), work, purge=True).run(spark)
+    except PySparkException as error:
+        return one_line(error)
+    return "done" if done.purged else "nothing purged"
 
 
 def archived(spark: SparkSession, root: str | Path, url: str) -> str:

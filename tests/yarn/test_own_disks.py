@@ -21,10 +21,12 @@ from tests.spark.archive.test_cluster_kills import parquet_numbers
 from tests.spark.clusters import Standalone, spark_home
 from tests.spark.driver import Driver, Process
 from tests.spark.pipeline.conftest import add_orders, iceberg_rows
+from tests.spark.reprocess.test_reprocess import bury
 from tests.yarn.own_disks import catalogue_of
 
 _DRIVER = """
 import sys
+from tests.spark.reprocess.test_reprocess import bury
 from tests.yarn.own_disks import run
 run(print, *sys.argv[1:])
 """
@@ -73,6 +75,7 @@ def test_what_is_written_elsewhere_is_told_and_not_committed(
     tmp_path: Path,
 ) -> None:
     add_orders(stream_redis, 20)
+    bury(stream_redis, 3, "fatal", tmp_path)
     conf = json.dumps({**cluster.conf, "spark.task.maxFailures": "1", "spark.log.level": "OFF"})
     said = told(start_driver(_DRIVER, cluster.url, conf, str(tmp_path), stream_server.url))
     share = "name a place that the driver and all executors share, such as hdfs:// or s3a://"
@@ -81,6 +84,9 @@ def test_what_is_written_elsewhere_is_told_and_not_committed(
         assert said[name].endswith(f"{share}. Mend the cause and start it again: it goes on with the same batch")
     assert "results that are not there for the driver: name a root that the driver and all" in said["results"]
     assert "the driver and all executors must share the file system of the archive. Nothing was" in said["archive"]
+    assert "name a folder for --results that the driver and all executors share" in said["again"]
+    assert stream_redis.xlen("orders_dlq") == 1
+    assert not (tmp_path / "journal").exists(), "no handler was called"
     assert not list((tmp_path / "own").glob("**/batch=*")), "no batch is shown"
     assert not ManifestLog(Layout.of(tmp_path / "own" / "cold")).load().ranges
     assert said["state"] == "done"  # its state is in reach of the executor that has written it, and of no other
@@ -97,7 +103,8 @@ def test_what_is_written_elsewhere_is_told_and_not_committed(
         assert parquet_numbers(tmp_path / table) == both
     assert sorted(DeltaTable(str(tmp_path / "own" / "delta")).to_pyarrow_table()["n"].to_pylist()) == both
     assert iceberg_rows(catalogue_of(tmp_path), "shop.orders", "n") == both
-    assert len(list((tmp_path / "own" / "results").rglob("*.json"))) == 25
+    assert len(list((tmp_path / "own" / "results" / ".ids").glob("*/*"))) == 25
+    assert stream_redis.xlen("orders_dlq") == 0
     assert len(archived(tmp_path / "own" / "cold")) == 45
 
 

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import redis
+from deltalake import DeltaTable
 
 from penstock.redis.embedded import EmbeddedServer
 from tests.helpers.threads import eventually
@@ -36,6 +37,9 @@ sql = "SELECT n, score FROM input"
 kind = "parquet"
 path = "/lake/table"
 [[sink]]
+kind = "delta"
+path = "/lake/delta"
+[[sink]]
 kind = "redis_streams"
 stream = "scores"
 options = {{ payload = "json" }}
@@ -48,7 +52,7 @@ from penstock.errors import FatalError
 async def score(messages):
     if any(message.data["n"] % 10 == 7 for message in messages):
         raise FatalError("no price")
-    with redis.Redis.from_url("{url}") as client:
+    with redis.Redis.from_url("{url}", socket_timeout=None) as client:
         if client.getdel("gate:armed"):
             client.rpush("gate:reached", 1)
             client.blpop("gate:open", timeout=120)
@@ -64,16 +68,10 @@ def test_a_pipeline_loses_and_doubles_nothing_when_executors_and_the_driver_are_
     file.write_text(FILE.format(url=stream_server.url))
     (tmp_path / "shop.py").write_text(SHOP.format(url=stream_server.url))
 
-    def under_way(first: int) -> None:
-        """Adds orders, and waits until the handler is in the middle of a batch of them."""
-        stream_redis.set("gate:armed", 1)
-        add_orders(stream_redis, 100, first=first)
-        assert stream_redis.blpop(["gate:reached"], timeout=PATIENCE_S)
-
     stream_redis.set("gate:armed", 1)
     add_orders(stream_redis, 100)
     driver = penstock("pipeline", "run", file, "--continuous", "--master", "yarn")
-    assert stream_redis.blpop(["gate:reached"], timeout=PATIENCE_S), driver.lines()
+    eventually(lambda: stream_redis.lpop("gate:reached"), PATIENCE_S)  # the handler is in the middle of a batch
     victims = hadoop.executors()
     assert victims
     for pid in victims:
@@ -82,7 +80,9 @@ def test_a_pipeline_loses_and_doubles_nothing_when_executors_and_the_driver_are_
     driver.wait_for_line(r"batch 2: 20 rows")
     assert not {*victims} & {*hadoop.executors()}
 
-    under_way(first=100)
+    stream_redis.set("gate:armed", 1)
+    add_orders(stream_redis, 100, first=100)
+    eventually(lambda: stream_redis.lpop("gate:reached"), PATIENCE_S)
     driver.kill()
     stream_redis.rpush("gate:open", 1)  # the tasks that it has left behind go on, as long as YARN lets them
     add_orders(stream_redis, 100, first=200)
@@ -95,6 +95,7 @@ def test_a_pipeline_loses_and_doubles_nothing_when_executors_and_the_driver_are_
     assert sorted(json.loads(letter["data"])["n"] for letter in dead_letters(stream_redis)) == list(range(7, 300, 10))
     hadoop.fetch("/lake/table", tmp_path / "table")
     assert parquet_numbers(tmp_path / "table") == PRICED
+    assert sorted(DeltaTable(f"{hadoop.hdfs}/lake/delta").to_pyarrow_table()["n"].to_pylist()) == PRICED
     assert not Path("/lake").exists()
     eventually(lambda: not hadoop.executors(), PATIENCE_S)  # of the killed driver, too
 

@@ -11,6 +11,9 @@ _RAISED = re.compile(r"(?:[a-z_]\w*\.)*([A-Z]\w*[a-z]\w*): (.+)")
 # What Spark says of a failure that it only passes on from another thread or from a task.
 _CARRIER = re.compile(r"thrown in awaitResult|Job aborted|Task failed while writing|\[TASK_WRITE_FAILED\]")
 _EMPTY = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
+# What Java raised, in the text of the one error that the bridge to Java has for all of them.
+_BRIDGE = "Py4JJavaError"
+_IN_JAVA = re.compile(r"(?:: |Caused by: )[\w.$]+: (.+)")
 _MOST = 600
 
 
@@ -21,6 +24,12 @@ def _root(error: object) -> str | None:
         return None
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return _root(cause) or (lines[0] if lines else None)
+
+
+def _of_java(lines: list[str]) -> str | None:
+    """Return the first of Java's errors that does not only pass another one on."""
+    raised = [match[1] for match in map(_IN_JAVA.match, lines) if match]
+    return next((text for text in raised if not _CARRIER.search(text)), None)
 
 
 def one_line(error: object) -> str:
@@ -35,4 +44,6 @@ def one_line(error: object) -> str:
         found = [match for match in map(_RAISED.match, lines[begun:]) if match]
         if found:
             text = f"{found[-1][1]}: {found[-1][2]}"
+        if found and found[-1][1] == _BRIDGE:
+            text = _of_java(lines[begun:]) or text
     return text if len(text) <= _MOST else text[:_MOST] + "..."
