@@ -19,7 +19,7 @@ INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test test-failover test-interop test-lakehouse check bench bench-archive bench-queue bench-spark \
+.PHONY: help demo test test-failover test-interop test-lakehouse test-yarn check bench bench-archive bench-queue bench-spark \
 	bench-tasks format sync lock clean
 
 help: ## List the targets
@@ -42,6 +42,9 @@ test-lakehouse: $(LAKEHOUSE:=/.done) ## Run pipelines with the jars of Delta Lak
 		PENSTOCK_LAKEHOUSE=1 $$env/bin/python -m pytest -o cache_dir=$$env/pytest_cache tests/lakehouse $(ARGS); \
 		case $$? in 0) ran=1 ;; 5) [ -n "$(ARGS)" ] || failed=1 ;; *) failed=1 ;; esac; \
 	done; [ -n "$$ran" ] && [ -z "$$failed" ] # 5: the given ARGS leave no test to this environment
+
+test-yarn: $(VENV)/.dev ## Run pipelines and archives on Hadoop's YARN and HDFS, and on executors with disks of their own (needs Maven Central)
+	@PENSTOCK_YARN=1 $(BIN)/python -m pytest tests/yarn $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types, direction of imports, freshness of the sync half
 	@$(BIN)/ruff format --check .

@@ -92,7 +92,11 @@ class Standalone:
 
     def _start(self, role: str, *words: str) -> Process:
         command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}", *words]
-        return self._running.enter_context(Process(command, self._place, _environment()))
+        return self._running.enter_context(Process(self._started(command), self._place, _environment()))
+
+    def _started(self, command: list[str]) -> list[str]:
+        """Returns how a process is started."""
+        return command
 
 
 class ConnectServer:

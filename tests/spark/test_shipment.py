@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import subprocess
 import zipfile
 from collections.abc import Callable, Iterator
@@ -12,7 +13,20 @@ from pathlib import Path
 import pytest
 from pyspark import cloudpickle
 
+from penstock.settings.tables import ResultBackendSettings
 from penstock.spark import shipment
+from penstock.spark.archive.run import Copying
+from penstock.spark.archive.task import ArchiveTask
+from penstock.spark.link import Link
+from penstock.spark.pipeline.dead_letters import DeadLetterOffice
+from penstock.spark.pipeline.handling import HandlerTask
+from penstock.spark.pipeline.intake import Intake
+from penstock.spark.pipeline.sinks import Results
+from penstock.spark.pipeline.steps import Handler
+from penstock.spark.pipeline.writing.results import SaveTask
+from penstock.spark.reading.options import SourceOptions
+from penstock.spark.reprocess.purge import PurgeTask
+from penstock.spark.reprocess.task import ReprocessTask, Work
 from penstock.spark.source import RedisStreamsSource
 from tests.spark.bare_python import bare_python
 
@@ -32,6 +46,10 @@ from pyspark import cloudpickle
 reader = cloudpickle.loads(sys.stdin.buffer.read())
 import penstock
 print(type(reader).__name__, penstock.__file__)
+"""
+_UNPICKLE = """
+import pickle, sys
+print(*(type(pickle.loads(pickled)).__name__ for pickled in pickle.load(sys.stdin.buffer)))
 """
 _LACK = "import penstock"
 
@@ -99,9 +117,32 @@ def test_the_archive_is_the_same_for_the_same_code_and_holds_what_executors_need
     assert not [name for name in names if name.startswith(("penstock/cli", "penstock/testing"))]
 
 
-def test_nothing_is_brought_along_after_leaving() -> None:
-    source = RedisStreamsSource({})
+def tasks() -> list[object]:
+    """Returns one of each kind that Spark pickles beside sources and sinks."""
+    link = Link("redis://localhost:1")
+    office = DeadLetterOffice(link, "shop", "/checkpoint")
+    options = SourceOptions.parse({"url": "redis://localhost:1", "streams": "orders"})
+    work = Work("shop:score", ResultBackendSettings())
+    return [
+        HandlerTask(Handler("shop:score"), office, "json", None),
+        Intake(office, ("n",)),
+        SaveTask(Results("n", "order")),
+        ReprocessTask(work, False, None),
+        PurgeTask(link, "orders_dlq", ResultBackendSettings(), "again"),
+        Copying(ArchiveTask("/staging", (), 1), options),
+    ]
+
+
+def test_tasks_bring_the_code_along_as_sources_do(run: Callable[..., bytes]) -> None:
     shipment.carry(shipment.packed())
-    assert len(cloudpickle.dumps(source)) > 100_000
-    shipment.leave()
-    assert len(cloudpickle.dumps(source)) < 1_000
+    made = tasks()
+    pickled = pickle.dumps([cloudpickle.dumps(task) for task in made])
+    assert run(_UNPICKLE, pickled).decode().split() == [type(task).__name__ for task in made]
+
+
+def test_nothing_is_brought_along_after_leaving() -> None:
+    for made in (RedisStreamsSource({}), *tasks()):
+        shipment.carry(shipment.packed())
+        assert len(cloudpickle.dumps(made)) > 100_000
+        shipment.leave()
+        assert len(cloudpickle.dumps(made)) < 2_000

@@ -43,6 +43,18 @@ def test_a_server_that_does_not_answer_is_named_whatever_grpc_shows_of_it() -> N
     assert not is_server_gone(LONG)
 
 
+def test_of_an_error_of_java_in_a_traceback_its_own_words_are_told() -> None:
+    bridge = "py4j.protocol.Py4JJavaError: An error occurred while calling o535.parquet.\n"
+    first = ": org.apache.spark.SparkException: {}\n\tat org.apache.spark.Somewhere(x.scala:1)\n"
+    below = "Caused by: java.io.FileNotFoundException: File file:/c/state/0/0/1.delta does not exist\n"
+    for words, told in {
+        "[CANNOT_LOAD_STATE_STORE] It cannot.": "[CANNOT_LOAD_STATE_STORE] It cannot.",
+        "Job aborted.": "File file:/c/state/0/0/1.delta does not exist",
+    }.items():
+        assert one_line(LONG.replace("shop.work.Crash: it: fell\n", bridge + first.format(words) + below)) == told
+    assert one_line(LONG.replace("shop.work.Crash: it: fell\n", bridge)).startswith("Py4JJavaError: An error occurred")
+
+
 class Passed(Exception):
     """An error as PySpark passes it on: with another one below."""
 

@@ -117,7 +117,8 @@ def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
     # Functions that the file names lie beside it or where the command is run, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
     try:
-        spark = session(pipeline.name, master, conf=conf)
+        with _told():
+            spark = session(pipeline.name, master, conf=conf)
     except (PySparkException, Py4JError) as error:
         raise PenstockError(
             f"Spark could not be started: {one_line(getattr(error, 'java_exception', error))}"

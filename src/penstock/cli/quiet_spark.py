@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.cli.bad_input import bad_input
 from penstock.cli.spark_master import is_remote, notice_a_dead_server
 
 if TYPE_CHECKING:
@@ -24,4 +25,5 @@ def quiet_session(name: str, master: str | None = None, *, is_long: bool = False
         notice_a_dead_server(spark)
         return spark
     is_here = master is None or is_local(master)
-    return session(name, master, short=is_here and not is_long, conf=_SAME_EVERYWHERE | _QUIET)
+    with bad_input():
+        return session(name, master, short=is_here and not is_long, conf=_SAME_EVERYWHERE | _QUIET)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.spark.fast_start import java_options, slim_spark_home
+from penstock.spark.hadoop_settings import check_yarn
 from penstock.spark.java import ensure_java
 from penstock.spark.master import CONNECT_SCHEME, is_connect, is_local
 from penstock.spark.prerequisites import require_pyspark
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _Settings: TypeAlias = dict[str, "bool | float | int | str | None"]  # as PySpark declares them
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOOPBACK = "127.0.0.1"
+_YARN = "yarn"
 _MOST_SHUFFLE_PARTITIONS = 200
 # Whoever set one of these may have said elsewhere which master is meant.
 _SPEAKERS = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE")
@@ -47,6 +49,7 @@ def session(
     Raises:
         SparkMissing: PySpark is not installed, or too old.
         JavaMissing: no Java that is new enough was found.
+        ConfigurationError: the master is YARN, and cannot be reached or is named nowhere.
         PackagesMissing: the executors lack a package; see `register`.
 
     """
@@ -75,6 +78,8 @@ def _classic(builder: SparkSession.Builder, master: str | None, given: _Settings
         return builder.config(map=given).getOrCreate()
     settings = dict(given)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started Java, and chosen its options
+        if master == _YARN:
+            check_yarn(given)
         ensure_java()
         settings = {**_defaults(master, short=short), **given}
         if short:

@@ -29,6 +29,7 @@ _BEGINNING = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
 # Spark pickles the data source, its readers and its writers, each by itself; partitions and messages follow them.
 _BASES = ("DataSource", "DataSourceReader", "DataSourceStreamReader", "DataSourceWriter", "DataSourceStreamWriter")
 _is_packing: ContextVar[bool] = ContextVar("penstock_is_packing", default=False)
+_going: list[bytes] = []  # the archive, while it goes with what is pickled in this process
 
 
 @cache
@@ -62,28 +63,31 @@ def shipped(source: type[DataSource]) -> type[DataSource]:
 
 
 def carry(content: bytes) -> None:
-    """Puts the archive into each data source, reader and writer that is pickled in this process from now on."""
+    """Puts the archive into each data source, reader, writer and task that is pickled in this process from now on."""
     import_module("penstock.spark.source")
     import_module("penstock.spark.sink")
     import_module("penstock.spark.results.source")
-    unpack, digest = _unpacker(), _digest(content)
-
-    def reduce(ours: object) -> str | tuple[Any, ...]:
-        if _is_packing.get():
-            return ours.__reduce_ex__(4)
-        cloudpickle: Any = import_module("pyspark.cloudpickle")
-        token = _is_packing.set(True)
-        try:
-            return unpack, (digest, content, cloudpickle.dumps(ours))
-        finally:
-            _is_packing.reset(token)
-
+    _going[:] = [content]
     for kind in _our_classes():
-        copyreg.pickle(kind, reduce)
+        copyreg.pickle(kind, lambda ours: reduced(ours) or ours.__reduce_ex__(4))
+
+
+def reduced(ours: object) -> tuple[Any, ...] | None:
+    """Returns how to pickle something of ours together with the archive; None if it goes by reference."""
+    if _is_packing.get() or not _going:
+        return None
+    content = _going[0]
+    cloudpickle: Any = import_module("pyspark.cloudpickle")
+    token = _is_packing.set(True)
+    try:
+        return _unpacker(), (_digest(content), content, cloudpickle.dumps(ours))
+    finally:
+        _is_packing.reset(token)
 
 
 def leave() -> None:
     """Lets everything be pickled by reference again."""
+    _going.clear()
     for kind in _carriers():
         del copyreg.dispatch_table[kind]
 

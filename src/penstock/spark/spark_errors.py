@@ -13,6 +13,9 @@ _CARRIER = re.compile(r"thrown in awaitResult|Job aborted|Task failed while writ
 _EMPTY = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
 # How gRPC, on which Spark Connect is, shows that nobody answers.
 _NO_SERVER = re.compile(r'StatusCode\.UNAVAILABLE\n\s*details = "(.*)"')
+# What Java raised, in the text of the one error that the bridge to Java has for all of them.
+_BRIDGE = "Py4JJavaError"
+_IN_JAVA = re.compile(r"(?:: |Caused by: )[\w.$]+: (.+)")
 _MOST = 600
 
 
@@ -30,6 +33,12 @@ def _root(error: object) -> str | None:
     return _root(cause) or (lines[0] if lines else None)
 
 
+def _of_java(lines: list[str]) -> str | None:
+    """Return the first of Java's errors that does not only pass another one on."""
+    raised = [match[1] for match in map(_IN_JAVA.match, lines) if match]
+    return next((text for text in raised if not _CARRIER.search(text)), None)
+
+
 def one_line(error: object) -> str:
     """Return what an error is about: the end of the Python traceback that it carries, or else its first line."""
     told = str(error).partition(_PLAN)[0]
@@ -45,4 +54,6 @@ def one_line(error: object) -> str:
         found = [match for match in map(_RAISED.match, lines[begun:]) if match]
         if found:
             text = f"{found[-1][1]}: {found[-1][2]}"
+        if found and found[-1][1] == _BRIDGE:
+            text = _of_java(lines[begun:]) or text
     return text if len(text) <= _MOST else text[:_MOST] + "..."

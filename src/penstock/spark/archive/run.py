@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +20,12 @@ from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import State
 from penstock.spark.archive.run_lock import RunLock
 from penstock.spark.archive.task import ArchiveTask, StagedFile
+from penstock.spark.carried import Carried
 from penstock.spark.master import is_connect
 from penstock.spark.option_values import seconds_of
 from penstock.spark.patience import patiently
 from penstock.spark.reading.catalogue import look, require
-from penstock.spark.reading.offsets import Position
+from penstock.spark.reading.offsets import IdRange, Position
 from penstock.spark.reading.options import SourceOptions
 from penstock.spark.reading.planner import pack
 
@@ -88,9 +89,9 @@ class ArchiveRun:
         archiver = BatchArchiver(layout, self.fail_on_data_loss, self.max_file_rows, self.step)
         archiver.open()
         rows = spark.readStream.format("redis_streams").schema("id string").options(**options).load()
-        writer = rows.writeStream.queryName(f"archive {layout.root}").option(
-            "checkpointLocation", str(layout.checkpoint)
-        )
+        # Said outright: on most clusters of YARN a plain path is in HDFS, and this one is read here.
+        place = f"file:{layout.checkpoint}"
+        writer = rows.writeStream.queryName(f"archive {layout.root}").option("checkpointLocation", place)
         source = SourceOptions.parse(options)
 
         def archive(frame: DataFrame, batch: int) -> None:
@@ -164,5 +165,17 @@ def copy(context: SparkContext, options: SourceOptions, task: ArchiveTask) -> li
     Java, where half of the time would go.
     """
     shares = pack(task.pieces, options.max_rows_per_partition, options.min_partitions)
-    found = context.parallelize(shares, max(1, len(shares))).flatMap(lambda share: task.copy(options, share)).collect()
+    found = context.parallelize(shares, max(1, len(shares))).flatMap(Copying(task, options)).collect()
     return list(found)
+
+
+@dataclass(frozen=True)
+class Copying(Carried):
+    """Called by Spark with each share of the task."""
+
+    task: ArchiveTask
+    options: SourceOptions
+
+    def __call__(self, share: Sequence[IdRange]) -> list[StagedFile]:
+        """Return the files that hold the share."""
+        return self.task.copy(self.options, share)

@@ -6,6 +6,7 @@ the files of one batch do not overlap, whichever task made them.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_writer import FileWriter
 from penstock.spark.archive.id_masks import is_behind, unsigned
 from penstock.spark.archive.layout import DAY_MS, LAST_MS
@@ -44,6 +46,11 @@ class ArchiveTask:
     def copy(self, options: SourceOptions, ranges: Sequence[IdRange]) -> list[StagedFile]:
         """Read ranges of ids and write them; this is what an executor does."""
         spare_the_collector()
+        if not Path(self.staging).is_dir():
+            raise ArchiveDamaged(
+                f"{self.staging}, which the driver has made, is not there on {socket.gethostname()}: the driver and "
+                "all executors must share the file system of the archive. Nothing was committed"
+            )
         return self.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:

@@ -116,6 +116,13 @@ class Files:
         system, place = self._at(path)
         return str(system.makeQualified(place).toString())
 
+    def local(self, path: str) -> Path | None:
+        """Return a path that is on a disk of this machine; None if it is elsewhere, as a plain one may be on YARN."""
+        place = local_path(path)
+        if place is None or path.startswith("file:"):
+            return place
+        return local_path(self.qualified(path))
+
     def _at(self, path: str) -> tuple[Any, Any]:
         place = self._jvm.org.apache.hadoop.fs.Path(path)
         return place.getFileSystem(self._conf), place

@@ -15,6 +15,7 @@ from penstock.errors import ConfigurationError, DecodeError, FatalError, Penstoc
 from penstock.model import StreamMessage
 from penstock.policy import Reason
 from penstock.serializers import load_serializer
+from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.checks import imported
 from penstock.spark.pipeline.dead_letters import DeadLetterDesk, DeadLetterOffice, Fate
@@ -119,7 +120,7 @@ def _answers(answer: Any, *, has_output: bool) -> Iterable[tuple[str, Mapping[st
 
 
 @dataclass(frozen=True)
-class HandlerTask:
+class HandlerTask(Carried):
     """Runs the handler over the rows of a task; called by Spark with its Arrow batches."""
 
     step: Handler

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import DecodeError, PenstockError
 from penstock.policy import Reason
+from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.dead_letters import DeadLetterOffice, Fate
 from penstock.spark.pipeline.source import WHY_CORRUPT
@@ -22,7 +23,7 @@ class RowInvalid(PenstockError):
 
 
 @dataclass(frozen=True)
-class Intake:
+class Intake(Carried):
     """Passes rows on and sends the bad ones to the dead letters; called by Spark with the Arrow batches of a task."""
 
     office: DeadLetterOffice

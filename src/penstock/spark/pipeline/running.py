@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PenstockError
 from penstock.shutdown import SignalWatch
 from penstock.spark.master import is_connect
+from penstock.spark.own_modules import send_modules
 from penstock.spark.pipeline import remote
 from penstock.spark.pipeline.batch_key import Mark
 from penstock.spark.pipeline.batches import Batches, StopAsked, no_mark
@@ -23,6 +24,7 @@ from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.progress import Progress, slow_batch
 from penstock.spark.pipeline.staging import Staging
 from penstock.spark.pipeline.status import Places
+from penstock.spark.pipeline.steps import functions_of
 from penstock.spark.pipeline.validation import validate
 from penstock.spark.pipeline.writing.writers import writer_of
 from penstock.spark.prerequisites import has_read_limits
@@ -95,9 +97,12 @@ class Run:
             PipelineFailed: a batch failed.
 
         """
+        send_modules(self._spark, functions_of(self._pipeline.steps))
         rows = validate(self._pipeline, self._spark)
         if self._is_remote:
             remote.forget_stop(self._places)  # of a run before this one
+        else:  # a plain path lies where Spark keeps files by default, which is HDFS on most clusters of YARN
+            self._places = Places(Files(self._spark).qualified(self._pipeline.checkpoint))
         unsubscribe = SignalWatch.subscribe(self.stop)
         try:
             with self._alone() as driver:

@@ -67,6 +67,10 @@ class SharedFiles(Files):
         """Return the path with its file system."""
         return _at(path).absolute().as_uri()
 
+    def local(self, path: str) -> Path | None:
+        """Return a path that is on a disk of this machine."""
+        return local_path(path)
+
     def _has_one_step(self, path: str) -> bool:  # noqa: ARG002 - it is so everywhere
         return True
 

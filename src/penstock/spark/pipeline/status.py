@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigurationError
+from penstock.spark.hadoop_settings import default_store
 from penstock.spark.pipeline.declaration import Pipeline
 from penstock.spark.pipeline.driver import Word, last_word
 from penstock.spark.pipeline.files import joined, local_path
@@ -76,7 +77,7 @@ class Status:
 def status(pipeline: Pipeline) -> Status:
     """Return how far a pipeline has come, without Spark; raise ConfigurationError if its checkpoint is elsewhere."""
     folder = Places(pipeline.checkpoint).local()
-    if folder is None:
+    if folder is None or (not folder.exists() and _is_elsewhere(pipeline)):
         raise ConfigurationError(
             f"checkpoint {pipeline.checkpoint} is not on a disk of this machine: look at the consumer group of the "
             "pipeline instead (source.group)"
@@ -97,6 +98,10 @@ def status(pipeline: Pipeline) -> Status:
     note = folder / _NOTE
     last = json.loads(note.read_text(encoding="utf-8")) if note.exists() else None
     return Status(pipeline.name, batch, streams, last, last_word(folder))
+
+
+def _is_elsewhere(pipeline: Pipeline) -> bool:
+    return not pipeline.checkpoint.startswith("file:") and default_store(pipeline.spark) is not None
 
 
 def _newest(folder: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -65,6 +66,12 @@ class Handler:
 
 Step: TypeAlias = Sql | Function | Handler
 STEPS: dict[str, type[Step]] = {"sql": Sql, "python": Function, "handler": Handler}
+
+
+def functions_of(steps: Iterable[Step]) -> list[str]:
+    """Return the functions that steps name."""
+    named = (getattr(step, kind, None) for step in steps for kind in ("python", "handler"))
+    return [path for path in named if path is not None]
 
 
 def _check_name(name: str | None) -> None:

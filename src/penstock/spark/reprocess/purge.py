@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from penstock.redis.retry import Repeat
 from penstock.settings.tables import ResultBackendSettings
+from penstock.spark.carried import Carried
 from penstock.spark.link import Link
 from penstock.spark.patience import patiently
 from penstock.spark.reprocess.identity import result_id
@@ -22,7 +23,7 @@ _RETRY_S = 60.0
 
 
 @dataclass(frozen=True)
-class PurgeTask:
+class PurgeTask(Carried):
     """Called by Spark with dead letters, when the results of all of them are saved.
 
     A second pass, by the results alone: whatever was killed or repeated in the first, what is deleted has its result.

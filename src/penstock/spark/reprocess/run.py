@@ -12,9 +12,11 @@ from penstock.spark.archive.durable import check_writable
 from penstock.spark.condition import told
 from penstock.spark.fingerprint import normalised_sql
 from penstock.spark.master import is_connect
+from penstock.spark.own_modules import send_modules
 from penstock.spark.pipeline.checks import imported
 from penstock.spark.reprocess.purge import PURGED_DDL, PurgeTask
 from penstock.spark.reprocess.selection import DeadLetters, Selection
+from penstock.spark.reprocess.shared_root import marked
 from penstock.spark.reprocess.store import Store
 from penstock.spark.reprocess.task import OUTCOME_DDL, ReprocessTask, Work
 
@@ -86,10 +88,14 @@ class Reprocess:
         Guarantees: however often it is killed and run again, each message has one result in the end, or stays a dead
         letter.
         """
+        send_modules(spark, [self._work.handler])
+        with marked(self._work.results) as mark:
+            return self._handled(spark, ReprocessTask(self._work, self._selection.keeps_failures, told, mark))
+
+    def _handled(self, spark: SparkSession, task: ReprocessTask) -> Summary:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        task = ReprocessTask(self._work, self._selection.keeps_failures, told)
         outcomes = _spread(self._selection.rows(spark)).mapInArrow(task, OUTCOME_DDL)
         sums = Observation()
         # Counted on the way: a second query over the outcomes would run the handler a second time.

@@ -22,11 +22,13 @@ from penstock.keys import check_name
 from penstock.model import StreamMessage
 from penstock.serializers import load_serializer
 from penstock.settings.tables import ResultBackendSettings
+from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.checks import check_function_path, check_positive, imported
 from penstock.spark.pipeline.handling import Caller, Outcome
 from penstock.spark.reprocess.answers import OUTPUT, with_outputs
 from penstock.spark.reprocess.identity import check_run_name, result_id
+from penstock.spark.reprocess.shared_root import check_mark
 from penstock.spark.reprocess.store import Store
 from penstock.task import Result, Status, encode
 
@@ -74,16 +76,18 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class ReprocessTask:
+class ReprocessTask(Carried):
     """Called by Spark with the Arrow batches of a task."""
 
     work: Work
     keeps_failures: bool
     told: Any = None  # an accumulator, for whoever watches
+    mark: str | None = None  # a file that is there where the driver's results are
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what became of each message."""
         spare_the_collector()
+        check_mark(self.mark)
         function = with_outputs(imported("--handler", self.work.handler))
         caller = Caller(function, self.work.attempts, has_output=True)
         store = Store(self.work.results)

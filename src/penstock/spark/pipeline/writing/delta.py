@@ -159,7 +159,10 @@ class DeltaWriter:
 
     @property
     def _uri(self) -> str:
-        return self._sink.path.replace("s3a://", "s3://", 1)
+        path = self._sink.path
+        if "://" not in path and self._files.local(path) is None:
+            path = self._files.qualified(path)  # where Spark writes the files, which is not here
+        return path.replace("s3a://", "s3://", 1)
 
 
 def _has(table: Any, transaction: tuple[str, int]) -> bool:

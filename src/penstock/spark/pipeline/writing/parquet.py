@@ -128,7 +128,7 @@ def _why_unfit(kind: DataType) -> str | None:
 
 def unwritable(path: str, files: Files | None = None) -> Iterator[str]:
     """Yield why nothing can be written below a path: on this machine, or elsewhere if it cannot be reached at all."""
-    place = local_path(path)
+    place = local_path(path) if files is None else files.local(path)
     if place is None:
         if files is not None and (why := files.why_unreachable(path)):
             yield f"{path} cannot be reached: {why}"

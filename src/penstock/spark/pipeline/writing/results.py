@@ -18,9 +18,11 @@ import pyarrow as pa
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.settings.tables import ResultBackendSettings
+from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.sinks import Results
+from penstock.spark.pipeline.writing.counting import FilesMissing
 from penstock.spark.pipeline.writing.parquet import unwritable
 from penstock.sync.providers import make_result_backend
 from penstock.sync.results.backend import ResultBackend
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.spark")
 _IDS = ("string", "byte", "short", "integer", "long")
-_TOLD = "others bigint"
+_TOLD = "others bigint, last string"
 _AT_ONCE = 1_000
 _PROBE = "penstock-validate"
 _CONNECT_S = 10
@@ -88,6 +90,7 @@ class ResultsWriter:
     def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
         """Write a batch; rows that are there are left alone one by one."""
         told = rows.mapInArrow(SaveTask(self._sink), _TOLD).collect()
+        self._check_shared([row["last"] for row in told if row["last"] is not None])
         others = sum(row["others"] for row in told)
         if others:
             logger.warning(
@@ -97,9 +100,21 @@ class ResultsWriter:
         mark("results saved")
         return True
 
+    def _check_shared(self, ids: list[str]) -> None:
+        """Raise FilesMissing unless one result of each task is here: on a cluster, a disk may be another one there."""
+        if self._sink.backend != "fs":
+            return
+        with closing(opened(self._sink)) as backend:
+            missing = sum(backend.get(task_id) is None for task_id in ids)
+        if missing:
+            raise FilesMissing(
+                f"{missing} of {len(ids)} tasks have saved results that are not there for the driver: name a root that "
+                "the driver and all executors share, or another back-end"
+            )
+
 
 @dataclass(frozen=True)
-class SaveTask:
+class SaveTask(Carried):
     """Saves the rows of one task; called by Spark with its Arrow batches."""
 
     sink: Results
@@ -109,10 +124,14 @@ class SaveTask:
         spare_the_collector()
         backend = opened(self.sink)
         try:
-            others = sum(self._save(backend, batch) for batch in batches)
+            others, last = 0, None
+            for batch in batches:
+                others += self._save(backend, batch)
+                last = str(batch.column(self.sink.id)[-1].as_py()) if batch.num_rows else last
         finally:
             backend.close()
-        yield pa.RecordBatch.from_pydict({"others": pa.array([others], pa.int64())})
+        told = {"others": pa.array([others], pa.int64()), "last": pa.array([last], pa.string())}
+        yield pa.RecordBatch.from_pydict(told)
 
     def _save(self, backend: ResultBackend, batch: Any) -> int:
         others = 0
