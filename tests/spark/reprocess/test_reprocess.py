@@ -121,6 +121,29 @@ def test_dead_letters_of_one_reason_are_handled_and_those_that_are_done_purged(
     assert "3 messages\ndone 0, failed 3; 0 of them had a result before" in call(*words).stdout
 
 
+@pytest.mark.parametrize("kept", ["dead letters", "an archive"])
+def test_a_handler_that_hangs_costs_its_messages_and_not_the_others(
+    kept: str, spark: SparkSession, cold: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    """Also in C code, where the worker must be ended and its task is repeated."""
+    words: list[object] = ["--stream", "orders", "--handler", f"{HANDLERS}:stuck", "--timeout", "500ms"]
+    words += ["--attempts", 2, "--results", tmp_path / "results"]
+    if kept == "an archive":
+        words += ["--archive", cold, "--to", START_MS + 8]
+    else:
+        words += ["--dead-letters", "--url", stream_server.url]
+        for n in range(8):
+            bury(stream_redis, n, "fatal", tmp_path)
+    result = call(*words)
+    assert result.exit_code == 0, result.output
+    assert "done 6, failed 2" in result.stdout
+    assert "HandlerTimeout: the handler ran longer than <n>" in result.stdout
+    assert not [key for key in stream_redis.keys("*") if stream_redis.ttl(key) < 0 and key != b"orders_dlq"]
+    with FSBackend(tmp_path / "results") as backend:
+        found = Counter(str(result.status) for result in backend.iter())
+    assert found == ({"ok": 6, "error": 2} if kept == "an archive" else {"ok": 6})
+
+
 def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
     spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
@@ -144,6 +167,8 @@ def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
         (("--archive", "{cold}", "--purge"), "--purge deletes dead letters"),
         (("--archive", "{cold}", "--payload", "xml"), "--payload 'xml'"),
         (("--archive", "{cold}", "--name", "a b"), "--name"),
+        (("--archive", "{cold}", "--timeout", "soon"), "--timeout = 'soon' must be a length of time"),
+        (("--archive", "{cold}", "--timeout", "0s"), "--timeout = '0s' must be more than nothing"),
         (("--archive", "{cold}", "--results", "mongo"), "mongo"),
         (("--archive", "{cold}", "--results", "/dev/null/here"), "--results /dev/null/here: /dev/null is no directory"),
         (("--archive", "{cold}", "--results", "/proc/none/here"), "nothing can be written in /proc"),

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from penstock.errors import BackendRefused, ConfigurationError
 from penstock.spark.archive.durable import check_writable
@@ -15,6 +16,7 @@ from penstock.spark.pipeline.checks import imported
 from penstock.spark.reprocess.purge import PURGED_DDL, PurgeTask
 from penstock.spark.reprocess.selection import DeadLetters, Selection
 from penstock.spark.reprocess.store import Store
+from penstock.spark.reprocess.stuck import StuckNotes
 from penstock.spark.reprocess.task import OUTCOME_DDL, ReprocessTask, Work
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ class Reprocess:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        task = ReprocessTask(self._work, self._selection.keeps_failures, told)
+        task = ReprocessTask(self._work, self._selection.keeps_failures, told, self._stuck())
         outcomes = _spread(self._selection.rows(spark)).mapInArrow(task, OUTCOME_DDL)
         sums = Observation()
         # Counted on the way: a second query over the outcomes would run the handler a second time.
@@ -106,6 +108,12 @@ class Reprocess:
         counts = {name: int(count) for name, count in sums.get.items()}
         purged = self._purge(spark) if self._purges else 0
         return Summary(**counts, purged=purged, failures=tuple(Failure(*row) for row in rows))
+
+    def _stuck(self) -> StuckNotes | None:
+        selection = self._selection
+        if self._work.timeout is None or not isinstance(selection, DeadLetters):
+            return None
+        return StuckNotes(selection.link, selection.key, uuid4().hex)
 
     def _purge(self, spark: SparkSession) -> int:
         selection = self._selection
