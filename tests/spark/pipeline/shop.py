@@ -33,6 +33,11 @@ def fickle(messages: list[StreamMessage]) -> list[str]:
     return [message.id for message in messages]
 
 
+def diligent(messages: list[StreamMessage]) -> list[str]:
+    """Does all of them."""
+    return [message.id for message in messages]
+
+
 def lazy(messages: list[StreamMessage]) -> list[str]:
     """Never finishes an odd number."""
     return [message.id for message in messages if message.data["n"] % 2 == 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,11 @@ _ON_DRIVER = -1
 
 
 class JdbcFailed(PenstockError):
-    """A database behind JDBC refused what it was asked."""
+    """A database behind JDBC refused what it was asked; perhaps for a value that does not fit."""
+
+    def __init__(self, text: str, *, is_about_values: bool = False) -> None:
+        super().__init__(text)
+        self.is_about_values = is_about_values
 
 
 class JdbcDatabase:
@@ -129,6 +133,21 @@ class JdbcConnection:
         finally:
             statement.close()
 
+    def attempted(self, work: Callable[[], None]) -> JdbcFailed | None:
+        """Do some work; take it back and return why if the database refuses a value in it."""
+        from py4j.protocol import Py4JJavaError
+
+        before = self._connection.setSavepoint()
+        try:
+            work()
+        except Py4JJavaError as error:
+            failed = _failure(error)
+            if not failed.is_about_values:
+                raise
+            self._connection.rollback(before)
+            return failed
+        return None
+
     def commit(self) -> None:
         """Make everything visible."""
         self._connection.commit()
@@ -150,7 +169,32 @@ def _told() -> Iterator[None]:
     try:
         yield
     except Py4JJavaError as error:
-        raise JdbcFailed(_reason(error.java_exception)) from error
+        raise _failure(error) from error
+
+
+def _failure(error: Any) -> JdbcFailed:
+    thrown = error.java_exception
+    return JdbcFailed(_reason(thrown), is_about_values=any(map(_is_about_values, _chain(thrown))))
+
+
+def _chain(thrown: Any) -> Iterator[Any]:
+    while thrown is not None:
+        yield thrown
+        if _is_of_sql(thrown) and thrown.getNextException() is not None:
+            yield thrown.getNextException()  # of a batch of rows: the one that failed
+        thrown = thrown.getCause()
+
+
+def _is_about_values(thrown: Any) -> bool:
+    # The classes of SQL's states: data that does not fit, and constraints.
+    return _is_of_sql(thrown) and str(thrown.getSQLState() or "").startswith(("22", "23"))
+
+
+def _is_of_sql(thrown: Any) -> bool:
+    try:
+        return bool(thrown.getClass().getMethod("getSQLState", None))
+    except Exception:
+        return False
 
 
 def _reason(thrown: Any) -> str:
