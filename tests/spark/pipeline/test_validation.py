@@ -26,6 +26,7 @@ from penstock.spark.pipeline import (
     Sql,
 )
 from penstock.spark.pipeline.validation import PipelineInvalid
+from penstock.spark.pipeline.writing.jdbc_database import JdbcDatabase
 from tests.spark.pipeline.conftest import SHOP, add_orders, iceberg_catalogue
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def test_a_table_of_postgres_that_does_not_fit_is_told(
     problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, postgres: PostgresServer
 ) -> None:
     postgres.execute(
-        "CREATE TABLE t (n text, kind integer, tags text[], raw jsonb, at date, must bigint NOT NULL, "
+        "CREATE TABLE t (n date, kind integer, tags text[], raw jsonb, at date, must bigint NOT NULL, "
         "made bigint NOT NULL DEFAULT 1, own bigint GENERATED ALWAYS AS IDENTITY);"
         "CREATE TABLE k (n bigint, kind uuid, tags jsonb, raw bytea, at timestamp, UNIQUE (kind, n));"
         "DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN; GRANT USAGE ON SCHEMA public TO reader; GRANT SELECT ON k TO reader"
@@ -246,6 +247,7 @@ def test_a_table_of_postgres_that_does_not_fit_is_told(
         Postgres(conninfo.make_conninfo(postgres.dsn, user="reader", password=""), "k", name="reader"),
     )
     assert problems(pipeline_of(steps, sinks=sinks)) == (
+        "sink 1 (t): table 't': column 'n' is bigint here and date there: cast it in a step",
         "sink 1 (t): table 't': column 'kind' is string here and integer there: cast it in a step",
         "sink 1 (t): table 't': column 'tags' is array<string> here and text[] there: cast it in a step",
         "sink 1 (t): table 't': column 'raw' is binary here and jsonb there: cast it in a step",
@@ -254,6 +256,27 @@ def test_a_table_of_postgres_that_does_not_fit_is_told(
         "sink 3 (schema): there is no schema 'shop': create it",
         "sink 4 (reader): the user may create no table in the schema 'public', where batches are noted: GRANT CREATE",
         'sink 4 (reader): the user may not write to the table "k": GRANT INSERT',
+    )
+
+
+def test_a_table_behind_jdbc_that_does_not_fit_is_told(
+    spark: SparkSession, problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, derby: str
+) -> None:
+    with JdbcDatabase(Jdbc(derby, "t"), spark).connection() as connection:
+        connection.execute(
+            "CREATE TABLE t (n DATE, kind DECIMAL(9,2), tags INT, raw VARCHAR(9), at BOOLEAN, must BIGINT NOT NULL, "
+            "made BIGINT NOT NULL DEFAULT 1, own BIGINT NOT NULL GENERATED ALWAYS AS IDENTITY)"
+        )
+        connection.execute("CREATE TABLE k (n BIGINT NOT NULL, kind CLOB, tags CLOB, raw BLOB, at TIMESTAMP, more XML)")
+        connection.commit()
+    steps = Sql("SELECT n, stream AS kind, array(stream) AS tags, data AS raw, timestamp AS at FROM input")
+    assert problems(pipeline_of(steps, sinks=(Jdbc(derby, "t"), Jdbc(derby, "k", name="well")))) == (
+        "sink 1 (jdbc): table 't': column 'n' is bigint here and DATE there: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'kind' is string here and DECIMAL(9,2) there: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'tags' is array<string> here and INTEGER there: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'raw' is binary here and VARCHAR(9) there: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'at' is timestamp here and BOOLEAN there: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'MUST' must not be null and has no default, but the rows lack it",
     )
 
 

@@ -15,11 +15,12 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
 from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.archive import ArchiveDamaged
 from penstock.spark.reprocess.identity import result_id
 from penstock.sync.results import FSBackend, PostgresBackend
 from penstock.task import check_id
 from tests.helpers.postgres import PostgresServer
-from tests.spark.archive.streams import START_MS, Stream, archive, opened
+from tests.spark.archive.streams import START_MS, Stream, archive, flip_a_bit_of_the_payload, opened
 from tests.spark.driver import ROOT, Process
 from tests.spark.reprocess.handlers import GATE
 
@@ -85,6 +86,16 @@ def numbers(root: Path) -> Counter[int]:
             assert result.attempts == 3
     good = [result.data["twice"] // 2 for result in found if result.status == "ok"]
     return Counter([*good, *(int(result.error.split()[2]) for result in found if result.status == "error")])
+
+
+def test_nothing_of_a_damaged_archive_is_handled(spark: SparkSession, cold: Path, tmp_path: Path) -> None:
+    [file] = cold.glob("stream=*/date=*/*")
+    flip_a_bit_of_the_payload(file)
+    words = ("--stream", "orders", "--handler", f"{HANDLERS}:doubled", "--archive", cold, "--where", "seq >= 0")
+    result = call(*words, "--results", tmp_path / "results")
+    assert isinstance(result.exception, ArchiveDamaged)
+    assert f"{file} is damaged" in str(result.exception)
+    assert not (tmp_path / "journal").exists()
 
 
 def bury(client: redis.Redis, n: int, reason: str, place: Path, **more: str) -> None:

@@ -90,6 +90,7 @@ class Reprocess:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
+        self._selection.check_files(spark)
         task = ReprocessTask(self._work, self._selection.keeps_failures, told, self._stuck())
         outcomes = _spread(self._selection.rows(spark)).mapInArrow(task, OUTCOME_DDL)
         sums = Observation()

@@ -19,6 +19,7 @@ from penstock.spark.pipeline.sinks import Jdbc
 from penstock.spark.pipeline.writing.jdbc_database import JdbcConnection, JdbcDatabase, JdbcFailed
 from penstock.spark.pipeline.writing.jdbc_refusals import JdbcJudge
 from penstock.spark.pipeline.writing.refusal import Refusals
+from penstock.spark.pipeline.writing.table_fit import misfits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,10 +62,8 @@ class JdbcWriter:
             yield "the database has no transactions: a batch that is repeated would be there twice"
         if found is None and not self._sink.create:
             yield f"table {self._sink.table!r} does not exist: create it, or say create = true"
-        known = None if found is None else {name.lower() for name in found}
-        for name in schema.names:
-            if known is not None and name.lower() not in known:
-                yield f"table {self._sink.table!r} has no column {name!r}; it has {', '.join(found or ())}"
+        if found is not None:
+            yield from misfits(self._sink.table, schema, found, str.lower)
 
     # --- a batch ---
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
 from penstock.spark.pipeline.sinks import Jdbc
+from penstock.spark.pipeline.writing.jdbc_fit import described, with_defaults
+from penstock.spark.pipeline.writing.table_fit import Column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,14 +94,14 @@ class JdbcConnection:
         """Whether several statements can become visible in one step."""
         return bool(self._connection.getMetaData().supportsTransactions())
 
-    def columns(self, table: str) -> list[str] | None:
+    def columns(self, table: str) -> dict[str, Column] | None:
         """Return the columns of a table, or None if there is none."""
         statement = self._connection.createStatement()
         try:
             if not self._exists(table):
                 return None
             found = statement.executeQuery(f"SELECT * FROM {table} WHERE 1 = 0").getMetaData()  # noqa: S608 - as declared
-            return [str(found.getColumnName(number)) for number in range(1, found.getColumnCount() + 1)]
+            return described(found, with_defaults(self._connection.getMetaData(), table))
         finally:
             statement.close()
 

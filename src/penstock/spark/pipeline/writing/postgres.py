@@ -17,9 +17,10 @@ from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.origin import Origin, visible_schema
 from penstock.spark.pipeline.sinks import Postgres
 from penstock.spark.pipeline.writing.local_rows import local_rows
-from penstock.spark.pipeline.writing.postgres_fit import columns, forbidden, misfits, without_index
+from penstock.spark.pipeline.writing.postgres_fit import columns, forbidden, without_index
 from penstock.spark.pipeline.writing.postgres_refusals import refusals, refused_values
 from penstock.spark.pipeline.writing.refusal import Refusals
+from penstock.spark.pipeline.writing.table_fit import misfits
 
 if TYPE_CHECKING:
     import psycopg
