@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.bad_input import QueryFailed, bad_input, query_failed
+from penstock.cli.spark_master import check_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,6 +63,7 @@ def run(
         ),
     )
     with bad_input():
+        check_master(master, needs_classic=True)
         job.check()
         spark = session("penstock archive", master, short=once, conf=_CONF)
         query = job.start(spark, once=once)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
-from urllib.parse import urlsplit
 
 import typer
 
+from penstock.cli.spark_master import CONNECT, check_master
 from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Run data pipelines on Spark.", no_args_is_help=True)
 _INVALID = 2
 _LEVEL = "spark.log.level"
-_CONNECT, _CONNECT_PORT, _PATIENCE_S = "sc://", 15002, 10.0
-_MASTER = re.compile(r"local(\[.+\])?$|local-cluster\[.+\]$|spark://.+:\d+|yarn$|k8s://.+|mesos://.+|sc://.+")
 _TALKERS = (
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
     "org.apache.spark.sql.execution.streaming.MicroBatchExecution",  # where it was up to Spark 4.0
@@ -117,8 +113,9 @@ def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
 
     # The bridge to Java logs the traceback of whatever ends a batch; we tell it in one line.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    _check_master(master or pipeline.spark.get("spark.master"))
-    is_ours = not (master or "").startswith(_CONNECT)
+    with _told():
+        check_master(master or pipeline.spark.get("spark.master"))
+    is_ours = not (master or "").startswith(CONNECT)
     conf = {**({_LEVEL: "ERROR", "spark.ui.showConsoleProgress": "false"} if is_ours else {}), **pipeline.spark}
     # Functions that the file names lie beside it or where the command is run, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
@@ -137,20 +134,6 @@ def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
             if _LEVEL not in pipeline.spark and not is_connect(spark):
                 spark.sparkContext.setLogLevel("OFF")  # tasks that are left may mind the end of Spark
             spark.stop()
-
-
-def _check_master(master: str | None) -> None:
-    """Refuse at once what Spark would refuse, or wait for, when its Java is there."""
-    if master is None:
-        return
-    if not _MASTER.match(master):
-        _refuse((f"--master {master!r} must be local[4], spark://host:7077, yarn, k8s://..., sc://host or the like",))
-    if master.startswith(_CONNECT):  # a client of Spark Connect tries for minutes, without a word
-        parts = urlsplit(master)
-        try:
-            socket.create_connection((parts.hostname or "", parts.port or _CONNECT_PORT), _PATIENCE_S).close()
-        except OSError as error:
-            _refuse((f"--master {master}: no Spark Connect server can be reached ({error})",))
 
 
 def _hush(spark: SparkSession) -> None:

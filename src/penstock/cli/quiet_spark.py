@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.cli.bad_input import bad_input
+from penstock.cli.spark_master import check_master
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -12,7 +15,9 @@ _CONF = {"spark.log.level": "FATAL", "spark.sql.session.timeZone": "UTC", "spark
 
 
 def quiet_session(name: str, master: str | None) -> SparkSession:
-    """Start a session on the master, or on all cores of this machine."""
+    """Start a session on the master, or on all cores of this machine; end with code 2 for a master that is none."""
+    with bad_input():
+        check_master(master, needs_classic=True)
     from penstock.spark.master import is_local
     from penstock.spark.session import session
 

@@ -152,7 +152,7 @@ def test_every_catalogue_database_and_back_end_that_cannot_work_is_told(
         Jdbc("jdbc:nosuch://127.0.0.1/x", "t", name="no driver"),
         Jdbc(derby, "t", options={"driver": "com.example.NoDriver"}, name="no class"),
         Jdbc(derby, "t", key=("k",)),
-        Jdbc(derby, "sys.systables", name="narrow"),
+        Jdbc(derby, "sysibm.sysdummy1", name="narrow"),
         Jdbc(derby, "t", create=True, name="well too"),
         Results(id="k", result_kind="order", columns=("m",), options={"root": str(tmp_path / "file" / "results")}),
         Results(id="at", result_kind="order", finished_at="n", options={"rot": "x"}, name="options"),
@@ -174,8 +174,8 @@ def test_every_catalogue_database_and_back_end_that_cannot_work_is_told(
         "sink 7 (no class): the database cannot be used: there is no JDBC driver for this url in the session",
         "sink 8 (jdbc): key: there is no column 'k'",
         "sink 8 (jdbc): table 't' does not exist",
-        "sink 9 (narrow): table 'sys.systables' has no column 'n'",
-        "sink 9 (narrow): table 'sys.systables' has no column 'at'",
+        "sink 9 (narrow): table 'sysibm.sysdummy1' has no column 'n'",
+        "sink 9 (narrow): table 'sysibm.sysdummy1' has no column 'at'",
         "sink 11 (results): id: there is no column 'k'",
         "sink 11 (results): columns: there is no column 'm'",
         f"sink 11 (results): {tmp_path}/file/results cannot be written to",
@@ -264,18 +264,20 @@ def test_a_table_behind_jdbc_that_does_not_fit_is_told(
 ) -> None:
     with JdbcDatabase(Jdbc(derby, "t"), spark).connection() as connection:
         connection.execute(
-            "CREATE TABLE t (n DATE, kind DECIMAL(9,2), tags INT, raw VARCHAR(9), at BOOLEAN, must BIGINT NOT NULL, "
+            "CREATE TABLE t (n DATE, kind DECIMAL(9,2), tags INT, raw VARCHAR(9), moment BOOLEAN, must BIGINT NOT NULL, "
             "made BIGINT NOT NULL DEFAULT 1, own BIGINT NOT NULL GENERATED ALWAYS AS IDENTITY)"
         )
-        connection.execute("CREATE TABLE k (n BIGINT NOT NULL, kind CLOB, tags CLOB, raw BLOB, at TIMESTAMP, more XML)")
+        connection.execute(
+            "CREATE TABLE k (n BIGINT NOT NULL, kind CLOB, tags CLOB, raw BLOB, moment TIMESTAMP, more XML)"
+        )
         connection.commit()
-    steps = Sql("SELECT n, stream AS kind, array(stream) AS tags, data AS raw, timestamp AS at FROM input")
+    steps = Sql("SELECT n, stream AS kind, array(stream) AS tags, data AS raw, timestamp AS moment FROM input")
     assert problems(pipeline_of(steps, sinks=(Jdbc(derby, "t"), Jdbc(derby, "k", name="well")))) == (
         "sink 1 (jdbc): table 't': column 'n' is bigint here and DATE there: cast it in a step",
         "sink 1 (jdbc): table 't': column 'kind' is string here and DECIMAL(9,2) there: cast it in a step",
         "sink 1 (jdbc): table 't': column 'tags' is array<string> here and INTEGER there: cast it in a step",
         "sink 1 (jdbc): table 't': column 'raw' is binary here and VARCHAR(9) there: cast it in a step",
-        "sink 1 (jdbc): table 't': column 'at' is timestamp here and BOOLEAN there: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'moment' is timestamp here and BOOLEAN there: cast it in a step",
         "sink 1 (jdbc): table 't': column 'MUST' must not be null and has no default, but the rows lack it",
     )
 
