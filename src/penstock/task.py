@@ -17,7 +17,8 @@ from penstock.keys import check_name
 _Value = TypeVar("_Value")
 SCHEMA_VERSION = 1  # the major: a task of a higher one is refused, unknown fields are ignored
 _NEW_IDS = ids.MessageIds()
-_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")  # safe as a file name, a key of an object store and in a URL
+ID_PATTERN = r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}"  # safe as a file name, a key of an object store and in a URL
+_ID = re.compile(ID_PATTERN)
 _TAG = re.compile(r"[0-9A-Za-z_.-]{1,64}")  # part of the name of a stream
 
 

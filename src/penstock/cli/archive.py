@@ -61,7 +61,7 @@ def run(
         ),
     )
     with bad_input():
-        check_master(master)
+        check_master(master, needs_classic=True)
         job.check()
         spark = quiet_session("penstock archive", master, is_long=not once)
         query = job.start(spark, once=once)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import typer
 
-from penstock.errors import ConfigurationError, PenstockError, StreamMissing
+from penstock.errors import ConfigurationError, PenstockError, StreamMissing, WrongType
 
 _OF_PENSTOCK = re.compile(r"penstock(?:\.\w+)*\.(\w+): (.+)")
 
@@ -19,7 +19,7 @@ def bad_input() -> Iterator[None]:
     """Turn what the user got wrong into one line and exit code 2."""
     try:
         yield
-    except (ConfigurationError, StreamMissing) as error:
+    except (ConfigurationError, StreamMissing, WrongType) as error:
         print(f"penstock: {' '.join(str(error).split())}", file=sys.stderr)
         raise typer.Exit(2) from None
 

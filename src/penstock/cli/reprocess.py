@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.spark.reprocess import Reprocess, Selection, Summary
 
 _LOOK_S = 0.5
+_HERE, _REPEATING = "local[*]", "local[*,4]"
 
 
 def reprocess(
@@ -40,6 +41,7 @@ def reprocess(
     name: Annotated[str | None, typer.Option(help="A new round: results are kept under <name>.<id>.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Messages that the handler gets at a time.")] = 100,
     attempts: Annotated[int, typer.Option(min=1, help="How often a message is tried.")] = 3,
+    timeout: Annotated[str | None, typer.Option(help="How long a call of the handler may take: 30s, 5m.")] = None,
     purge: Annotated[bool, typer.Option("--purge", help="Delete dead letters that have a good result then.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and handle nothing.")] = False,
     config: ConfigFile = None,
@@ -50,18 +52,20 @@ def reprocess(
 
     require_pyspark()
     from penstock.spark.reprocess import Reprocess, Work
+    from penstock.spark.session import default_master
 
     # The handler lies where the command is run, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
     with bad_input():
         check_master(master)
         selection = _selection(stream, url, archive, from_, to, dead_letters, reason, where)
-        work = Work(handler, result_settings(results, config), payload, batch_size, attempts, name)
+        work = Work(handler, result_settings(results, config), payload, batch_size, attempts, name, timeout)
         job = Reprocess(selection, work, purge=purge)
         job.check()
         if not dry_run:
             job.check_results()
-    _run(job, master, dry_run=dry_run)
+    # A worker that must be ended leaves its task to be repeated, as on a cluster; by default Spark does not do it here.
+    _run(job, master or (_REPEATING if timeout and default_master() == _HERE else None), dry_run=dry_run)
 
 
 def _selection(

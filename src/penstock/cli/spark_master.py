@@ -33,7 +33,7 @@ def is_remote(master: str | None) -> bool:
     return master is not None and master.startswith(_CONNECT)
 
 
-def check_master(master: str | None) -> None:
+def check_master(master: str | None, *, needs_classic: bool = False) -> None:
     """Raise ConfigurationError at once for what Spark would refuse, or wait for, when its Java is there."""
     if master is None:
         return
@@ -41,12 +41,18 @@ def check_master(master: str | None) -> None:
         raise ConfigurationError(
             f"--master {master!r} must be local[4], spark://host:7077, yarn, k8s://..., sc://host or the like"
         )
-    if is_remote(master):  # a client of Spark Connect tries for minutes, without a word
-        parts = urlsplit(master)
-        try:
-            socket.create_connection((parts.hostname or "", parts.port or _CONNECT_PORT), _PATIENCE_S).close()
-        except OSError as error:
-            raise ConfigurationError(f"--master {master}: no Spark Connect server can be reached ({error})") from None
+    if not is_remote(master):
+        return
+    if needs_classic:
+        raise ConfigurationError(
+            f"--master {master}: this command does not run through Spark Connect; name local[4], spark://host:7077, "
+            "yarn or k8s://..."
+        )
+    parts = urlsplit(master)  # a client of Spark Connect tries for minutes, without a word
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or _CONNECT_PORT), _PATIENCE_S).close()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--master {master}: no Spark Connect server can be reached ({error})") from None
 
 
 def notice_a_dead_server(spark: SparkSession) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -105,6 +106,7 @@ def seconds_of(text: str) -> float | None:
     unit = text[len(number) :].strip()
     factor = _UNITS_S.get(_WORDS.get(unit, unit))
     try:
-        return float(number) * factor if factor is not None and float(number) >= 0 else None
+        seconds = float(number) * (factor or 0.0)
     except ValueError:
         return None
+    return seconds if factor is not None and 0 <= seconds < math.inf else None

@@ -58,7 +58,7 @@ def session(
 
     given: _Settings = {name: _text(value) for name, value in (conf or {}).items()}
     if master is None:
-        master = str(given.pop("spark.master")) if "spark.master" in given else _default_master()
+        master = str(given.pop("spark.master")) if "spark.master" in given else default_master()
     builder = SparkSession.builder.appName(app_name)
     if master is not None and master.startswith(CONNECT_SCHEME):
         spark = builder.remote(master).config(map=given).getOrCreate()
@@ -122,7 +122,8 @@ def _tune_local(spark: SparkSession) -> None:
         spark.conf.set(_CHECKPOINTS, _CHEAP_CHECKPOINTS)
 
 
-def _default_master() -> str | None:
+def default_master() -> str | None:
+    """Returns the master of a session for which none is named; None if Spark itself is told elsewhere."""
     return None if any(name in os.environ for name in _SPEAKERS) else "local[*]"
 
 

@@ -97,3 +97,15 @@ def archive(archiver: BatchArchiver, stream: Stream, start: int, stop: int, cuts
         return [made for low, high in reversed(parts) for made in task.write(stream.rows(low, high))]
 
     return archiver.archive(Offsets({stream.name: stream.progress(start, stop, cuts)}), write)
+
+
+def flip_a_bit_of_the_payload(file: Path) -> None:
+    """Changes one bit in the first payload of a file, which stays readable but for its checksums."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file) as source:
+        column = source.metadata.row_group(0).column(source.schema_arrow.get_field_index("data"))
+        middle = column.data_page_offset + column.total_compressed_size - 3
+    content = bytearray(file.read_bytes())
+    content[middle] ^= 1
+    file.write_bytes(content)

@@ -12,7 +12,7 @@ import redis
 from penstock.errors import ConfigurationError, DataLost, StreamMissing
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import ArchiveRun, compact, read
-from tests.spark.archive.streams import Stream, archive, opened
+from tests.spark.archive.streams import Stream, archive, flip_a_bit_of_the_payload, opened
 from tests.spark.end_to_end.queries import START_MS, batch_sizes, column, entry_id, fill, read_stream, run_now, to_files
 from tests.spark.end_to_end.queries import numbers as texts
 from tests.spark.end_to_end.queries import read as read_hot
@@ -96,6 +96,12 @@ def test_cold_and_hot_are_one_table_without_gap_or_repetition(
     low, high = START_MS + 50, START_MS + 250
     assert numbers(read(spark, root, "orders", low, high, hot=hot)) == list(range(50, 250))
     assert numbers(read(spark, root, ["orders"], low)) == list(range(50, 200))
+
+    [file] = root.glob("stream=orders/date=*/*")
+    flip_a_bit_of_the_payload(file)
+    with pytest.raises(Exception, match=r"(?i)crc"):
+        table(read(spark, root, "orders"))
+    flip_a_bit_of_the_payload(file)
 
     late = read(spark, root, "orders", hot=hot)
     stream_redis.xtrim("orders", minid=entry_id(210), approximate=False)  # after the table was made

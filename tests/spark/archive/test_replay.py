@@ -17,7 +17,7 @@ from penstock.spark.archive import ArchiveDamaged, compact
 from penstock.spark.link import Link
 from penstock.spark.replay import ArchiveOrigin, DeadLetterOrigin, FileOrigin, Replay, Replayed, Span, Where
 from penstock.spark.replay import run as replay_run
-from tests.spark.archive.streams import START_MS, Stream, archive, opened
+from tests.spark.archive.streams import START_MS, Stream, archive, flip_a_bit_of_the_payload, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,10 +64,33 @@ def test_a_compaction_may_take_files_away_meanwhile_and_damage_is_told(root: Pat
     assert seen == [entry_id for entry_id, _ in stream.entries[:100]]  # what came later is not meant
     [file] = root.glob("stream=*/date=*/*")
     content = file.read_bytes()
-    for damage, why in ((file.unlink, "is missing"), (lambda: file.write_bytes(content[:-50]), "cannot be read")):
+    for damage, why in ((file.unlink, "is missing"), (lambda: file.write_bytes(content[:-50]), "bytes instead of")):
         damage()
         with pytest.raises(ArchiveDamaged, match=why):
             list(ArchiveOrigin(root, "orders", Span()).rows(None))
+
+
+@pytest.mark.parametrize("is_filtered", [False, True])
+def test_nothing_of_a_file_with_a_flipped_bit_is_replayed(
+    is_filtered: bool, root: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    origin = ArchiveOrigin(root, "orders", Span())
+    where = None
+    if is_filtered:
+        where = Where("ms > 0", origin.schema, lambda: request.getfixturevalue("spark"))
+    files = sorted(root.glob("stream=*/date=*/*"))
+    flip_a_bit_of_the_payload(files[2])
+    replay = made(stream_server, origin, where=where)
+    with pytest.raises(ArchiveDamaged, match=rf"{files[2].name} is damaged: its bytes are not those that were written"):
+        replay.count()
+    assert not stream_redis.exists("again")
+    with pytest.raises(ArchiveDamaged, match=files[2].name):  # without counting first
+        replay.run()
+    assert stream_redis.xlen("again") in (0, 40)  # what lies before that file
+    flip_a_bit_of_the_payload(files[2])  # and back
+    replay.run()
+    assert stream_redis.xlen("again") == 100
 
 
 class Interrupted(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +33,32 @@ def fickle(messages: list[StreamMessage]) -> list[str]:
     return [message.id for message in messages]
 
 
+def diligent(messages: list[StreamMessage]) -> list[str]:
+    """Does all of them."""
+    return [message.id for message in messages]
+
+
 def lazy(messages: list[StreamMessage]) -> list[str]:
     """Never finishes an odd number."""
     return [message.id for message in messages if message.data["n"] % 2 == 0]
+
+
+def hang_in_c(*, holds_the_lock: bool) -> None:
+    """Waits for a mutex that this thread has: no signal ends that."""
+    library = ctypes.PyDLL(None) if holds_the_lock else ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(128)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+async def stuck(messages: list[StreamMessage]) -> list[str]:
+    """Waits for ever at a 3, and at a 5 in C code that no signal interrupts."""
+    for message in messages:
+        if message.data["n"] == 3:
+            await asyncio.Event().wait()
+        if message.data["n"] == 5:
+            hang_in_c(holds_the_lock=False)
+    return [message.id for message in messages]
 
 
 def doubled(rows: DataFrame) -> DataFrame:

@@ -111,6 +111,19 @@ def test_the_handler_of_the_workers_runs_on_the_executors(
     assert told[7, "max_deliveries"]["dlq_attempts"] == "3"
 
 
+def test_messages_at_which_a_handler_hangs_are_given_up_and_the_rest_goes_on(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    add_orders(stream_redis, 8)
+    run(pipeline_of(Handler(f"{SHOP}:stuck", attempts=2, timeout="500ms")))
+    assert table() == [0, 1, 2, 4, 6, 7]
+    told = {json.loads(letter["data"])["n"]: letter for letter in dead_letters(stream_redis)}
+    assert sorted(told) == [3, 5]
+    assert {letter["dlq_reason"] for letter in told.values()} == {"max_deliveries"}
+    assert {letter["dlq_error"] for letter in told.values()} == {"HandlerTimeout"}
+    assert len(dead_letters(stream_redis)) == 2
+
+
 def test_messages_that_a_handler_does_not_return_are_given_up(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
 ) -> None:

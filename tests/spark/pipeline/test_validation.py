@@ -26,6 +26,7 @@ from penstock.spark.pipeline import (
     Sql,
 )
 from penstock.spark.pipeline.validation import PipelineInvalid
+from penstock.spark.pipeline.writing.jdbc_database import JdbcDatabase
 from tests.spark.pipeline.conftest import SHOP, add_orders, iceberg_catalogue
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def test_every_catalogue_database_and_back_end_that_cannot_work_is_told(
         Jdbc("jdbc:nosuch://127.0.0.1/x", "t", name="no driver"),
         Jdbc(derby, "t", options={"driver": "com.example.NoDriver"}, name="no class"),
         Jdbc(derby, "t", key=("k",)),
-        Jdbc(derby, "sys.systables", name="narrow"),
+        Jdbc(derby, "sysibm.sysdummy1", name="narrow"),
         Jdbc(derby, "t", create=True, name="well too"),
         Results(id="k", result_kind="order", columns=("m",), options={"root": str(tmp_path / "file" / "results")}),
         Results(id="at", result_kind="order", finished_at="n", options={"rot": "x"}, name="options"),
@@ -173,8 +174,8 @@ def test_every_catalogue_database_and_back_end_that_cannot_work_is_told(
         "sink 7 (no class): the database cannot be used: there is no JDBC driver for this url in the session",
         "sink 8 (jdbc): key: there is no column 'k'",
         "sink 8 (jdbc): table 't' does not exist",
-        "sink 9 (narrow): table 'sys.systables' has no column 'n'",
-        "sink 9 (narrow): table 'sys.systables' has no column 'at'",
+        "sink 9 (narrow): table 'sysibm.sysdummy1' has no column 'n'",
+        "sink 9 (narrow): table 'sysibm.sysdummy1' has no column 'at'",
         "sink 11 (results): id: there is no column 'k'",
         "sink 11 (results): columns: there is no column 'm'",
         f"sink 11 (results): {tmp_path}/file/results cannot be written to",
@@ -233,7 +234,7 @@ def test_a_table_of_postgres_that_does_not_fit_is_told(
     problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, postgres: PostgresServer
 ) -> None:
     postgres.execute(
-        "CREATE TABLE t (n text, kind integer, tags text[], raw jsonb, at date, must bigint NOT NULL, "
+        "CREATE TABLE t (n date, kind integer, tags text[], raw jsonb, at date, must bigint NOT NULL, "
         "made bigint NOT NULL DEFAULT 1, own bigint GENERATED ALWAYS AS IDENTITY);"
         "CREATE TABLE k (n bigint, kind uuid, tags jsonb, raw bytea, at timestamp, UNIQUE (kind, n));"
         "DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN; GRANT USAGE ON SCHEMA public TO reader; GRANT SELECT ON k TO reader"
@@ -246,6 +247,7 @@ def test_a_table_of_postgres_that_does_not_fit_is_told(
         Postgres(conninfo.make_conninfo(postgres.dsn, user="reader", password=""), "k", name="reader"),
     )
     assert problems(pipeline_of(steps, sinks=sinks)) == (
+        "sink 1 (t): table 't': column 'n' is bigint here and date there: cast it in a step",
         "sink 1 (t): table 't': column 'kind' is string here and integer there: cast it in a step",
         "sink 1 (t): table 't': column 'tags' is array<string> here and text[] there: cast it in a step",
         "sink 1 (t): table 't': column 'raw' is binary here and jsonb there: cast it in a step",
@@ -254,6 +256,29 @@ def test_a_table_of_postgres_that_does_not_fit_is_told(
         "sink 3 (schema): there is no schema 'shop': create it",
         "sink 4 (reader): the user may create no table in the schema 'public', where batches are noted: GRANT CREATE",
         'sink 4 (reader): the user may not write to the table "k": GRANT INSERT',
+    )
+
+
+def test_a_table_behind_jdbc_that_does_not_fit_is_told(
+    spark: SparkSession, problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, derby: str
+) -> None:
+    with JdbcDatabase(Jdbc(derby, "t"), spark).connection() as connection:
+        connection.execute(
+            "CREATE TABLE t (n DATE, kind DECIMAL(9,2), tags INT, raw VARCHAR(9), moment BOOLEAN, must BIGINT NOT NULL, "
+            "made BIGINT NOT NULL DEFAULT 1, own BIGINT NOT NULL GENERATED ALWAYS AS IDENTITY)"
+        )
+        connection.execute(
+            "CREATE TABLE k (n BIGINT NOT NULL, kind CLOB, tags CLOB, raw BLOB, moment TIMESTAMP, more XML)"
+        )
+        connection.commit()
+    steps = Sql("SELECT n, stream AS kind, array(stream) AS tags, data AS raw, timestamp AS moment FROM input")
+    assert problems(pipeline_of(steps, sinks=(Jdbc(derby, "t"), Jdbc(derby, "k", name="well")))) == (
+        "sink 1 (jdbc): table 't': column 'n' is bigint here and DATE there: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'kind' is string here and DECIMAL(9,2) there: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'tags' is array<string> here and INTEGER there: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'raw' is binary here and VARCHAR(9) there: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'moment' is timestamp here and BOOLEAN there: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'MUST' must not be null and has no default, but the rows lack it",
     )
 
 

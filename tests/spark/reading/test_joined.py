@@ -24,7 +24,7 @@ from penstock.spark.reading.offsets import Offsets
 from penstock.spark.reading.options import SourceOptions
 from penstock.spark.reading.rows import RowBuilder
 from penstock.spark.reading.stream_reader import StreamReader
-from tests.spark.archive.streams import Stream, archive, opened
+from tests.spark.archive.streams import Stream, archive, flip_a_bit_of_the_payload, opened
 
 _TEXT = pa.string()
 _SCHEMA = pa.schema([("stream", _TEXT), ("id", _TEXT), ("data", pa.binary()), ("fields", pa.map_(_TEXT, pa.binary()))])
@@ -266,6 +266,9 @@ def test_bad_input_and_a_file_that_is_gone_are_told(make: Make, tmp_path: Path) 
     with pytest.raises(ConfigurationError, match="leave option archive out"):
         log.options(view="pending", group="g")
     [file] = log.root.glob("stream=*/date=*/*")
+    flip_a_bit_of_the_payload(file)
+    with pytest.raises(ArchiveDamaged, match="cannot be read"):
+        ids(log.batch())
     file.unlink()
     with pytest.raises(ArchiveDamaged, match="is missing"):
         ids(log.batch())

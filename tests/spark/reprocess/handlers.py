@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 from penstock import StreamMessage
+from tests.spark.pipeline.shop import hang_in_c
 
 GATE = 40
 
@@ -38,6 +40,16 @@ async def fragile(messages: list[StreamMessage]) -> list[str]:
             os.kill(os.getpid(), signal.SIGKILL)
         if message.data["n"] % 10 == 7:
             raise ValueError(f"order {message.data['n']} has no price")
+    return [message.id for message in messages]
+
+
+def stuck(messages: list[StreamMessage]) -> list[str]:
+    """Waits for ever at a 3, and at a 5 in C code that no signal interrupts."""
+    for message in messages:
+        if message.data["n"] == 3:
+            threading.Event().wait()
+        if message.data["n"] == 5:
+            hang_in_c(holds_the_lock=False)
     return [message.id for message in messages]
 
 

@@ -15,11 +15,12 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
 from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.archive import ArchiveDamaged
 from penstock.spark.reprocess.identity import result_id
 from penstock.sync.results import FSBackend, PostgresBackend
 from penstock.task import check_id
 from tests.helpers.postgres import PostgresServer
-from tests.spark.archive.streams import START_MS, Stream, archive, opened
+from tests.spark.archive.streams import START_MS, Stream, archive, flip_a_bit_of_the_payload, opened
 from tests.spark.driver import ROOT, Process
 from tests.spark.reprocess.handlers import GATE
 
@@ -87,6 +88,16 @@ def numbers(root: Path) -> Counter[int]:
     return Counter([*good, *(int(result.error.split()[2]) for result in found if result.status == "error")])
 
 
+def test_nothing_of_a_damaged_archive_is_handled(spark: SparkSession, cold: Path, tmp_path: Path) -> None:
+    [file] = cold.glob("stream=*/date=*/*")
+    flip_a_bit_of_the_payload(file)
+    words = ("--stream", "orders", "--handler", f"{HANDLERS}:doubled", "--archive", cold, "--where", "seq >= 0")
+    result = call(*words, "--results", tmp_path / "results")
+    assert isinstance(result.exception, ArchiveDamaged)
+    assert f"{file} is damaged" in str(result.exception)
+    assert not (tmp_path / "journal").exists()
+
+
 def bury(client: redis.Redis, n: int, reason: str, place: Path, **more: str) -> None:
     told = {"dlq_reason": reason, "dlq_source": "orders", "dlq_id": f"{START_MS + n}-0", "dlq_error": "KeyError"}
     client.xadd("orders_dlq", {"data": json.dumps({"n": n, "place": str(place)}), **told, **more})
@@ -121,6 +132,29 @@ def test_dead_letters_of_one_reason_are_handled_and_those_that_are_done_purged(
     assert "3 messages\ndone 0, failed 3; 0 of them had a result before" in call(*words).stdout
 
 
+@pytest.mark.parametrize("kept", ["dead letters", "an archive"])
+def test_a_handler_that_hangs_costs_its_messages_and_not_the_others(
+    kept: str, spark: SparkSession, cold: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    """Also in C code, where the worker must be ended and its task is repeated."""
+    words: list[object] = ["--stream", "orders", "--handler", f"{HANDLERS}:stuck", "--timeout", "500ms"]
+    words += ["--attempts", 2, "--results", tmp_path / "results"]
+    if kept == "an archive":
+        words += ["--archive", cold, "--to", START_MS + 8]
+    else:
+        words += ["--dead-letters", "--url", stream_server.url]
+        for n in range(8):
+            bury(stream_redis, n, "fatal", tmp_path)
+    result = call(*words)
+    assert result.exit_code == 0, result.output
+    assert "done 6, failed 2" in result.stdout
+    assert "HandlerTimeout: the handler ran longer than <n>" in result.stdout
+    assert not [key for key in stream_redis.keys("*") if stream_redis.ttl(key) < 0 and key != b"orders_dlq"]
+    with FSBackend(tmp_path / "results") as backend:
+        found = Counter(str(result.status) for result in backend.iter())
+    assert found == ({"ok": 6, "error": 2} if kept == "an archive" else {"ok": 6})
+
+
 def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
     spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
@@ -144,6 +178,8 @@ def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
         (("--archive", "{cold}", "--purge"), "--purge deletes dead letters"),
         (("--archive", "{cold}", "--payload", "xml"), "--payload 'xml'"),
         (("--archive", "{cold}", "--name", "a b"), "--name"),
+        (("--archive", "{cold}", "--timeout", "soon"), "--timeout = 'soon' must be a length of time"),
+        (("--archive", "{cold}", "--timeout", "0s"), "--timeout = '0s' must be more than nothing"),
         (("--archive", "{cold}", "--results", "mongo"), "mongo"),
         (("--archive", "{cold}", "--results", "/dev/null/here"), "--results /dev/null/here: /dev/null is no directory"),
         (("--archive", "{cold}", "--results", "/proc/none/here"), "nothing can be written in /proc"),

@@ -28,12 +28,19 @@ def read_entries(
     with _opened(root, entry) as source:
         groups = [n for n in range(source.num_row_groups) if _may_hold(source, n, after, upto)]
         columns = _IDS if ids_only else _ALL
-        for batch in source.iter_batches(PAGE_ROWS, row_groups=groups, columns=columns, use_threads=False):
+        for batch in _pages(root / entry.path, source, groups, columns):
             ms, seq = unsigned(batch.column("ms")), unsigned(batch.column("seq"))
             mask = is_behind(ms, seq, after) & ~is_behind(ms, seq, upto)
             kept = batch if bool(mask.all()) else batch.filter(pa.array(mask))
             if kept.num_rows:
                 yield _ids(kept) if ids_only else _entries(kept)
+
+
+def _pages(file: Path, source: pq.ParquetFile, groups: list[int], columns: list[str]) -> Iterator[Any]:
+    try:
+        yield from source.iter_batches(PAGE_ROWS, row_groups=groups, columns=columns, use_threads=False)
+    except (pa.ArrowException, OSError) as error:  # a page whose checksum is wrong is an OSError
+        raise ArchiveDamaged(f"{file} cannot be read ({error}); run `penstock archive verify`") from None
 
 
 def count_upto(root: Path, entry: FileEntry, upto: str) -> int:
@@ -60,7 +67,7 @@ def group_ends(root: Path, entry: FileEntry) -> list[tuple[str, int]]:
 def _opened(root: Path, entry: FileEntry) -> pq.ParquetFile:
     file = root / entry.path
     try:
-        source = pq.ParquetFile(file)
+        source = pq.ParquetFile(file, page_checksum_verification=True)
     except pa.ArrowException as error:
         raise ArchiveDamaged(f"{file} cannot be read ({error}); run `penstock archive verify`") from None
     if source.metadata.num_rows != entry.rows:

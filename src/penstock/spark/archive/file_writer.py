@@ -30,8 +30,9 @@ class FileWriter:
         self.staged = staging / f"{secrets.token_hex(8)}.parquet"
         self.stream = stream
         self._writer = pq.ParquetWriter(
-            self.staged, SCHEMA, compression="zstd", use_dictionary=["stream", "key"], write_statistics=["ms", "seq"]
-        )
+            self.staged, SCHEMA, compression="zstd", use_dictionary=["stream", "key"], write_statistics=["ms", "seq"],
+            write_page_checksum=True,
+        )  # fmt: skip
         self._digest = RowDigest(SCHEMA)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
@@ -100,7 +101,7 @@ def describe(file: Path, path: str, stream: str, date: str) -> FileEntry:
 
 def read_batches(file: Path) -> Iterator[pa.RecordBatch]:
     """Return the rows of a file, some at a time."""
-    with pq.ParquetFile(file) as source:
+    with pq.ParquetFile(file, page_checksum_verification=True) as source:
         for batch in source.iter_batches(_PAGE_ROWS, columns=SCHEMA.names, use_threads=False):
             yield batch if batch.schema.equals(SCHEMA) else batch.cast(SCHEMA)
 

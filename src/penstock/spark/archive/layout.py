@@ -22,6 +22,7 @@ LAST_MS = 253_402_300_799_999  # the end of the year 9999; an id may be any numb
 _PATTERN = {*"*?[]{}\\"}
 _LONGEST = 200  # most file systems end a name at 255 bytes
 _KEPT = 160
+_LONGEST_PART = 255
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Layout:
             raise ConfigurationError(
                 f"archive {text!r}: Spark takes a path with * ? [ ] {{ }} or \\ for a pattern; name another"
             )
+        if any(len(part.encode("utf-8", "replace")) > _LONGEST_PART for part in root.parts):
+            raise ConfigurationError(f"archive {text[:60]!r}...: a name in its path is too long")
+        if "\0" in text:
+            raise ConfigurationError(f"archive {text!r}: no path has a NUL")
         return cls(root)
 
     @property

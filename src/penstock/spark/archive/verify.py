@@ -16,7 +16,8 @@ from penstock import ids
 from penstock.errors import ConfigurationError
 from penstock.spark.archive.checkpoint import last_committed
 from penstock.spark.archive.errors import ArchiveDamaged
-from penstock.spark.archive.file_writer import checksum, describe
+from penstock.spark.archive.file_check import why_changed
+from penstock.spark.archive.file_writer import describe
 from penstock.spark.archive.layout import Layout
 from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import Commit, FileEntry, RangeEntry, State
@@ -118,12 +119,9 @@ def _files(layout: Layout, state: State, *, rows: bool) -> list[Finding]:
 def _file(file: Path, entry: FileEntry, *, rows: bool) -> Finding | None:
     told = f"{entry.rows:,} entries from {entry.first} to {entry.last} of stream {entry.stream!r}"
     try:
-        size = file.stat().st_size
-        if size != entry.bytes:
-            text = f"it has {size:,} bytes instead of {entry.bytes:,}; it held {told}"
-            return Finding("changed file", str(file), text)
-        if checksum(file) != entry.sha256:
-            return Finding("changed file", str(file), f"its bytes are not those that were written; it held {told}")
+        why = why_changed(file, entry.bytes, entry.sha256)
+        if why is not None:
+            return Finding("changed file", str(file), f"{why}; it held {told}")
         if rows and describe(file, entry.path, entry.stream, entry.date) != entry:
             return Finding("wrong rows", str(file), f"its rows are not {told}")
     except FileNotFoundError:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.origin import visible
+from penstock.spark.pipeline.sifting import Sifter
 from penstock.spark.pipeline.staging import Staging
 from penstock.spark.pipeline.writing.writer import Writer
 
@@ -30,7 +32,8 @@ def no_mark(_: str) -> None:
 class Batches:
     """Writes the batches of one query; Spark calls it with each.
 
-    With one sink that shows a batch in one step, the rows go straight there. Otherwise they are staged first.
+    With one sink that shows a batch in one step, the rows go straight there. Otherwise they are staged first, and so
+    are those of a batch that a sink does not take as it is.
     """
 
     def __init__(
@@ -40,11 +43,13 @@ class Batches:
         staging: Staging,
         *,
         is_stateful: bool,
+        sifter: Sifter,
         mark: Mark = no_mark,
     ) -> None:
-        self._query, self._writers, self._staging = query, writers, staging
+        self._query, self._writers, self._staging, self._sifter = query, writers, staging, sifter
         self._is_stateful, self._mark = is_stateful, mark
         self._stop = threading.Event()
+        self._has_left = True  # perhaps, a batch that was staged for its refused rows
         self.under_way: tuple[int, float] | None = None  # the batch, and the moment when it began
 
     def stop(self) -> None:
@@ -74,14 +79,35 @@ class Batches:
 
     def _write(self, rows: DataFrame, key: BatchKey) -> None:
         self._mark("begun")
-        if self.is_staged:
+        is_repeated = self._staging.has(key)
+        is_staged = self.is_staged or is_repeated
+        if is_staged:
             rows = self._staged(rows, key)
+        elif self._has_left:
+            self._staging.forget_before(key)
+            self._has_left = False
         for name, writer in self._writers.items():
-            if not writer.write(rows, key, self._mark):
+            left = self._sifter.left(rows, key, name) if is_repeated else rows
+            if not self._put(name, writer, left, key, is_staged=is_staged):
                 logger.info("batch %d is in sink %s already", key.number, name)
-                if self._is_stateful and not self.is_staged:
+                if self._is_stateful and not is_staged:
                     _compute(rows)
         self._mark("done")
+
+    def _put(self, name: str, writer: Writer, rows: DataFrame, key: BatchKey, *, is_staged: bool) -> bool:
+        """Write the rows that a sink takes, the others into the dead letters; tell whether the batch was new."""
+        try:
+            return writer.write(visible(rows), key, self._mark)
+        except Exception as error:
+            if not writer.is_refusal(error):
+                raise
+            self._has_left = True
+            rows = rows if is_staged else self._staged(rows, key)
+            left = self._sifter.sifted(rows, key, name, writer)
+            if left is None:
+                raise
+        self._mark("refused")
+        return writer.write(visible(left), key, self._mark)
 
     def _staged(self, rows: DataFrame, key: BatchKey) -> DataFrame:
         self._staging.forget_before(key)

@@ -9,6 +9,8 @@ from typing import Any
 from penstock.errors import ConfigurationError
 from penstock.spark.option_values import seconds_of
 
+_MOST_TIMEOUT_S = 86_400.0
+
 
 def check_choice(key: str, value: str, choices: Sequence[str]) -> None:
     """Raise ConfigurationError unless the value is one of the choices."""
@@ -54,6 +56,14 @@ def duration_s(key: str, value: str) -> float:
     seconds = seconds_of(value)
     if seconds is None:
         raise ConfigurationError(f"{key} = {value!r} must be a length of time such as 500ms, 30s, 15m or 1h")
+    return seconds
+
+
+def check_timeout(key: str, value: str) -> float:
+    """Return how long a handler may take, in seconds; raise ConfigurationError for what is no such time."""
+    seconds = duration_s(key, value)
+    if not 0 < seconds <= _MOST_TIMEOUT_S:
+        raise ConfigurationError(f"{key} = {value!r} must be more than nothing, and at most a day")
     return seconds
 
 

@@ -59,7 +59,11 @@ class DeadLetterOffice:
             # Spark Connect says it to none of its tasks. An entry is in one batch of a query, so its hour does as well.
             query = query_id(self.checkpoint)
             return DeadLetterDesk(client, self.pipeline, lambda entry_id: f"{query}:hour {_hour(entry_id)}")
-        return DeadLetterDesk(client, self.pipeline, lambda _: f"{query}:{batch}")
+        return self.desk(f"{query}:{batch}")
+
+    def desk(self, part: str) -> DeadLetterDesk:
+        """Return a desk that notes entries under one name."""
+        return DeadLetterDesk(self.link.client(), self.pipeline, lambda _: part)
 
 
 class DeadLetterDesk:
@@ -74,6 +78,10 @@ class DeadLetterDesk:
     def is_given_up(self, stream: str, entry_id: Id) -> bool:
         """Tell whether an earlier attempt of this batch has given the entry up."""
         return entry_id in self._noted(stream, self._part(entry_id))
+
+    def given_up(self, stream: str) -> frozenset[Id]:
+        """Return what was given up of a stream, where all is noted under one name."""
+        return frozenset(self._noted(stream, self._part("0-0")))
 
     def _noted(self, stream: str, part: str) -> set[Id]:
         known = self._known.get((stream, part))

@@ -19,6 +19,7 @@ from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.checks import imported
 from penstock.spark.pipeline.dead_letters import DeadLetterDesk, DeadLetterOffice, Fate
+from penstock.spark.pipeline.deadline import Deadline
 from penstock.spark.pipeline.steps import Handler
 
 logger = logging.getLogger("penstock.spark")
@@ -41,27 +42,51 @@ class Outcome:
 
 
 Call: TypeAlias = Callable[[list[StreamMessage]], Any]
+GiveUp: TypeAlias = Callable[[str, Fate], None]
+
+
+def _forget(_entry_id: str, _fate: Fate) -> None:
+    """Note nothing of a message that ends this process."""
 
 
 class Caller:
-    """Calls a handler, async or plain, and decides what its answer means."""
+    """Calls a handler, async or plain, and decides what its answer means.
 
-    def __init__(self, function: Call, attempts: int, *, has_output: bool) -> None:
+    With `is_repeated` it hands messages over one by one: what ended the process before this one is known by that.
+    """
+
+    def __init__(
+        self,
+        function: Call,
+        attempts: int,
+        *,
+        has_output: bool,
+        timeout_s: float | None = None,
+        is_repeated: bool = False,
+    ) -> None:
         self._function, self._attempts, self._has_output = function, attempts, has_output
+        self._deadline = None if timeout_s is None else Deadline(timeout_s)
+        self._is_one_by_one = is_repeated and timeout_s is not None
         self._runner: asyncio.Runner | None = None
+        self._give_up: GiveUp = _forget
 
     def close(self) -> None:
         """End the event loop, if an async handler needed one."""
         if self._runner is not None:
             self._runner.close()
 
-    def handle(self, messages: list[StreamMessage]) -> Outcome:
-        """Hand the messages over together, and those that are not done one by one."""
+    def handle(self, messages: list[StreamMessage], give_up: GiveUp = _forget) -> Outcome:
+        """Hand the messages over together, and those that are not done one by one.
+
+        `give_up` is told of the message with which this process ends, if one cannot be interrupted.
+        """
+        self._give_up = give_up
         outcome = Outcome()
-        error = self._try(messages, outcome)
-        for message in messages:
-            if message.id not in outcome.done:
-                self._insist(message, error if len(messages) == 1 else None, outcome)
+        for group in [[message] for message in messages] if self._is_one_by_one else [messages]:
+            error = self._try(group, outcome)
+            for message in group:
+                if message.id not in outcome.done:
+                    self._insist(message, error if len(group) == 1 else None, outcome)
         return outcome
 
     def _insist(self, message: StreamMessage, error: BaseException | None, outcome: Outcome) -> None:
@@ -92,16 +117,47 @@ class Caller:
         return None
 
     def _call(self, messages: list[StreamMessage]) -> Any:
+        if self._deadline is None:
+            return self._answer(messages)
+        overdue = self._deadline.overdue
+
+        def give_up() -> None:
+            if len(messages) == 1:  # of several, nobody knows which it is: they are handed over one by one next time
+                fate = Fate(Reason.MAX_DELIVERIES, overdue, messages[0].attempts)
+                self._give_up(messages[0].id, fate)
+
+        return self._deadline.call(lambda: self._answer(messages), give_up)
+
+    def _answer(self, messages: list[StreamMessage]) -> Any:
         answer = self._function(messages)
         if not inspect.isawaitable(answer):
             return answer
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        return self._runner.run(_awaited(answer))
+        if self._deadline is not None:
+            self._deadline.put_off()
+        runner, self._runner = self._runner or asyncio.Runner(), None
+        try:
+            found = runner.run(_awaited(answer, self._deadline))
+        except Exception:
+            self._runner = runner
+            raise
+        except BaseException:  # an alarm has torn it apart, and what is left in it may not want to end
+            runner.get_loop().close()
+            raise
+        self._runner = runner
+        return found
 
 
-async def _awaited(answer: Any) -> Any:
-    return await answer
+async def _awaited(answer: Any, deadline: Deadline | None) -> Any:
+    if deadline is None:
+        return await answer
+    limit = asyncio.timeout(deadline.timeout_s)
+    try:
+        async with limit:
+            return await answer
+    except TimeoutError:
+        if limit.expired():  # else it is one of the handler's own
+            raise deadline.overdue from None
+        raise
 
 
 def _answers(answer: Any, *, has_output: bool) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -133,7 +189,13 @@ class HandlerTask(Carried):
         spare_the_collector()
         function = imported("handler", self.step.handler)
         decode = bytes if self.form in ("raw", "avro") else load_serializer(self.form).decode
-        caller = Caller(function, self.step.attempts, has_output=self.output is not None)
+        caller = Caller(
+            function,
+            self.step.attempts,
+            has_output=self.output is not None,
+            timeout_s=self.step.timeout_s,
+            is_repeated=is_repeated_task(),
+        )
         desk = self.office.open()
         try:
             for batch in batches:
@@ -149,7 +211,7 @@ class HandlerTask(Carried):
         for stream in dict.fromkeys(streams):
             of_stream = (row for row, name in enumerate(streams) if name == stream)
             rows = [row for row in of_stream if not desk.is_given_up(stream, ids[row])]
-            outcome = self._of_stream(columns, stream, rows, caller, decode)
+            outcome = self._of_stream(columns, stream, rows, caller, decode, desk)
             for row in rows:
                 if ids[row] in outcome.failed:
                     desk.bury(stream, ids[row], _bytes(columns, row), outcome.failed[ids[row]])
@@ -161,8 +223,17 @@ class HandlerTask(Carried):
         return self._with_output(rows_kept, [outputs[n] for n in in_order])
 
     def _of_stream(
-        self, columns: Columns, stream: str, rows: Sequence[int], caller: Caller, decode: Callable[[bytes], Any]
+        self,
+        columns: Columns,
+        stream: str,
+        rows: Sequence[int],
+        caller: Caller,
+        decode: Callable[[bytes], Any],
+        desk: DeadLetterDesk,
     ) -> Outcome:
+        def give_up(entry_id: str, fate: Fate) -> None:
+            desk.bury(stream, entry_id, _bytes(columns, columns["id"].index(entry_id)), fate)
+
         whole = Outcome()
         messages: dict[str, StreamMessage] = {}
         for row in rows:
@@ -174,7 +245,7 @@ class HandlerTask(Carried):
                 messages[message.id] = message
         waiting = list(messages.values())
         for first in range(0, len(waiting), self.step.batch_size):
-            outcome = caller.handle(waiting[first : first + self.step.batch_size])
+            outcome = caller.handle(waiting[first : first + self.step.batch_size], give_up)
             self._check_outputs(outcome, messages)
             whole.done |= outcome.done
             whole.failed |= outcome.failed
@@ -211,6 +282,14 @@ class HandlerTask(Carried):
         return pa.RecordBatch.from_arrays(
             [*rows.columns, *added.columns], schema=pa.schema([*rows.schema, *self.output])
         )
+
+
+def is_repeated_task() -> bool:
+    """Tell whether Spark has begun this task before: its last worker may have died of a message."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
 
 
 def _bytes(columns: Columns, row: int) -> bytes | None:

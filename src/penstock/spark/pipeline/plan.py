@@ -24,12 +24,17 @@ _FORMAT = "redis_streams"
 _PARTITIONS = "minPartitions"
 
 
+def office_of(pipeline: Pipeline) -> DeadLetterOffice:
+    """Return how the dead letters of a pipeline are reached."""
+    return DeadLetterOffice(pipeline.source.parsed().link, pipeline.name, pipeline.checkpoint)
+
+
 class Planner:
     """Plans a pipeline on a session. Each part raises ConfigurationError, or Spark's AnalysisException."""
 
     def __init__(self, spark: SparkSession, pipeline: Pipeline) -> None:
         self._spark, self._pipeline = spark, pipeline
-        self._office = DeadLetterOffice(pipeline.source.parsed().link, pipeline.name, pipeline.checkpoint)
+        self._office = office_of(pipeline)
 
     def plan(self) -> DataFrame:
         """Return the rows for the sinks."""

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigurationError
 from penstock.spark.pipeline.batches import Batches, StopAsked
 from penstock.spark.pipeline.declaration import Pipeline
+from penstock.spark.pipeline.plan import office_of
 from penstock.spark.pipeline.query_id import query_id
 from penstock.spark.pipeline.shared_files import files_of
+from penstock.spark.pipeline.sifting import Sifter
 from penstock.spark.pipeline.staging import Staging
 from penstock.spark.pipeline.status import Places
 from penstock.spark.pipeline.writing.writers import writer_of
@@ -41,7 +43,11 @@ class RemoteBatches:
         writers = {sink.name: writer_of(sink, self.pipeline, spark) for sink in self.pipeline.sinks}
         # Whether the plan keeps state cannot be seen from here: to compute a batch once too often does no harm.
         batches = Batches(
-            lambda: query_id(places.checkpoint), writers, Staging(places.staging, files_of(spark)), is_stateful=True
+            lambda: query_id(places.checkpoint),
+            writers,
+            Staging(places.staging, files_of(spark)),
+            is_stateful=True,
+            sifter=Sifter(office_of(self.pipeline)),
         )
         batches(rows, number)
 

@@ -21,7 +21,9 @@ from penstock.spark.pipeline.batches import Batches, StopAsked, no_mark
 from penstock.spark.pipeline.declaration import Pipeline
 from penstock.spark.pipeline.driver import Driver
 from penstock.spark.pipeline.files import Files
+from penstock.spark.pipeline.plan import office_of
 from penstock.spark.pipeline.progress import Progress, slow_batch
+from penstock.spark.pipeline.sifting import Sifter
 from penstock.spark.pipeline.staging import Staging
 from penstock.spark.pipeline.status import Places
 from penstock.spark.pipeline.steps import functions_of
@@ -136,6 +138,7 @@ class Run:
             writers,
             Staging(self._places.staging, Files(self._spark)),
             is_stateful=_STATEFUL.search(plan) is not None,
+            sifter=Sifter(office_of(self._pipeline)),
             mark=self._mark,
         )
         if self._is_stopping:

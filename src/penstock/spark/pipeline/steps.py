@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from penstock.errors import ConfigurationError
 from penstock.spark.payload.schema import parse_ddl
-from penstock.spark.pipeline.checks import check_function_path, check_positive, check_text
+from penstock.spark.pipeline.checks import check_function_path, check_positive, check_text, check_timeout, duration_s
 
 INPUT = "input"
 
@@ -45,7 +45,8 @@ class Handler:
 
     It is given lists of up to `batch_size` StreamMessage of one stream and returns the ids that are done. Others, and
     all if it raises, are tried again one by one, up to `attempts` times in all; then they go to the dead letters. With
-    `output`, columns as DDL, it returns a mapping of ids to mappings of these columns, which are added to the row.
+    `output`, columns as DDL, it returns a mapping of ids to mappings of these columns, which are added to the row. A
+    call that takes longer than `timeout`, a length of time, has failed.
     """
 
     handler: str
@@ -53,6 +54,7 @@ class Handler:
     output: str | None = None
     batch_size: int = 100
     attempts: int = 3
+    timeout: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
@@ -62,6 +64,13 @@ class Handler:
         _check_name(self.name)
         if self.output is not None:
             parse_ddl(self.output)
+        if self.timeout is not None:
+            check_timeout("timeout", self.timeout)
+
+    @property
+    def timeout_s(self) -> float | None:
+        """How long a call may take, in seconds."""
+        return None if self.timeout is None else duration_s("timeout", self.timeout)
 
 
 Step: TypeAlias = Sql | Function | Handler

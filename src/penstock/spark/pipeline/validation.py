@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.master import is_connect
 from penstock.spark.pipeline.declaration import Pipeline
+from penstock.spark.pipeline.origin import visible_schema
 from penstock.spark.pipeline.plan import Planner
 from penstock.spark.pipeline.shared_files import files_of
 from penstock.spark.pipeline.steps import STEPS, Step
@@ -56,7 +57,7 @@ class Validation:
         self._problems += [f"checkpoint: {problem}" for problem in unwritable(checkpoint, files_of(self._spark))]
         plan = self._plan() if self._is_source_well() else None
         if plan is not None:
-            self._problems += self._of_sinks(plan.schema)
+            self._problems += self._of_sinks(visible_schema(plan.schema))
         if self._problems or plan is None:
             raise PipelineInvalid(tuple(dict.fromkeys(self._problems)))
         return plan

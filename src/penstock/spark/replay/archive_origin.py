@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock import ids
 from penstock.spark.archive.errors import ArchiveDamaged
+from penstock.spark.archive.file_check import FileChecks
 from penstock.spark.archive.file_writer import read_batches
 from penstock.spark.archive.id_masks import is_behind, unsigned
 from penstock.spark.archive.layout import Layout
@@ -34,6 +35,7 @@ class ArchiveOrigin:
     def __init__(self, root: str | Path, stream: str, span: Span) -> None:
         chosen(load_state(root), stream, is_hot=False)
         self._root, self._stream, self._span = Layout.of(root).root, stream, span
+        self._checks = FileChecks(self._root)
         self._files = self._named()
         self._upto = self._files[-1].last if self._files else ids.ZERO
         self.name = f"archive {self._root}, stream {stream!r}, {span}"
@@ -41,7 +43,9 @@ class ArchiveOrigin:
     def rows(self, where: Where | None) -> Iterator[pa.RecordBatch]:
         """Return the entries in the order of their ids.
 
-        Raises: ArchiveDamaged for a file that is missing or cannot be read.
+        Guarantees: no row of a file whose bytes are not those that were written.
+
+        Raises: ArchiveDamaged for a file that is missing, changed or cannot be read.
         """
         after = ids.ZERO
         while True:
@@ -67,12 +71,13 @@ class ArchiveOrigin:
     def _batches(self, where: Where | None, files: list[FileEntry]) -> Iterator[pa.RecordBatch]:
         if where is None:
             for entry in files:
+                self._checks.check(entry)
                 for batch in self._read(self._root / entry.path):
                     yield self._span.within(batch)
             return
         for group in _groups(files):
             for entry in group:
-                (self._root / entry.path).stat()  # raises what Spark would say in its own way
+                self._checks.check(entry)  # also that it is there, which Spark would say in its own way
             yield from where.sorted(self._frame(where, group))
 
     def _read(self, file: Path) -> Iterator[pa.RecordBatch]:

@@ -93,8 +93,11 @@ class FileOrigin:
     schema = FILE_SCHEMA
 
     def __init__(self, file: Path, span: Span, stream: str | None = None) -> None:
-        if not file.is_file():
-            raise ConfigurationError(f"there is no file {file}")
+        try:
+            with file.open("rb"):
+                pass
+        except OSError as error:
+            raise ConfigurationError(f"--file {file} cannot be read: {error.strerror}") from None
         self._file, self._span, self._stream = file, span, stream
         self.name = f"file {file.absolute()}, stream {stream!r}, {span}"
 

@@ -6,18 +6,20 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from penstock.errors import BackendRefused, ConfigurationError
 from penstock.spark.archive.durable import check_writable
 from penstock.spark.condition import told
 from penstock.spark.fingerprint import normalised_sql
-from penstock.spark.master import is_connect
+from penstock.spark.master import enough_tasks, is_connect
 from penstock.spark.own_modules import send_modules
 from penstock.spark.pipeline.checks import imported
 from penstock.spark.reprocess.purge import PURGED_DDL, PurgeTask
 from penstock.spark.reprocess.selection import DeadLetters, Selection
 from penstock.spark.reprocess.shared_root import marked
 from penstock.spark.reprocess.store import Store
+from penstock.spark.reprocess.stuck import StuckNotes
 from penstock.spark.reprocess.task import OUTCOME_DDL, ReprocessTask, Work
 
 if TYPE_CHECKING:
@@ -89,8 +91,10 @@ class Reprocess:
         letter.
         """
         send_modules(spark, [self._work.handler])
+        self._selection.check_files(spark)
         with marked(self._work.results) as mark:
-            return self._handled(spark, ReprocessTask(self._work, self._selection.keeps_failures, told, mark))
+            task = ReprocessTask(self._work, self._selection.keeps_failures, told, mark, self._stuck())
+            return self._handled(spark, task)
 
     def _handled(self, spark: SparkSession, task: ReprocessTask) -> Summary:
         from pyspark.sql import Observation
@@ -114,6 +118,12 @@ class Reprocess:
         purged = self._purge(spark) if self._purges else 0
         return Summary(**counts, purged=purged, failures=tuple(Failure(*row) for row in rows))
 
+    def _stuck(self) -> StuckNotes | None:
+        selection = self._selection
+        if self._work.timeout is None or not isinstance(selection, DeadLetters):
+            return None
+        return StuckNotes(selection.link, selection.key, uuid4().hex)
+
     def _purge(self, spark: SparkSession) -> int:
         selection = self._selection
         assert isinstance(selection, DeadLetters)
@@ -126,7 +136,6 @@ class Reprocess:
 def _spread(rows: DataFrame) -> DataFrame:
     """Return the rows in enough partitions for all cores: a handler costs more than reading what it is given."""
     spark = rows.sparkSession
-    if is_connect(spark):  # it tells neither the number of cores nor that of partitions
-        return rows.repartition(int(str(spark.conf.get("spark.sql.shuffle.partitions"))))
-    cores = spark.sparkContext.defaultParallelism
-    return rows if rows.rdd.getNumPartitions() >= cores else rows.repartition(4 * cores)
+    if not is_connect(spark) and rows.rdd.getNumPartitions() >= spark.sparkContext.defaultParallelism:
+        return rows
+    return rows.repartition(enough_tasks(spark))

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.keys import StreamKeys
 from penstock.policy import Reason
-from penstock.spark.archive.read import check_order, chosen, read
+from penstock.spark.archive.file_check import check_on_executors
+from penstock.spark.archive.layout import Layout
+from penstock.spark.archive.read import check_order, chosen, files_between, read
 from penstock.spark.archive.status import load_state
 from penstock.spark.condition import told
 from penstock.spark.link import Link
@@ -43,6 +45,9 @@ class Selection(Protocol):
     def check(self) -> None:
         """Raise ConfigurationError or StreamMissing for what cannot work; without Spark."""
 
+    def check_files(self, spark: SparkSession) -> None:
+        """Raise ArchiveDamaged for files that must not be read."""
+
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the messages, with the columns above."""
 
@@ -62,6 +67,11 @@ class Archived:
         """Raise ConfigurationError or StreamMissing for what cannot work; without Spark."""
         check_order(self.low, self.high)
         chosen(load_state(self.root), self.stream, is_hot=False)
+
+    def check_files(self, spark: SparkSession) -> None:
+        """Raise ArchiveDamaged if a file is not what was written; before any message is handled."""
+        found = files_between(load_state(self.root), [self.stream], self.low, self.high)
+        check_on_executors(spark, Layout.of(self.root).root, found)
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the messages."""
@@ -84,6 +94,9 @@ class DeadLetters:
         if self.reason is not None and self.reason not in set(Reason):
             raise ConfigurationError(f"--reason {self.reason!r} is none: there are {', '.join(Reason)}")
         assert self.last_id
+
+    def check_files(self, spark: SparkSession) -> None:
+        """Do nothing: they are in Redis."""
 
     @property
     def link(self) -> Link:

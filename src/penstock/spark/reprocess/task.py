@@ -24,12 +24,15 @@ from penstock.serializers import load_serializer
 from penstock.settings.tables import ResultBackendSettings
 from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
-from penstock.spark.pipeline.checks import check_function_path, check_positive, imported
-from penstock.spark.pipeline.handling import Caller, Outcome
+from penstock.spark.pipeline.checks import check_function_path, check_positive, check_timeout, imported
+from penstock.spark.pipeline.dead_letters import Fate
+from penstock.spark.pipeline.deadline import HandlerTimeout
+from penstock.spark.pipeline.handling import Caller, Outcome, is_repeated_task
 from penstock.spark.reprocess.answers import OUTPUT, with_outputs
 from penstock.spark.reprocess.identity import check_run_name, result_id
 from penstock.spark.reprocess.shared_root import check_mark
 from penstock.spark.reprocess.store import Store
+from penstock.spark.reprocess.stuck import StuckNotes
 from penstock.task import Result, Status, encode
 
 FORMS = ("json", "msgpack", "raw")
@@ -49,6 +52,7 @@ class Work:
     batch_size: int = 100
     attempts: int = 3
     name: str | None = None
+    timeout: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
@@ -59,6 +63,13 @@ class Work:
             raise ConfigurationError(f"--payload {self.form!r} must be one of {', '.join(FORMS)}")
         if self.name is not None:
             check_run_name(self.name)
+        if self.timeout is not None:
+            check_timeout("--timeout", self.timeout)
+
+    @property
+    def timeout_s(self) -> float | None:
+        """How long a call of the handler may take, in seconds."""
+        return None if self.timeout is None else check_timeout("--timeout", self.timeout)
 
 
 @dataclass(frozen=True)
@@ -83,20 +94,25 @@ class ReprocessTask(Carried):
     keeps_failures: bool
     told: Any = None  # an accumulator, for whoever watches
     mark: str | None = None  # a file that is there where the driver's results are
+    stuck: StuckNotes | None = None  # where failures are no results
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what became of each message."""
         spare_the_collector()
         check_mark(self.mark)
         function = with_outputs(imported("--handler", self.work.handler))
-        caller = Caller(function, self.work.attempts, has_output=True)
+        is_repeated = is_repeated_task()
+        caller = Caller(
+            function, self.work.attempts, has_output=True, timeout_s=self.work.timeout_s, is_repeated=is_repeated
+        )
+        stuck = self.stuck.known() if self.stuck is not None and is_repeated else frozenset()
         store = Store(self.work.results)
         size = self.work.batch_size
         try:
             for batch in batches:
                 for first in range(0, batch.num_rows, size):
                     rows = [_row(each, self.work.name) for each in batch.slice(first, size).to_pylist()]
-                    yield pa.RecordBatch.from_pylist(_Chunk(self, caller, store).handled(rows), OUTCOME)
+                    yield pa.RecordBatch.from_pylist(_Chunk(self, caller, store, stuck).handled(rows), OUTCOME)
                     if self.told is not None:
                         self.told.add(len(rows))
         finally:
@@ -107,8 +123,8 @@ class ReprocessTask(Carried):
 class _Chunk:
     """Some messages that are handled and saved together."""
 
-    def __init__(self, task: ReprocessTask, caller: Caller, store: Store) -> None:
-        self._task, self._caller, self._store = task, caller, store
+    def __init__(self, task: ReprocessTask, caller: Caller, store: Store, stuck: frozenset[str]) -> None:
+        self._task, self._caller, self._store, self._stuck = task, caller, store, stuck
         form = task.work.form
         self._decode: Callable[[bytes], Any] = bytes if form == "raw" else load_serializer(form).decode
 
@@ -137,6 +153,9 @@ class _Chunk:
         messages: dict[str, tuple[_Row, StreamMessage]] = {}
         started = datetime.now(UTC)
         for row in rows:
+            if row.result in self._stuck:
+                made[row.result] = _failed(row, HandlerTimeout("the handler could not be interrupted"), 1, started)
+                continue
             try:
                 message = self._message(row)
             except DecodeError as error:
@@ -144,7 +163,11 @@ class _Chunk:
                 continue
             messages[row.id] = (row, message)
         waiting = [message for _, message in messages.values()]
-        outcome = self._caller.handle(waiting) if waiting else Outcome()
+
+        def give_up(entry_id: str, fate: Fate) -> None:
+            self._give_up(_failed(messages[entry_id][0], fate.error, fate.attempts, started))
+
+        outcome = self._caller.handle(waiting, give_up) if waiting else Outcome()
         for entry_id, (row, message) in messages.items():
             fate = outcome.failed.get(entry_id)
             if fate is not None:
@@ -155,6 +178,13 @@ class _Chunk:
             if row.result not in made:  # a second message with the id of the entry, and another id of its own
                 made |= self._of_stream([row])
         return made
+
+    def _give_up(self, result: Result) -> None:
+        """Note a message that this process ends with, so that the repeated task leaves it alone."""
+        if self._task.keeps_failures:
+            self._store.save([result])
+        elif self._task.stuck is not None:
+            self._task.stuck.note(result.task_id)
 
     def _message(self, row: _Row) -> StreamMessage:
         if row.data is None:

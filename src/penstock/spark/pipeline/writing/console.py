@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.origin import Origin
 from penstock.spark.pipeline.sinks import Console
+from penstock.spark.pipeline.writing.refusal import Refusals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,3 +35,11 @@ class ConsoleWriter:
         rows.show(self._sink.rows, truncate=40)
         mark("console shown")
         return True
+
+    def is_refusal(self, error: BaseException) -> bool:  # noqa: ARG002
+        """Say no: everything can be shown."""
+        return False
+
+    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:  # noqa: ARG002
+        """Yield nothing."""
+        yield from ()

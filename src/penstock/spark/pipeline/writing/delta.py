@@ -20,6 +20,7 @@ from penstock.spark.pipeline.sinks import Delta
 from penstock.spark.pipeline.writing.arrow_schema import nullable_arrow
 from penstock.spark.pipeline.writing.counting import written
 from penstock.spark.pipeline.writing.parquet import unknown_partitions, unwritable
+from penstock.spark.pipeline.writing.refusal import Foldered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,13 +45,14 @@ def _library() -> Any:
     return deltalake
 
 
-class DeltaWriter:
+class DeltaWriter(Foldered):
     """Appends batches to a Delta table, which it makes if there is none."""
 
     is_atomic = True
 
     def __init__(self, sink: Delta, files: Files) -> None:
         self._sink, self._files = sink, files
+        self.partition_by = sink.partition_by
 
     def problems(self, schema: StructType) -> Iterator[str]:
         """Yield what would keep rows of this schema from being written; write nothing."""

@@ -13,6 +13,7 @@ from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.sinks import Delta
 from penstock.spark.pipeline.writing.parquet import unknown_partitions, unwritable
+from penstock.spark.pipeline.writing.refusal import Foldered
 from penstock.spark.spark_errors import one_line
 
 if TYPE_CHECKING:
@@ -48,13 +49,14 @@ def has_jars(spark: SparkSession) -> bool:
     return True
 
 
-class DeltaSparkWriter:
+class DeltaSparkWriter(Foldered):
     """Appends batches to a Delta table, which it makes if there is none."""
 
     is_atomic = True
 
     def __init__(self, sink: Delta, spark: SparkSession) -> None:
         self._sink, self._spark = sink, spark
+        self.partition_by = sink.partition_by
 
     def problems(self, schema: StructType) -> Iterator[str]:
         """Yield what would keep rows of this schema from being written; write nothing."""

@@ -13,12 +13,14 @@ from uuid import uuid4
 
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.files import Files, joined
+from penstock.spark.pipeline.origin import Origin
 from penstock.spark.pipeline.sinks import Iceberg
 from penstock.spark.pipeline.writing.arrow_schema import nullable_arrow
 from penstock.spark.pipeline.writing.counting import written
 from penstock.spark.pipeline.writing.iceberg_note import BatchNote
 from penstock.spark.pipeline.writing.iceberg_table import IcebergTable, for_hadoop
 from penstock.spark.pipeline.writing.parquet import unknown_partitions
+from penstock.spark.pipeline.writing.refusal import Refusals, Rule, broken, folder_rules, is_of_spark, time_rules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,6 +70,18 @@ class IcebergWriter:
         for name in self._files.names(batch):
             if name != attempt:
                 self._files.delete(joined(batch, name))
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Tell whether a write may have failed for a value in a row: PyIceberg reads the bounds of each column."""
+        return isinstance(error, OverflowError | ValueError) or (bool(self._sink.partition_by) and is_of_spark(error))
+
+    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
+        """Yield the rows that the sink does not take, and write nothing."""
+        floats = {field.name for field in rows.schema.fields if field.dataType.typeName() in ("float", "double")}
+        nan = [Rule(name, f"isnan(`{name}`)", "is NaN, which PyIceberg takes for no partition")
+               for name in self._sink.partition_by if name in floats]  # fmt: skip
+        rules = [*folder_rules(self._sink.partition_by), *nan, *time_rules(rows.schema)]
+        yield from broken(rows, rules, origin)
 
     @property
     def _folders(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from penstock.spark.pipeline.writing.iceberg_fit import misfits
 from penstock.spark.pipeline.writing.iceberg_java_table import IcebergFailed, IcebergJavaTable
 from penstock.spark.pipeline.writing.iceberg_note import BatchNote
 from penstock.spark.pipeline.writing.parquet import unfit, unknown_partitions, unwritable
+from penstock.spark.pipeline.writing.refusal import Foldered
 from penstock.spark.spark_errors import one_line
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def has_jars(catalogue: str, spark: SparkSession) -> bool:
     return True
 
 
-class IcebergSparkWriter:
+class IcebergSparkWriter(Foldered):
     """Appends batches to an Iceberg table, which it makes if there is none."""
 
     is_atomic = True
@@ -59,6 +60,7 @@ class IcebergSparkWriter:
     def __init__(self, sink: Iceberg, spark: SparkSession) -> None:
         assert sink.spark_catalog is not None
         self._sink, self._spark, self._catalogue = sink, spark, sink.spark_catalog
+        self.partition_by = sink.partition_by
 
     def problems(self, schema: StructType) -> Iterator[str]:
         """Yield what would keep rows of this schema from being written; write nothing."""

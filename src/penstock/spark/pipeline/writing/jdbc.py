@@ -10,11 +10,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from penstock.errors import PenstockError
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.origin import Origin, visible
 from penstock.spark.pipeline.sinks import Jdbc
 from penstock.spark.pipeline.writing.jdbc_database import JdbcConnection, JdbcDatabase, JdbcFailed
+from penstock.spark.pipeline.writing.jdbc_refusals import JdbcJudge
+from penstock.spark.pipeline.writing.refusal import Refusals
+from penstock.spark.pipeline.writing.table_fit import misfits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,10 +62,8 @@ class JdbcWriter:
             yield "the database has no transactions: a batch that is repeated would be there twice"
         if found is None and not self._sink.create:
             yield f"table {self._sink.table!r} does not exist: create it, or say create = true"
-        known = None if found is None else {name.lower() for name in found}
-        for name in schema.names:
-            if known is not None and name.lower() not in known:
-                yield f"table {self._sink.table!r} has no column {name!r}; it has {', '.join(found or ())}"
+        if found is not None:
+            yield from misfits(self._sink.table, schema, found, str.lower)
 
     # --- a batch ---
 
@@ -138,16 +141,33 @@ class JdbcWriter:
         connection.execute(adding, *who, key.number)
         return True
 
-    def _move(self, connection: JdbcConnection, stage: str, columns: list[str]) -> None:
+    def _move(self, connection: JdbcConnection, stage: str, columns: list[str], condition: str = "1 = 1") -> None:
         target, quoted = self._sink.table, self._database.quoted
         # A table that somebody else has made may spell its columns in capitals.
         spelled = {name.lower(): name for name in connection.columns(target) or ()}
         there = {name: quoted(spelled.get(name.lower(), name)) for name in columns}
         if self._sink.key:
             same = " AND ".join(f"{stage}.{quoted(name)} = {target}.{there[name]}" for name in self._sink.key)
-            connection.execute(f"DELETE FROM {target} WHERE EXISTS (SELECT 1 FROM {stage} WHERE {same})")  # noqa: S608
+            replaced = f"SELECT 1 FROM {stage} WHERE {same} AND {condition}"  # noqa: S608 - our own names, and declared
+            connection.execute(f"DELETE FROM {target} WHERE EXISTS ({replaced})")  # noqa: S608
         into, taken = ", ".join(there.values()), ", ".join(map(quoted, columns))
-        connection.execute(f"INSERT INTO {target} ({into}) SELECT {taken} FROM {stage}")  # noqa: S608
+        connection.execute(f"INSERT INTO {target} ({into}) SELECT {taken} FROM {stage} WHERE {condition}")  # noqa: S608
+
+    # --- rows that it does not take ---
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Tell whether a write may have failed for a value in a row."""
+        return isinstance(error, JdbcFailed) and error.is_about_values
+
+    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
+        """Yield the rows that the table does not take, and write nothing."""
+        plain, stage = _plain(visible(rows)), self._beside(f"penstock_{uuid4().hex[:12]}")
+        columns = plain.columns
+
+        def move(connection: JdbcConnection, condition: str) -> None:
+            self._move(connection, stage, columns, condition)
+
+        yield from JdbcJudge(self._database, stage, move).refusals(rows, plain, origin)
 
     def _owner(self, key: BatchKey) -> str:
         return f"{key.query}.{self._sink.name}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
 from penstock.spark.pipeline.sinks import Jdbc
+from penstock.spark.pipeline.writing.jdbc_fit import described, with_defaults
+from penstock.spark.pipeline.writing.table_fit import Column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +18,11 @@ _ON_DRIVER = -1
 
 
 class JdbcFailed(PenstockError):
-    """A database behind JDBC refused what it was asked."""
+    """A database behind JDBC refused what it was asked; perhaps for a value that does not fit."""
+
+    def __init__(self, text: str, *, is_about_values: bool = False) -> None:
+        super().__init__(text)
+        self.is_about_values = is_about_values
 
 
 class JdbcDatabase:
@@ -88,14 +94,14 @@ class JdbcConnection:
         """Whether several statements can become visible in one step."""
         return bool(self._connection.getMetaData().supportsTransactions())
 
-    def columns(self, table: str) -> list[str] | None:
+    def columns(self, table: str) -> dict[str, Column] | None:
         """Return the columns of a table, or None if there is none."""
         statement = self._connection.createStatement()
         try:
             if not self._exists(table):
                 return None
             found = statement.executeQuery(f"SELECT * FROM {table} WHERE 1 = 0").getMetaData()  # noqa: S608 - as declared
-            return [str(found.getColumnName(number)) for number in range(1, found.getColumnCount() + 1)]
+            return described(found, with_defaults(self._connection.getMetaData(), table))
         finally:
             statement.close()
 
@@ -129,6 +135,21 @@ class JdbcConnection:
         finally:
             statement.close()
 
+    def attempted(self, work: Callable[[], None]) -> JdbcFailed | None:
+        """Do some work; take it back and return why if the database refuses a value in it."""
+        from py4j.protocol import Py4JJavaError
+
+        before = self._connection.setSavepoint()
+        try:
+            work()
+        except Py4JJavaError as error:
+            failed = _failure(error)
+            if not failed.is_about_values:
+                raise
+            self._connection.rollback(before)
+            return failed
+        return None
+
     def commit(self) -> None:
         """Make everything visible."""
         self._connection.commit()
@@ -150,7 +171,32 @@ def _told() -> Iterator[None]:
     try:
         yield
     except Py4JJavaError as error:
-        raise JdbcFailed(_reason(error.java_exception)) from error
+        raise _failure(error) from error
+
+
+def _failure(error: Any) -> JdbcFailed:
+    thrown = error.java_exception
+    return JdbcFailed(_reason(thrown), is_about_values=any(map(_is_about_values, _chain(thrown))))
+
+
+def _chain(thrown: Any) -> Iterator[Any]:
+    while thrown is not None:
+        yield thrown
+        if _is_of_sql(thrown) and thrown.getNextException() is not None:
+            yield thrown.getNextException()  # of a batch of rows: the one that failed
+        thrown = thrown.getCause()
+
+
+def _is_about_values(thrown: Any) -> bool:
+    # The classes of SQL's states: data that does not fit, and constraints.
+    return _is_of_sql(thrown) and str(thrown.getSQLState() or "").startswith(("22", "23"))
+
+
+def _is_of_sql(thrown: Any) -> bool:
+    try:
+        return bool(thrown.getClass().getMethod("getSQLState", None))
+    except Exception:
+        return False
 
 
 def _reason(thrown: Any) -> str:

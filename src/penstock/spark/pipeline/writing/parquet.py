@@ -18,6 +18,7 @@ from penstock.spark.pipeline.batch_key import BatchKey, Mark
 from penstock.spark.pipeline.files import Files, joined, local_path
 from penstock.spark.pipeline.sinks import Parquet
 from penstock.spark.pipeline.writing.counting import written
+from penstock.spark.pipeline.writing.refusal import Foldered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,13 +28,14 @@ COLUMN = "batch"
 _HIDDEN = "_penstock"
 
 
-class ParquetWriter:
+class ParquetWriter(Foldered):
     """Writes batches as folders of Parquet files."""
 
     is_atomic = True
 
     def __init__(self, sink: Parquet, files: Files) -> None:
         self._sink, self._files = sink, files
+        self.partition_by = sink.partition_by
 
     def problems(self, schema: StructType) -> Iterator[str]:
         """Yield what would keep rows of this schema from being written; write nothing."""

@@ -9,13 +9,18 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.origin import Origin, visible_schema
 from penstock.spark.pipeline.sinks import Postgres
-from penstock.spark.pipeline.writing.postgres_fit import columns, forbidden, misfits, without_index
+from penstock.spark.pipeline.writing.local_rows import local_rows
+from penstock.spark.pipeline.writing.postgres_fit import columns, forbidden, without_index
+from penstock.spark.pipeline.writing.postgres_refusals import refusals, refused_values
+from penstock.spark.pipeline.writing.refusal import Refusals
+from penstock.spark.pipeline.writing.table_fit import misfits
 
 if TYPE_CHECKING:
     import psycopg
@@ -97,7 +102,8 @@ class PostgresWriter:
         with self._connection() as connection:  # commits at its end, or rolls back
             if not self._is_new(connection, key):
                 return False
-            self._copy(connection, rows)
+            with local_rows(rows) as found:
+                self._copy(connection, rows.schema, found)
             mark("postgres copied")
         mark("postgres committed")
         return True
@@ -137,24 +143,43 @@ class PostgresWriter:
         )
         return noted.fetchone() is not None
 
-    def _copy(self, connection: psycopg.Connection[Any], rows: DataFrame) -> None:
+    def _copy(self, connection: psycopg.Connection[Any], schema: StructType, rows: Iterable[Sequence[Any]]) -> None:
         from psycopg import sql
 
         target = self._quoted()
-        names = sql.SQL(", ").join(map(sql.Identifier, rows.columns))
+        names = sql.SQL(", ").join(map(sql.Identifier, schema.names))
         into: sql.Composable = target
         if self._sink.key:
             into = sql.Identifier("penstock_rows")
-            connection.execute(
-                sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {} FROM {} LIMIT 0").format(into, names, target)
-            )
-        types = [field.dataType for field in rows.schema.fields]
+            made = "CREATE TEMP TABLE IF NOT EXISTS {0} ON COMMIT DROP AS SELECT {1} FROM {2} LIMIT 0; TRUNCATE {0}"
+            connection.execute(sql.SQL(made).format(into, names, target))
+        types = [field.dataType for field in schema.fields]
         copying = sql.SQL("COPY {} ({}) FROM STDIN").format(into, names)
         with connection.cursor() as cursor, cursor.copy(copying) as copy:
-            for row in rows.toLocalIterator():
-                copy.write_row([_value(value, kind) for value, kind in zip(row, types, strict=True)])
+            for row in rows:
+                # A hidden origin may be behind these columns.
+                copy.write_row([_value(value, kind) for value, kind in zip(row, types, strict=False)])
         if self._sink.key:
-            connection.execute(self._merge(rows.columns))
+            connection.execute(self._merge(schema.names))
+
+    # --- rows that it does not take ---
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Tell whether a write may have failed for a value in a row."""
+        return refused_values(error)
+
+    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
+        """Yield the rows that the table does not take, and write nothing."""
+        schema = visible_schema(rows.schema)
+        hidden = [name for name in rows.columns if name not in schema.names]
+        with self._connection() as connection:
+            yield from refusals(
+                rows.select(*schema.names, *hidden),
+                origin,
+                connection,
+                lambda some: self._copy(connection, schema, some),
+            )
+            connection.rollback()
 
     def _merge(self, named: list[str]) -> sql.Composed:
         from psycopg import sql

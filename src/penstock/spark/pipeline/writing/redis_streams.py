@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.errors import PenstockError
+from penstock.errors import EncodeError, PayloadTooLarge, PenstockError
 from penstock.spark.option_values import Options
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.origin import Entry, Origin, visible
 from penstock.spark.pipeline.sinks import RedisStreams
 from penstock.spark.pipeline.source import Source
+from penstock.spark.pipeline.writing.packing import PACKED_DDL, PackTask
+from penstock.spark.pipeline.writing.refusal import Refusal, Refusals, is_of_spark, told_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,6 +52,23 @@ class RedisStreamsWriter:
         kind = kind.decode() if isinstance(kind, bytes) else str(kind)
         if options.stream is not None and kind not in ("stream", "none"):
             yield f"stream {options.stream!r} is a {kind} in Redis, and no stream"
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Tell whether a write may have failed for a value in a row."""
+        return is_of_spark(error) and any(
+            name in str(error) for name in (EncodeError.__name__, PayloadTooLarge.__name__)
+        )
+
+    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
+        """Yield the rows that cannot be entries, and write nothing."""
+        from penstock.spark.sink.options import SinkOptions
+
+        plain = visible(rows)
+        given = Options({**self._options, "writeId": "check"})
+        options = SinkOptions.from_options(given, plain.schema, is_streaming=False)
+        told = rows.select(*told_of(rows, origin), *plain.columns)
+        for stream, entry_id, shown, column, why in told.mapInArrow(PackTask(options), PACKED_DDL).collect():
+            yield Refusal(Entry.of(stream, entry_id), column, why, shown)
 
     def write(self, rows: DataFrame, key: BatchKey, mark: Mark) -> bool:
         """Write a batch; rows that are there are skipped one by one."""

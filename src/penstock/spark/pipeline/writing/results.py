@@ -21,12 +21,14 @@ from penstock.settings.tables import ResultBackendSettings
 from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.origin import Origin
 from penstock.spark.pipeline.sinks import Results
 from penstock.spark.pipeline.writing.counting import FilesMissing
 from penstock.spark.pipeline.writing.parquet import unwritable
+from penstock.spark.pipeline.writing.refusal import Refusals, Rule, broken, is_of_spark, time_rules
 from penstock.sync.providers import make_result_backend
 from penstock.sync.results.backend import ResultBackend
-from penstock.task import Result, decode_result, encode
+from penstock.task import ID_PATTERN, Result, decode_result, encode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,6 +40,7 @@ _TOLD = "others bigint, last string"
 _AT_ONCE = 1_000
 _PROBE = "penstock-validate"
 _CONNECT_S = 10
+_NO_ID = "can be no id of a result: 1 to 128 letters, digits, '_', '-' or single dots, not beginning with a sign"
 
 
 class ResultInvalid(PenstockError):
@@ -99,6 +102,19 @@ class ResultsWriter:
             )  # fmt: skip
         mark("results saved")
         return True
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Tell whether a write may have failed for a value in a row."""
+        return is_of_spark(error)
+
+    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
+        """Yield the rows that cannot be results, and write nothing."""
+        text = f"cast(`{self._sink.id}` as string)"
+        rules = [
+            Rule(self._sink.id, f"{text} IS NULL", "is null, and is to be the id of a result"),
+            Rule(self._sink.id, f"NOT ({text} RLIKE '^({ID_PATTERN})$') OR instr({text}, '..') > 0", _NO_ID),
+        ]
+        yield from broken(rows, [*rules, *time_rules(rows.schema)], origin)
 
     def _check_shared(self, ids: list[str]) -> None:
         """Raise FilesMissing unless one result of each task is here: on a cluster, a disk may be another one there."""

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.pipeline.writing.refusal import Choosy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 
-class Writer(Protocol):
+class Writer(Choosy, Protocol):
     """Writes the batches of a pipeline to one sink."""
 
     is_atomic: bool
