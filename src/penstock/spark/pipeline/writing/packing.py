@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import EncodeError, PayloadTooLarge
+from penstock.spark.carried import Carried
 from penstock.spark.sink.entries import Packer
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _WHERE = re.compile(r"^row .*?: column '(.*?)' (.*)$", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class PackTask:
+class PackTask(Carried):
     """Called by Spark with Arrow batches; yields what tells of the rows that cannot be packed, and why."""
 
     options: SinkOptions
