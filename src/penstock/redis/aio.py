@@ -123,7 +123,8 @@ class Connection(asyncio.Protocol):
         self._file = -1  # of the socket, where its bytes are the replies themselves
         self._glances = Glances()
         self._turn = _Turn.of(self._loop)
-        self.client_id = 0
+        self.client_id = 0  # unknown
+        self.has_timed_out = False  # so the server may execute what was sent last even now
 
     @property
     def is_open(self) -> bool:
@@ -250,6 +251,7 @@ class Connection(asyncio.Protocol):
             self._overdue_s = deadline
             self._set_timer(self._loop.time())
         elif self._loop.time() >= deadline:
+            self.has_timed_out = True
             self._break(CommandTimeout(f"Redis at {self.where} did not answer in time"))
         else:
             self._set_timer(deadline)

@@ -39,7 +39,8 @@ class Connection:
         self._file = -1  # of the socket, where its bytes are the replies themselves
         self._glances = Glances()
         self._aborted: socket.socket | None = None  # to be closed when nobody reads it any more
-        self.client_id = 0
+        self.client_id = 0  # unknown
+        self.has_timed_out = False  # so the server may execute what was sent last even now
 
     @property
     def is_open(self) -> bool:
@@ -113,6 +114,7 @@ class Connection:
                         on_reply(len(replies) - 1, replies[-1])
                 return replies
             except TimeoutError:
+                self.has_timed_out = True
                 raise self._broken(CommandTimeout(f"Redis at {self.where} did not answer in time")) from None
             except (OSError, hiredis.ProtocolError) as error:
                 text = f"the connection to Redis at {self.where} broke: {error}"

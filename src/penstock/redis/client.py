@@ -328,14 +328,16 @@ class StreamClient:
         if is_moved or isinstance(error, ConnectionLost | ConnectionFailed | ReadOnlyServer):
             await self.refresh()
 
-    async def forsake(self, key: str, client_id: int) -> None:
+    async def forsake(self, key: str, connection: Connection | None) -> None:
         """Have the server close a connection that was given up here: what it sent last may be on its way still.
 
         Best effort: where it is forbidden, or Redis is away, the lease of what was handed out to nobody must run out.
         """
-        if client_id:
-            with suppress(PenstockError):
-                await self.call(key, "CLIENT", "KILL", "ID", client_id)
+        if connection is None or not connection.client_id:
+            return
+        with suppress(PenstockError):
+            if (await self.connection(key)).where == connection.where:  # elsewhere the number is somebody else's
+                await self.call(key, "CLIENT", "KILL", "ID", connection.client_id)
 
     async def load(self, connection: Connection, scripts: Sequence[Script]) -> None:
         """Make the scripts known to the server behind a connection."""

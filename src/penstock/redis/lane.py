@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 
-from penstock.errors import ClientClosed, ConnectionFailed
-from penstock.redis.aio import Connection
+from penstock.errors import ClientClosed, ConnectionFailed, ConnectionLost
+from penstock.redis.aio import Command, Connection
 from penstock.redis.aio_locator import Locator
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.runtime.aio import Lock, pause
@@ -16,7 +16,8 @@ from penstock.runtime.aio import Lock, pause
 class Lane:
     """The connections of one client in one event loop.
 
-    Guarantees: whatever it opens is closed with it, even if it is closed while somebody opens a connection.
+    Guarantees: whatever it opens is closed with it, even if it is closed while somebody opens a connection. What timed
+    out on a shared connection is executed before anything that is sent after it, or never.
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -37,8 +38,23 @@ class Lane:
         async with self._opening:
             connection = self.shared.get(host)
             if connection is None or not connection.is_open:
-                connection = self.shared[host] = await self.open(host)
+                connection = self.shared[host] = await self._follow(connection, await self.open(host))
             return connection
+
+    async def _follow(self, before: Connection | None, connection: Connection) -> Connection:
+        # The server closes the connection before, and with it what may be on its way there still.
+        commands: list[Command] = [("CLIENT", "ID")]
+        if before is not None and before.has_timed_out and before.client_id:
+            commands.insert(0, ("CLIENT", "KILL", "ID", before.client_id))
+        try:
+            number = (await connection.pipeline(commands, timeout_s=self._settings.connect_timeout_s))[-1]
+        except BaseException as error:
+            connection.abort()
+            if isinstance(error, ConnectionLost):  # nothing of what the caller wants was sent
+                raise ConnectionFailed(f"cannot connect to Redis at {connection.where}: {error}") from error
+            raise
+        connection.client_id = number if isinstance(number, int) else 0  # it may be forbidden to ask
+        return connection
 
     async def open(self, host: Host) -> Connection:
         """Open a connection, waiting for one to be closed when there are too many."""
