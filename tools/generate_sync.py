@@ -48,6 +48,7 @@ TABLE = {
 TWINS = {
     "penstock.runtime.aio": "penstock.runtime.threads",
     "penstock.redis.aio": "penstock.redis.blocking",
+    "penstock.redis.aio_locator": "penstock.redis.blocking_locator",
     "penstock.results.aio": "penstock.results.threads",
     "tests.helpers.aio": "tests.helpers.threads",
 }

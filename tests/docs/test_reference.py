@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import penstock
-from penstock import errors, model, tasks
+from penstock import errors, model, tasks, testing
 from penstock.events import EventName
 from penstock.keys import BalancerKeys, StreamKeys
 from penstock.policy import Reason
@@ -66,6 +66,15 @@ def test_parameters_and_defaults_are_those_of_the_code(page: str, heading: str, 
         assert (written in ("", "required")) == (default is REQUIRED), name
         if default is not REQUIRED:
             assert written == STANDS_FOR[name] if default is UNSET else eval(written) == default, name
+
+
+def test_every_testing_tool_is_described() -> None:
+    page = REFERENCE / "testing.md"
+    tools = {re.split(r"\W", row)[0] for row in table_column(page, "# Testing tools")}
+    assert tools == set(testing.__all__)
+    written = " ".join(table_column(page, "## FaultProxy"))
+    switches = {name for name in vars(testing.FaultProxy) if not name.startswith("_")}
+    assert {word for word in re.findall(r"\w+", written) if word in switches} == switches
 
 
 def test_every_error_is_described_and_stands_in_the_tree() -> None:

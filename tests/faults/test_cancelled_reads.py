@@ -1,4 +1,7 @@
-"""Cancelling a consumer at any moment strands nothing: what was handed out to nobody is handled by the next."""
+"""Cancelling a consumer at any moment strands nothing: what was handed out to nobody is handled by the next.
+
+Nor does a read that timed out, should it reach the server after all.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ import random
 import pytest
 import redis
 
-from penstock import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage
+from penstock import ConsumerConfig, RedisGateway, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage
+from penstock.errors import CommandTimeout
 from penstock.redis.scripts import script
+from penstock.streams import intake as stream_intake
 from penstock.task import Priority, Task
-from penstock.tasks import Handlers, RedisTaskQueue, Worker
+from penstock.tasks import Handlers, RedisTaskQueue, Worker, blocking_reads
 from penstock.testing import FaultProxy
 from tests.faults.checker import body
 from tests.faults.conftest import GROUP, STREAM, Scene
@@ -142,6 +147,75 @@ async def test_a_wait_of_a_queue_that_reaches_the_server_after_it_was_cancelled_
         async with heir.process_message() as message:
             assert message == "message"
         await heir.close()
+
+
+# --- reads that time out ----------------------------------------------------------------------------
+
+
+async def test_a_read_that_reaches_the_server_after_it_timed_out_takes_no_message_along(
+    scene: Scene, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_intake, "REPLY_MARGIN_S", 0.1)
+    recorder = Recorder()
+    async with StreamClient.from_url(fault_proxy.url) as client, StreamClient.from_url(scene.url) as other:
+        consumer = StreamConsumer(client, STREAM, CONFIG, message_handler=recorder)
+        await consumer.run_once()
+        late = fault_proxy.late_request("XREADGROUP", 2.0)
+        with pytest.raises(CommandTimeout):
+            await consumer.run_once()
+        await consumer.run_once()
+        ids = await asyncio.to_thread(scene.publish, body(1))
+        assert await asyncio.to_thread(late.wait)
+        heir = StreamConsumer(other, STREAM, CONFIG, message_handler=recorder)
+        await heir.run_once()
+        await heir.close()
+        await consumer.close()
+    assert recorder.done == ids
+
+
+async def test_a_wait_of_a_queue_that_reaches_the_server_after_it_timed_out_takes_no_message_along(
+    scene: Scene, fault_proxy: FaultProxy
+) -> None:
+    async with StreamClient.from_url(fault_proxy.url, socket_timeout=0.3) as client:
+        gateway = RedisGateway(redis_client=client, message_wait_interval_seconds=0.1, retry_budget_seconds=0)
+        queue = RedisMessageQueue("jobs", gateway=gateway)
+        async with queue.process_message() as message:
+            assert message is None
+        late = fault_proxy.late_request("XREADGROUP", 2.0, containing=b"BLOCK")
+        with pytest.raises(CommandTimeout):
+            await queue.process_message().__aenter__()
+        async with queue.process_message() as message:
+            assert message is None
+        async with StreamClient.from_url(scene.url) as other:
+            heir = RedisMessageQueue("jobs", client=other)
+            await heir.publish("message")
+            assert await asyncio.to_thread(late.wait)
+            async with heir.process_message() as message:
+                assert message == "message"
+            await heir.close()
+        await queue.close()
+
+
+@pytest.mark.parametrize("command", ["XREADGROUP", "EVALSHA"])
+async def test_a_pop_that_reaches_the_server_after_it_timed_out_takes_no_task_along(
+    command: str, scene: Scene, fault_proxy: FaultProxy, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking_reads, "_REPLY_MARGIN_S", 0.1)
+    raw.script_load(script("task_take").source)
+    url = f"{fault_proxy.url}?socket_timeout=0.4"
+    async with RedisTaskQueue(url, "jobs") as queue, RedisTaskQueue(scene.url, "jobs") as heir:
+        assert await queue.pop(timeout=0.1) is None
+        wanted = b"BLOCK" if command == "XREADGROUP" else script("task_take").sha.encode()
+        late = fault_proxy.late_request(command, 3.0, containing=wanted)
+        if command == "XREADGROUP":
+            with pytest.raises(CommandTimeout):
+                await queue.pop(timeout=0.1)
+        assert await queue.pop(timeout=0.1) is None
+        await heir.enqueue(Task(kind="render", id="one"))
+        assert await asyncio.to_thread(late.wait)
+        found = await heir.pop(block=False)
+    assert found is not None
+    assert (found.id, found.attempts) == ("one", 0)
 
 
 # --- tasks ------------------------------------------------------------------------------------------

@@ -152,18 +152,45 @@ def test_entries_that_vanish_while_pending_are_counted_and_leave_the_pending_lis
     scene.checker.check_quiet()
 
 
-def test_an_entry_that_vanishes_under_its_handler_is_still_settled(half: str, scene: Scene) -> None:
+@pytest.mark.parametrize("has_heartbeats", [True, False], ids=["heartbeats", "no heartbeat"])
+def test_an_entry_that_vanishes_under_its_handler_is_settled_by_the_end_of_the_handler(
+    has_heartbeats: bool, half: str, scene: Scene
+) -> None:
     gate = scene.gate()
-    good, bad = scene.publish(body(0, ["until", gate]), body(1, ["until", gate], ["raise", "fatal"]))
-    # A heartbeat in between would find that the entry is gone: the server takes it from whoever has it then.
-    worker = scene.worker(half, config={"min_idle_claim_ms": 60_000})
-    worker.wait_for("began", count=2)
-    scene.raw.xdel(STREAM, good, bad)
+    good, bad, again = scene.publish(
+        body(0, ["until", gate]),
+        body(1, ["until", gate], ["raise", "fatal"]),
+        body(2, ["until", gate], ["raise", "error"]),
+    )
+    worker = scene.worker(half, config={"min_idle_claim_ms": 1_000 if has_heartbeats else 60_000})
+    worker.wait_for("began", count=3)
+    scene.raw.xdel(STREAM, good, bad, again)
+    if has_heartbeats:
+        for _ in range(2):  # the second one of another worker, whose heartbeats and recovery find nothing to do
+            _wait_for_heartbeats(scene, good, bad, again)
+            scene.worker(half, config={"min_idle_claim_ms": 1_000})
     scene.open(gate)
     worker.wait_for("event", name="dead_lettered", id=bad)
     scene.wait_until_quiet()
 
-    assert scene.checker.places().dead == {bad: "missing"}
+    eventually(lambda: not scene.raw.exists("{orders}:retries:billing"), "nobody waits any more")
+    assert scene.checker.places().dead == {bad: "missing", again: "missing"}
+    assert worker.said("event", name="lease_lost") == []
+    assert [line["n"] for line in worker.said("done")] == [0]
+    scene.checker.check_quiet()
+
+
+def test_an_entry_that_vanished_under_a_handler_that_dies_is_counted(half: str, scene: Scene) -> None:
+    (entry_id,) = scene.publish(body(0, ["sleep", 3_600]))
+    worker = scene.worker(half)
+    worker.wait_for("began")
+    scene.raw.xdel(STREAM, entry_id)
+    _wait_for_heartbeats(scene, entry_id)
+    worker.kill()
+
+    scene.worker(half).wait_for("event", name="missing", ids=[entry_id])
+    scene.wait_until_quiet()
+    assert scene.checker.places().dead == {entry_id: "missing"}
     scene.checker.check_quiet()
 
 
@@ -195,6 +222,15 @@ def test_trimming_by_a_worker_never_touches_what_another_group_needs(
     measured("trimmed", trimmed["count"])
     left = [row[0].decode() for row in scene.raw.xrange(STREAM)]
     assert left[-95:] == ids[5:]
+
+
+def _wait_for_heartbeats(scene: Scene, *entry_ids: str) -> None:
+    def kept_until() -> list[float | None]:
+        return [scene.raw.zscore("{orders}:retries:billing", entry_id) for entry_id in entry_ids]
+
+    eventually(lambda: None not in kept_until(), "a heartbeat found them gone")
+    before = kept_until()
+    eventually(lambda: before[0] != kept_until()[0], "and another one")
 
 
 def _wait_for_the_record(scene: Scene) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 
 import penstock
 import penstock.redis.aio
+import penstock.redis.aio_locator
 import penstock.redis.blocking
+import penstock.redis.blocking_locator
 import penstock.sync
 from penstock.redis.settings import ConnectionSettings
 
@@ -29,6 +31,7 @@ class Half:
     name = ""
     api: Any = None
     lane: Any = None
+    locator: Any = None
 
     def __init__(self) -> None:
         self._closing: list[Callable[[], Any]] = []
@@ -53,7 +56,7 @@ class Half:
 
     def connect(self, port: int, **settings: Any) -> Any:
         """Opens a bare connection to a loopback port, which is closed after the test."""
-        locator = self.lane.Locator(ConnectionSettings(hosts=(("127.0.0.1", port),), **settings))
+        locator = self.locator(ConnectionSettings(hosts=(("127.0.0.1", port),), **settings))
         connection = self.do(locator.connect, ("127.0.0.1", port))
         self._closing.append(connection.close)
         return connection
@@ -70,6 +73,7 @@ class AsyncHalf(Half):
     name = "async"
     api = penstock
     lane = penstock.redis.aio
+    locator = penstock.redis.aio_locator.Locator
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,6 +110,7 @@ class SyncHalf(Half):
     name = "sync"
     api = penstock.sync
     lane = penstock.redis.blocking
+    locator = penstock.redis.blocking_locator.Locator
 
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         result: Future[Any] = Future()

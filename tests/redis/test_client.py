@@ -17,7 +17,7 @@ from penstock.errors import ClientClosed, ConfigurationError, ConnectionFailed, 
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from penstock.testing import FaultProxy
-from tests.redis.halves import Half, eventually
+from tests.redis.halves import Half, eventually, nothing_left_open
 
 pytestmark = pytest.mark.servers("7.0")
 
@@ -259,6 +259,22 @@ def test_after_closing_every_use_says_that_the_client_is_closed(half: Half, redi
             half.do(use)
     with pytest.raises(ClientClosed, match="closed; make a new client"):
         half.do(producer.push, {"n": 2})
+
+
+def test_a_client_that_is_closed_while_it_connects_leaves_nothing_open(half: Half, fault_proxy: FaultProxy) -> None:
+    def story() -> None:
+        client = half.client(host="127.0.0.1", port=fault_proxy.port, client_name="late")
+        fault_proxy.hold_replies()
+        calls = [half.start(client.ping), half.start(client.dedicated, "")]
+        fault_proxy.wait_for("CLIENT", 2)
+        half.do(client.close)
+        fault_proxy.let_replies_go()
+        for call in calls:
+            assert isinstance(call.exception(30), ClientClosed)
+        eventually(lambda: fault_proxy.connections == 0)
+
+    with nothing_left_open():
+        story()
 
 
 def test_a_consumer_whose_client_is_closed_ends_and_says_why(half: Half, redis_url: str) -> None:

@@ -8,7 +8,8 @@ import hiredis
 import pytest
 
 from penstock.errors import ConnectionFailed, ConnectionLost, ServerError
-from penstock.redis.blocking import Connection, Locator
+from penstock.redis.blocking import Connection
+from penstock.redis.blocking_locator import Locator
 from penstock.redis.settings import ConnectionSettings
 from penstock.testing import FaultProxy
 

@@ -74,6 +74,35 @@ def test_a_sentinel_that_is_away_does_not_matter(half: Half, group: SentinelGrou
     assert half.do(half.owned(half.api.StreamClient.from_sentinel(sentinels, SERVICE)).ping)
 
 
+@pytest.mark.parametrize("own_group", [2], indirect=True, ids=["two sentinels"])
+def test_many_who_look_for_the_master_at_once_leave_nothing_open(half: Half, own_group: SentinelGroup) -> None:
+    # Sentinels that answered change places with the first, which does not know: whoever loses count leaves one open.
+    told(own_group.sentinels[0], "SENTINEL", "REMOVE", SERVICE)
+
+    def story() -> None:
+        client = half.client(own_group.url)
+        for _ in range(3):
+            assert all(ping.result(30) for ping in [half.start(client.ping) for _ in range(8)])
+            half.do(client.refresh)
+        half.do(client.close)
+
+    with nothing_left_open():
+        story()
+
+
+@pytest.mark.parametrize("own_group", [2], indirect=True, ids=["two sentinels"])
+def test_the_sentinel_that_knew_is_asked_first_from_then_on(half: Half, own_group: SentinelGroup) -> None:
+    told(own_group.sentinels[0], "SENTINEL", "REMOVE", SERVICE)
+    with FaultProxy(own_group.sentinels[0]) as proxy:
+        client = half.owned(
+            half.api.StreamClient.from_sentinel([("127.0.0.1", proxy.port), own_group.sentinels[1]], SERVICE)
+        )
+        for _ in range(3):
+            assert half.do(client.ping)
+            half.do(client.refresh)
+        assert proxy.count("SENTINEL") == 1
+
+
 def test_sentinels_that_are_all_away_are_named(half: Half) -> None:
     port = free_port()
     client = half.client(f"redis+sentinel://127.0.0.1:{port}/{SERVICE}")

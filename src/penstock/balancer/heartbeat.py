@@ -14,7 +14,8 @@ from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings, Ownership
 from penstock.errors import PenstockError, ReadOnlyServer
 from penstock.keys import BalancerKeys
-from penstock.redis.blocking import Command, Connection, Locator, Reply
+from penstock.redis.blocking import Command, Connection, Reply
+from penstock.redis.blocking_locator import Locator
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import Redirected, ScriptMissing

@@ -359,7 +359,7 @@ class Desk:
         while True:
             now = time.monotonic()
             try:
-                is_renewed = await claim.slot.ledger.renew(claim.entry_id)
+                is_renewed = await claim.slot.ledger.renew(claim.entry_id, int((self._settings.lease_s or 1.0) * 1000))
             except PASSING as error:
                 wait_s = trial.pause_after(error)
                 if wait_s is None or now + wait_s >= claim.expires_at:

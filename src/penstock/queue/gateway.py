@@ -351,7 +351,7 @@ class RedisGateway(AbstractRedisGateway):
         keeper = self._keepers.get(stream)
         if keeper is None or keeper.is_foreign:
             lease_s = self.message_visibility_timeout_seconds or 1.0
-            keeper = self._keepers[stream] = LeaseKeeper(self._client.settings, stream, GROUP, lease_s)
+            keeper = self._keepers[stream] = LeaseKeeper(self._client.settings, desk.keys, GROUP, lease_s)
         return keeper
 
     # --- the rest -----------------------------------------------------------------------------------

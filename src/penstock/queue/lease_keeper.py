@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock.errors import PenstockError
+from penstock.keys import StreamKeys
+from penstock.redis.blocking import Command
 from penstock.redis.scripts import script
 from penstock.redis.settings import ConnectionSettings
 from penstock.redis.side_lane import SideLane
@@ -41,7 +43,7 @@ class LeaseKeeper:
     in time, or that is renewed no longer because its handler took too long.
     """
 
-    def __init__(self, settings: ConnectionSettings, stream: str, group: str, lease_s: float) -> None:
+    def __init__(self, settings: ConnectionSettings, keys: StreamKeys, group: str, lease_s: float) -> None:
         # No command may outlast a third of the lease: then there is time for another try.
         patience_s = self._patience_s = max(0.05, lease_s / 3)
         settings = replace(
@@ -49,8 +51,12 @@ class LeaseKeeper:
             socket_timeout_s=min(settings.socket_timeout_s, patience_s),
             connect_timeout_s=min(settings.connect_timeout_s, patience_s),
         )
-        self._lane, self._stream, self._group, self._lease_s = SideLane(settings, stream), stream, group, lease_s
-        self._script = script("renew")
+        self._stream, self._retries, self._group, self._lease_s = keys.stream, keys.retries(group), group, lease_s
+        self._lane, self._script, self._shelter_script = (
+            SideLane(settings, keys.stream),
+            script("renew"),
+            script("shelter"),
+        )
         self._leases: set[Lease] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -113,9 +119,8 @@ class LeaseKeeper:
             self._lose(lease, "the lease could not be renewed before it ran out")
             return
         timeout_s = min(self._patience_s, lease.expires_at - now)
-        args = (1, self._stream, self._group, lease.consumer, "", 0, lease.entry_id)
         try:
-            refused = self._lane.run(self._script, args, timeout_s)
+            refused = self._renew(lease, timeout_s)
         except PenstockError as error:
             self._not_renewed(lease, error)
             return
@@ -125,6 +130,15 @@ class LeaseKeeper:
             lease.expires_at = now + self._lease_s  # from before the command: rather too early than too late
             if self._is_kept(lease):
                 lease.on_renewed()
+
+    def _renew(self, lease: Lease, timeout_s: float) -> list[bytes]:
+        args: Command = (1, self._stream, self._group, lease.consumer, "", 0, lease.entry_id)
+        refused, vanished = self._lane.run(self._script, args, timeout_s)
+        if vanished:
+            place = (2, self._stream, self._retries, self._group, lease.consumer)
+            args = (*place, int(self._lease_s * 1000), lease.entry_id, 1)
+            refused = self._lane.run(self._shelter_script, args, timeout_s)
+        return list(refused)
 
     def _not_renewed(self, lease: Lease, error: PenstockError) -> None:
         now = time.monotonic()

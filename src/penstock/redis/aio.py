@@ -1,7 +1,7 @@
-"""The hot lane, asyncio half: one pipelined connection over hiredis, and how to find the right server.
+"""The hot lane, asyncio half: one pipelined connection over hiredis.
 
-redis-py makes the connection (TCP, TLS, AUTH, SELECT) and knows Sentinel and cluster topology; then the socket is
-ours: its asyncio layer costs six to twenty times what the same bytes cost here. The twin is blocking.py.
+redis-py makes the connection (see aio_locator.py); then the socket is ours: its asyncio layer costs six to twenty times
+what the same bytes cost here. The twin is blocking.py.
 """
 
 from __future__ import annotations
@@ -10,23 +10,15 @@ import asyncio
 import math
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import hiredis
-import redis.asyncio as driver
-from redis.asyncio.cluster import ClusterNode
-from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisClusterException
 
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
 from penstock.redis.glances import Glances, glance
-from penstock.redis.settings import ConnectionSettings, Host
-from penstock.redis.translate import connect_error, error_reply, told_cause
+from penstock.redis.translate import error_reply
 
-T = TypeVar("T")
 Reply: TypeAlias = Any
 Command: TypeAlias = tuple[bytes | str | int, ...]
 OnReply: TypeAlias = Callable[[int, Reply], None]
@@ -131,7 +123,8 @@ class Connection(asyncio.Protocol):
         self._file = -1  # of the socket, where its bytes are the replies themselves
         self._glances = Glances()
         self._turn = _Turn.of(self._loop)
-        self.client_id = 0
+        self.client_id = 0  # unknown
+        self.has_timed_out = False  # so the server may execute what was sent last even now
 
     @property
     def is_open(self) -> bool:
@@ -258,6 +251,7 @@ class Connection(asyncio.Protocol):
             self._overdue_s = deadline
             self._set_timer(self._loop.time())
         elif self._loop.time() >= deadline:
+            self.has_timed_out = True
             self._break(CommandTimeout(f"Redis at {self.where} did not answer in time"))
         else:
             self._set_timer(deadline)
@@ -292,139 +286,3 @@ class Connection(asyncio.Protocol):
 def _pack(command: Command) -> bytes:
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub allows one word only
     return packed
-
-
-async def _heeded(step: Awaitable[T]) -> T:
-    """Wait for something that redis-py does, and be cancelled even if it swallows that.
-
-    It waits with asyncio.wait_for(), which before Python 3.12 forgets a cancellation that comes in the moment in which
-    it is done: whoever was cancelled would go on for ever.
-    """
-    task = asyncio.current_task()
-    before = task.cancelling() if task is not None else 0
-    result = await step
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
-    return result
-
-
-def _no_retry() -> Retry:
-    # The driver never repeats anything: what may be repeated is decided in retry.py.
-    return Retry(NoBackoff(), 0)
-
-
-class Locator:
-    """Finds the server that serves a key, and opens connections to it."""
-
-    def __init__(self, settings: ConnectionSettings) -> None:
-        self._settings = settings
-        self._cluster: driver.RedisCluster | None = None
-        self._sentinel: Sentinel | None = None
-        self._master: Host | None = None
-        self._seen: set[Host] = set()
-        self._lock = asyncio.Lock()
-
-    async def locate(self, key: str) -> Host:
-        """Return host and port of the server for the key."""
-        try:
-            if self._settings.kind == "cluster":
-                node = (await self._topology()).get_node_from_key(key)
-                if node is None:
-                    raise ConnectionFailed(f"no node of the cluster at {self._settings.where} serves {key!r}")
-                return node.host, int(node.port)
-            if self._settings.kind == "sentinel":
-                return self._master or await self._find_master()
-        except (OSError, driver.RedisError, RedisClusterException) as error:  # the latter is none of the former
-            raise connect_error(error, self._settings.where) from told_cause(error)
-        return self._settings.hosts[0] if self._settings.hosts else ("", 0)
-
-    async def masters(self) -> list[Host]:
-        """Return every server that serves keys: one, or all masters of a cluster."""
-        if self._settings.kind != "cluster":
-            return [await self.locate("")]
-        try:
-            return [(str(node.host), int(node.port)) for node in (await self._topology()).get_primaries()]
-        except (OSError, driver.RedisError, RedisClusterException) as error:
-            raise connect_error(error, self._settings.where) from told_cause(error)
-
-    async def refresh(self) -> None:
-        """Ask for the topology again at the next look-up."""
-        self._master = None
-        if self._cluster is not None:
-            cluster, self._cluster = self._cluster, None
-            await cluster.aclose()
-
-    async def connect(self, host: Host) -> Connection:
-        """Open a connection to the server."""
-        settings = self._settings
-        where = settings.where if settings.kind in ("single", "unix") else f"{host[0]}:{host[1]}"
-        options = settings.driver_options() | {"retry": _no_retry(), "db": settings.db}
-        if settings.path:
-            made: Any = driver.UnixDomainSocketConnection(path=settings.path, **options)
-        elif settings.tls:
-            made = driver.SSLConnection(host=host[0], port=host[1], **options, **settings.tls_options)
-        else:
-            made = driver.Connection(host=host[0], port=host[1], **options)
-        try:
-            # redis-py bounds the TCP connect and each reply of the handshake; this bounds the sum.
-            async with asyncio.timeout(settings.connect_timeout_s):
-                await _heeded(made.connect())
-        except (OSError, TimeoutError, driver.RedisError) as error:
-            await made.disconnect(nowait=True)
-            raise connect_error(error, where) from error
-        except BaseException:  # cancelled: the half-open connection is nobody's
-            await made.disconnect(nowait=True)
-            raise
-        connection = Connection(settings.socket_timeout_s, where)
-        # Taken from redis-py before it can close it.
-        writer, made._writer, made._reader = made._writer, None, None  # noqa: SLF001
-        connection.adopt(writer.transport, writer)
-        return connection
-
-    async def _topology(self) -> driver.RedisCluster:
-        async with self._lock:
-            if self._cluster is None:
-                options = {**self._settings.driver_options(), **self._settings.tls_options}
-                # Also those that were seen before: the given ones may be gone by now.
-                nodes = [ClusterNode(host, port) for host, port in {*self._settings.hosts, *self._seen}]
-                cluster = driver.RedisCluster(
-                    startup_nodes=nodes,
-                    ssl=self._settings.tls,
-                    retry=_no_retry(),
-                    **options,
-                )
-                try:
-                    await _heeded(cluster.initialize())
-                except BaseException:
-                    await cluster.aclose()
-                    raise
-                self._seen = {(str(node.host), int(node.port)) for node in cluster.get_nodes()}
-                self._cluster = cluster
-            return self._cluster
-
-    async def _find_master(self) -> Host:
-        host, port = await _heeded(self._masters().discover_master(str(self._settings.service_name)))
-        self._master = str(host), int(port)
-        return self._master
-
-    def _masters(self) -> Sentinel:
-        if self._sentinel is None:
-            options = self._settings.sentinel_options() | {"retry": _no_retry()}
-            self._sentinel = Sentinel(list(self._settings.hosts), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
-        return self._sentinel
-
-    async def make_driver(self, host: Host) -> driver.Redis:
-        """Return a redis-py client to one of the servers, for pub/sub and administration; the caller closes it."""
-        settings = self._settings
-        options = settings.driver_options() | {"retry": _no_retry(), "db": settings.db}
-        if settings.path:
-            return driver.Redis(unix_socket_path=settings.path, **options)
-        return driver.Redis(host=host[0], port=host[1], ssl=settings.tls, **options, **settings.tls_options)
-
-    async def close(self) -> None:
-        """Close what was opened to learn the topology."""
-        await self.refresh()
-        if self._sentinel is not None:
-            for sentinel in self._sentinel.sentinels:
-                await sentinel.aclose()
-            self._sentinel = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -20,78 +20,18 @@ from penstock.errors import (
 )
 from penstock.keys import StreamKeys
 from penstock.redis.address import Address, parse_url
-from penstock.redis.aio import Command, Connection, Locator, Reply
+from penstock.redis.aio import Command, Connection, Reply
 from penstock.redis.capabilities import MINIMUM, PROBED, Capabilities, describe, known_commands, parse_info
 from penstock.redis.embedded import EmbeddedServer
+from penstock.redis.lane import Lane
 from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.aio import Lock, at_end, call_home, home, is_alive, pause
+from penstock.runtime.aio import at_end, call_home, home, is_alive, pause
 
 _TRIES = 3
 _BUSY_BUDGET_S = 5.0
-
-
-class _Lane:
-    """The connections of one client in one event loop."""
-
-    def __init__(self, settings: ConnectionSettings) -> None:
-        self._settings = settings
-        self.locator = Locator(settings)
-        self.shared: dict[Host, Connection] = {}
-        self._dedicated: list[Connection] = []
-        self._listing = threading.Lock()
-        self.lock = Lock()
-        self.end: Callable[[], Awaitable[None]] = self.close
-
-    async def to(self, host: Host) -> Connection:
-        """Return the shared connection to a server, opened anew when it is broken."""
-        connection = self.shared.get(host)
-        if connection is not None and connection.is_open:
-            return connection
-        async with self.lock:
-            connection = self.shared.get(host)
-            if connection is None or not connection.is_open:
-                connection = self.shared[host] = await self.open(host)
-            return connection
-
-    async def open(self, host: Host) -> Connection:
-        """Open a connection, waiting for one to be closed when there are too many."""
-        most, deadline = self._settings.max_connections, time.monotonic() + self._settings.pool_timeout_s
-        while sum(connection.is_open for connection in self._all()) >= most:
-            if time.monotonic() >= deadline:
-                raise ConnectionFailed(
-                    f"all max_connections={most} connections of this client to Redis at {self._settings.where} are in "
-                    f"use, and none became free within {self._settings.pool_timeout_s} s; raise max_connections"
-                )
-            await pause(0.02)
-        try:
-            return await self.locator.connect(host)
-        except ConnectionFailed:
-            await self.locator.refresh()  # another server may serve the key by now: whoever tries again asks anew
-            raise
-
-    def keep(self, dedicated: Connection) -> Connection:
-        """Take note of a connection that somebody has for himself."""
-        with self._listing:
-            self._dedicated = [*(known for known in self._dedicated if known.is_open), dedicated]
-        return dedicated
-
-    def _all(self) -> list[Connection]:
-        with self._listing:  # in the sync half other threads open connections meanwhile
-            return [*self.shared.values(), *self._dedicated]
-
-    def abort(self) -> None:
-        """Close all connections at once; what waits for a reply gets ConnectionLost."""
-        for connection in self._all():
-            connection.abort()
-        self.shared.clear()
-
-    async def close(self) -> None:
-        """Close all connections, and those by which the servers were found."""
-        self.abort()
-        await self.locator.close()
 
 
 class StreamClient:
@@ -138,7 +78,7 @@ class StreamClient:
 
     def _setup(self, settings: ConnectionSettings, prefix: str, server: EmbeddedServer | None = None) -> None:
         self.settings, self.prefix, self._server = settings, prefix, server
-        self._lanes: dict[object, _Lane] = {}
+        self._lanes: dict[object, Lane] = {}
         self._making_lane = threading.Lock()
         self._chance = random.Random()
         self._is_closed = False
@@ -279,15 +219,15 @@ class StreamClient:
 
     # --- commands -----------------------------------------------------------------------------------
 
-    async def _lane(self) -> _Lane:
+    async def _lane(self) -> Lane:
         if self._is_closed:
             raise ClientClosed(f"{self!r} is closed; make a new client")
         here = home()
         lane = self._lanes.get(here)
-        if lane is None:
-            made = _Lane(self.settings)
+        if lane is None or lane.is_closed:
+            made = Lane(self.settings)
             with self._making_lane:
-                for owner in [owner for owner in self._lanes if not is_alive(owner)]:
+                for owner in [owner for owner, lane in self._lanes.items() if lane.is_closed or not is_alive(owner)]:
                     del self._lanes[owner]
                 lane = self._lanes.setdefault(here, made)
             if lane is made:
@@ -319,7 +259,7 @@ class StreamClient:
     async def dedicated(self, key: str, asked: Host | None = None) -> Connection:
         """Open a connection as above for the caller alone; it is closed with the client at the latest."""
         lane = await self._lane()
-        return lane.keep(await lane.open(asked or await lane.locator.locate(key)))
+        return await lane.open(asked or await lane.locator.locate(key))
 
     async def refresh(self) -> None:
         """Look up again which server serves which key."""
@@ -388,14 +328,16 @@ class StreamClient:
         if is_moved or isinstance(error, ConnectionLost | ConnectionFailed | ReadOnlyServer):
             await self.refresh()
 
-    async def forsake(self, key: str, client_id: int) -> None:
+    async def forsake(self, key: str, connection: Connection | None) -> None:
         """Have the server close a connection that was given up here: what it sent last may be on its way still.
 
         Best effort: where it is forbidden, or Redis is away, the lease of what was handed out to nobody must run out.
         """
-        if client_id:
-            with suppress(PenstockError):
-                await self.call(key, "CLIENT", "KILL", "ID", client_id)
+        if connection is None or not connection.client_id:
+            return
+        with suppress(PenstockError):
+            if (await self.connection(key)).where == connection.where:  # elsewhere the number is somebody else's
+                await self.call(key, "CLIENT", "KILL", "ID", connection.client_id)
 
     async def load(self, connection: Connection, scripts: Sequence[Script]) -> None:
         """Make the scripts known to the server behind a connection."""

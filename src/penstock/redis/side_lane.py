@@ -6,7 +6,8 @@ Shared by the async and the sync half: it is the blocking lane for both.
 from __future__ import annotations
 
 from penstock.errors import PenstockError, ReadOnlyServer
-from penstock.redis.blocking import Command, Connection, Locator, Reply
+from penstock.redis.blocking import Command, Connection, Reply
+from penstock.redis.blocking_locator import Locator
 from penstock.redis.scripts import Script
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import Redirected, ScriptMissing

@@ -33,6 +33,7 @@ class Heartbeat:
         group: str,
         consumer: str,
         interval_s: float,
+        lease_ms: int,
         held: Held,
         on_lost: Callable[[list[str]], None],
         on_fenced: Callable[[], None],
@@ -47,11 +48,12 @@ class Heartbeat:
         )
         self._lane = SideLane(settings, keys.stream)
         self._keys, self._group, self._consumer = keys, group, consumer
-        self._interval_s, self._held = interval_s, held
+        self._interval_s, self._lease_ms, self._held = interval_s, lease_ms, held
         self._on_lost, self._on_fenced, self._skip = on_lost, on_fenced, skip
         self.incarnation = ""
         self.name_ttl_ms = int(interval_s * 12_000)
-        self._script = script("renew")
+        self._script, self._shelter_script = script("renew"), script("shelter")
+        self._sheltered: set[str] = set()  # their entries vanished, and their handlers run
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -96,17 +98,36 @@ class Heartbeat:
         ids = [item for item in self._held.ids() if item not in skipped]
         if not ids and not self.incarnation:
             return
+        vanished: list[str] = []
         for start in range(0, max(1, len(ids)), _CHUNK):
-            refused = self._renew(ids[start : start + _CHUNK])
-            # Settled while the command was under way: not lost.
-            lost = self._held.find(refused) if refused else None
-            if lost:
-                self._on_lost(list(lost))
+            refused, gone = self._renew(ids[start : start + _CHUNK])
+            vanished += gone
+            self._lose(refused)
+        if vanished or self._sheltered:
+            self._lose(self._shelter(vanished))
 
-    def _renew(self, ids: list[str]) -> list[str]:
+    def _lose(self, refused: list[str]) -> None:
+        # Settled while the command was under way: not lost.
+        lost = self._held.find(refused) if refused else None
+        if lost:
+            self._on_lost(list(lost))
+
+    def _shelter(self, vanished: list[str]) -> list[str]:
+        settled = self._sheltered.difference(vanished)
+        keys = (self._keys.stream, self._keys.retries(self._group))
+        ids = [*((item, 1) for item in vanished), *((item, 0) for item in settled)]
+        args: Command = (
+            len(keys), *keys, self._group, self._consumer, self._lease_ms, *(word for pair in ids for word in pair),
+        )  # fmt: skip
+        refused = [item.decode() for item in self._lane.run(self._shelter_script, args)]
+        self._sheltered = set(vanished)
+        return refused
+
+    def _renew(self, ids: list[str]) -> tuple[list[str], list[str]]:
         keys = [self._keys.stream]
         if self.incarnation:
             # Only then: while its slot is on the move, a script with a second key that may not exist is refused.
             keys.append(self._keys.worker(self._group, self._consumer))
         args: Command = (len(keys), *keys, self._group, self._consumer, self.incarnation, self.name_ttl_ms, *ids)
-        return [item.decode() for item in self._lane.run(self._script, args)]
+        refused, vanished = self._lane.run(self._script, args)
+        return [item.decode() for item in refused], [item.decode() for item in vanished]

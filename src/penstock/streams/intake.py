@@ -62,7 +62,7 @@ class Intake:
         self._sweep_interval_s, self._on_rejected = sweep_interval_s, on_rejected
         self._connection: Connection | None = None
         self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is on the move
-        self._client_id = self._forsaken_id = 0
+        self._forsaken: Connection | None = None  # its last read may be on its way still
         self._is_reading = False
         self._must_sweep = True
         self.has_read = False
@@ -175,7 +175,7 @@ class Intake:
         asked, self._asked = self._asked, None
         connection = await self._client.dedicated(self._ledger.keys.stream, asked)
         replies = await connection.pipeline([("CLIENT", "ID"), ("SCRIPT", "LOAD", script("ack").source)])
-        self._client_id = replies[0] if isinstance(replies[0], int) else 0
+        connection.client_id = replies[0] if isinstance(replies[0], int) else 0
         self._asked = asked  # only now: a node that cannot be reached is not asked again
         return connection
 
@@ -231,8 +231,8 @@ class Intake:
         if not self._is_reading or self._connection is None:
             return
         try:
-            if self._client_id:
-                unblocked = await self._client.call(self._ledger.keys.stream, "CLIENT", "UNBLOCK", self._client_id)
+            if client_id := self._connection.client_id:
+                unblocked = await self._client.call(self._ledger.keys.stream, "CLIENT", "UNBLOCK", client_id)
                 if unblocked and not self._asked:
                     return
         except PenstockError:
@@ -240,14 +240,14 @@ class Intake:
         self._abort(self._connection)
 
     def _abort(self, connection: Connection) -> None:
-        if connection.is_open:  # else the server has hung up
-            self._forsaken_id = self._client_id
+        if connection.is_open or connection.has_timed_out:  # else the server has hung up
+            self._forsaken = connection
         connection.abort()
 
     async def forsake_read(self) -> None:
         """Keep a read that was given up from being executed later: only then tells a look what it handed out."""
-        client_id, self._forsaken_id = self._forsaken_id, 0
-        await self._client.forsake(self._ledger.keys.stream, client_id)
+        forsaken, self._forsaken = self._forsaken, None
+        await self._client.forsake(self._ledger.keys.stream, forsaken)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Sequence
 
-from penstock.errors import ConnectionLost, DecodeError, GroupLost, PenstockError
+from penstock.errors import ConnectionLost, DecodeError, GroupLost
 from penstock.keys import TaskKeys
-from penstock.redis.aio import Command, Connection
+from penstock.redis.aio import Command
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import pause
 from penstock.streams.ledger import MAX_IDS, Claim
 from penstock.task import Task
+from penstock.tasks.blocking_reads import BlockingReads
 from penstock.tasks.doubts import Doubts
 from penstock.tasks.entries import Malformed, read_entry
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
@@ -21,8 +21,6 @@ from penstock.tasks.lane_books import LaneBooks
 from penstock.tasks.lane_map import LOOK_EVERY_S, LaneMap
 from penstock.tasks.lanes import Lane, fits, portions, reading_order
 
-logger = logging.getLogger("penstock.tasks")
-_REPLY_MARGIN_S = 2.0
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
 _DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
@@ -46,8 +44,7 @@ class TaskIntake:
         self._reading = 0  # reads under way
         self._doubts = Doubts(held)
         self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
-        self._idle: list[Connection] = []  # for reads that block
-        self._blocked: dict[Connection, float] = {}  # reads that block, and until when
+        self._reads = BlockingReads(client, keys.index, self._doubts)
         self._alone: HeldTask | None = None  # a task in hand that must have no neighbours
         self._drains_until_s = 0.0
 
@@ -250,8 +247,8 @@ class TaskIntake:
 
     async def _forsake_reads(self) -> None:
         # Only then tells a look what reads that were given up have handed out.
-        while self._doubts.forsaken_ids:
-            await self._client.forsake(self._keys.index, self._doubts.forsaken_ids.pop())
+        while self._doubts.forsaken:
+            await self._client.forsake(self._keys.index, self._doubts.forsaken.pop())
 
     async def hand_back(self) -> None:
         """Give back what pops that were cancelled or broke have left behind; other pops must not be under way."""
@@ -292,8 +289,7 @@ class TaskIntake:
         """Take note that a task will be due, and let no read wait longer than that."""
         due_s = time.monotonic() + delay_s
         self._due_s[lane] = min(self._due_s.get(lane, float("inf")), due_s)
-        if any(until_s > due_s for until_s in list(self._blocked.values())):
-            await self.wake()
+        await self._reads.wake_beyond(due_s)
 
     async def look_soon(self) -> None:
         """Take note that a task of any lane may be due now."""
@@ -301,13 +297,8 @@ class TaskIntake:
             await self.due_soon(books.lane, 0)
 
     async def wake(self) -> None:
-        """Let reads that block return now. A hint: a read that is not woken ends by itself a moment later."""
-        for connection in list(self._blocked):
-            if connection.client_id:
-                try:
-                    await self._client.call(self._keys.index, "CLIENT", "UNBLOCK", connection.client_id)
-                except PenstockError:
-                    logger.debug("a read could not be woken", exc_info=True)  # forbidden, or Redis is away
+        """Let reads that block return now."""
+        await self._reads.wake()
 
     def _is_due(self, lane: Lane | None) -> bool:
         return self._due_s.get(lane, float("inf")) <= time.monotonic()
@@ -345,51 +336,20 @@ class TaskIntake:
             "STREAMS", *(books.stream for books in ordered), *(">" for _ in ordered),
         )  # fmt: skip
         self._reading += 1
-        connection = None
         try:
-            connection = await self._blocking()
-            self._blocked[connection] = time.monotonic() + timeout_s
-            reply = await connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
-        except BaseException as error:
-            # Cancelled, timed out or broken: the server may have handed tasks to nobody.
-            self._doubts.must_sweep = True
-            if connection is not None:
-                connection.abort()
-            if not isinstance(error, PenstockError):
-                if connection is not None:
-                    self._doubts.forsaken_ids.add(connection.client_id)
-                raise
-            await self._recover_from(connection, error)
+            reply = await self._reads.read(command, timeout_s)
+        except GroupLost:
+            self._doubts.must_sweep = False
+            self._lanes.forget_groups()
             return []
         finally:
             self._reading -= 1
-            if connection is not None:
-                self._blocked.pop(connection, None)
-        self._idle.append(connection)
         streams = {books.stream.encode(): books for books in ordered}
         with self._doubts.on_the_way() as found:
             for stream, entries in reply or ():
                 found.extend(await self._accept_fresh(streams[stream], entries))
             return await self._sorted_out(found, provides, kinds)
 
-    async def _recover_from(self, connection: Connection | None, error: PenstockError) -> None:
-        if isinstance(error, GroupLost):
-            self._doubts.must_sweep = False
-            self._lanes.forget_groups()
-            return
-        await self._client.leave(connection, error)
-        raise error
-
-    async def _blocking(self) -> Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_open:
-                return connection
-        connection = await self._client.dedicated(self._keys.index)
-        connection.client_id = int(await connection.call("CLIENT", "ID"))
-        return connection
-
     async def close(self) -> None:
         """Close the connections."""
-        while self._idle:
-            await self._idle.pop().close()
+        await self._reads.close()

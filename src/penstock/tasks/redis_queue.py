@@ -252,7 +252,7 @@ class RedisTaskQueue:
         """Renew the leases of all tasks that this object holds, from a thread, until the context ends."""
         wait_s = interval_s or self.idle_ms / 4000
         renewal = Renewal(
-            self.client.settings, self.keys, self.group, self.consumer, self._held, wait_s, self._lost
+            self.client.settings, self.keys, self.group, self.consumer, self._held, wait_s, self.idle_ms, self._lost
         )  # fmt: skip
         renewal.start()
         try:

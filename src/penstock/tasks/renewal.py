@@ -27,10 +27,11 @@ class Renewal:
         consumer: str,
         held: HeldTasks,
         interval_s: float,
+        lease_ms: int,
         on_lost: Callable[[list[HeldTask]], None],
     ) -> None:
         self._settings, self._keys, self._group, self._consumer = settings, keys, group, consumer
-        self._held, self._interval_s, self._on_lost = held, interval_s, on_lost
+        self._held, self._interval_s, self._lease_ms, self._on_lost = held, interval_s, lease_ms, on_lost
         self._hearts: dict[Lane, Heartbeat] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-renewal", daemon=True)
@@ -67,6 +68,7 @@ class Renewal:
         if heart is None:
             heart = self._hearts[lane] = Heartbeat(
                 self._settings, self._keys.tasks(lane.suffix), self._group, self._consumer, self._interval_s,
-                self._held.of(lane), lambda ids: self._on_lost(self._held.lose(lane, ids)), lambda: None, set,
+                self._lease_ms, self._held.of(lane), lambda ids: self._on_lost(self._held.lose(lane, ids)),
+                lambda: None, set,
             )  # fmt: skip
         return heart

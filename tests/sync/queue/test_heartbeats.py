@@ -121,6 +121,25 @@ def test_a_heartbeat_that_is_lost_is_followed_by_another(
     assert failures == []
 
 
+def test_a_message_whose_entry_vanishes_is_kept_as_long_as_its_handler_runs(
+    beat_client: StreamClient, raw: redis.Redis
+) -> None:
+    failures: list[int] = []
+    queue = queue_of(
+        leased(beat_client), heartbeat_interval_seconds=BEAT_S, on_heartbeat_failure=lambda: failures.append(1)
+    )
+    queue.publish("a")
+    held = taken(queue)
+    raw.xtrim(QUEUE, 0, approximate=False)
+    retries = beat_client.keys(QUEUE).retries(GROUP)
+    for _ in range(3):
+        before = raw.zrange(retries, 0, 0, withscores=True)
+        eventually(lambda before=before: raw.zrange(retries, 0, 0, withscores=True) not in (before, []))
+    held.end()
+    assert (failures, held.processing.lease_lost) == ([], False)
+    assert raw.xpending(QUEUE, GROUP)["pending"] == 0
+
+
 # --- ended ------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 -- ARGV: 1 group, 2 consumer, 3 incarnation, then per message: id, deliveries so far, attempts so far
 -- Returns: for each message 1 = begin, 0 = it does not belong to this consumer any more.
 -- Called twice: the same counts are written again.
--- XCLAIM first: the later HSET is then allowed at the memory limit.
+-- XCLAIM first: the later HSET is then allowed at the memory limit. It would drop an entry that has vanished: see park.lua.
 -- include: fence.lua
 local stream, group, me = KEYS[1], ARGV[1], ARGV[2]
 local refusal = fenced(KEYS[3], ARGV[3], me)
@@ -12,7 +12,9 @@ local answers = {}
 for i = 4, #ARGV, 3 do
   local id = ARGV[i]
   if #redis.call('XPENDING', stream, group, id, id, 1, me) == 1 then
-    redis.call('XCLAIM', stream, group, me, 0, id, 'RETRYCOUNT', ARGV[i + 1] + 1, 'JUSTID')
+    if #redis.call('XRANGE', stream, id, id) == 1 then
+      redis.call('XCLAIM', stream, group, me, 0, id, 'RETRYCOUNT', ARGV[i + 1] + 1, 'JUSTID')
+    end
     redis.call('HSET', KEYS[2], id, ARGV[i + 2] + 1)
     answers[#answers + 1] = 1
   else

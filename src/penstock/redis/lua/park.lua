@@ -5,7 +5,8 @@
 -- Returns: for each message 1 = parked, 0 = it does not belong to this consumer any more.
 -- Called twice: the same time and counts are written again (the delay starts anew).
 -- The entry stays pending with its owner; recover.lua passes over it until take_due.lua hands it out.
--- XCLAIM first: the later writes are then allowed at the memory limit.
+-- XCLAIM first: the later writes are then allowed at the memory limit. An entry that has vanished is left as it is: XCLAIM
+-- would drop it from the pending list, and take_due.lua would not find it and bury it.
 -- include: fence.lua
 local stream, group, me = KEYS[1], ARGV[1], ARGV[2]
 local refusal = fenced(KEYS[4], ARGV[3], me)
@@ -16,7 +17,9 @@ local answers = {}
 for i = 4, #ARGV, 4 do
   local id = ARGV[i]
   if #redis.call('XPENDING', stream, group, id, id, 1, me) == 1 then
-    redis.call('XCLAIM', stream, group, me, 0, id, 'RETRYCOUNT', ARGV[i + 2], 'JUSTID')
+    if #redis.call('XRANGE', stream, id, id) == 1 then
+      redis.call('XCLAIM', stream, group, me, 0, id, 'RETRYCOUNT', ARGV[i + 2], 'JUSTID')
+    end
     redis.call('ZADD', KEYS[2], string.format('%.0f', now_ms + ARGV[i + 1]), id)
     redis.call('HSET', KEYS[3], id, ARGV[i + 3])
     answers[#answers + 1] = 1

@@ -1,19 +1,21 @@
 -- Renews the leases of messages that this consumer holds. Never takes one back from another consumer.
 -- KEYS: 1 stream, 2 worker (only with an incarnation)
 -- ARGV: 1 group, 2 consumer, 3 incarnation ('' = the name is unique anyway), 4 TTL of the worker key in ms, 5.. ids
--- Returns: {refused ids}
+-- Returns: {refused ids, vanished ids}; vanished = pending with this consumer, but trimmed or deleted: see shelter.lua
 -- Called twice: renews again.
 local stream, group, me = KEYS[1], ARGV[1], ARGV[2]
 if ARGV[3] ~= '' then
   local holder = redis.call('GET', KEYS[2])
   if holder and holder ~= ARGV[3] then return redis.error_reply('FENCED a newer process runs as ' .. me) end
 end
-local mine, refused = {}, {}
+local mine, refused, vanished = {}, {}, {}
 for i = 5, #ARGV do
-  if #redis.call('XPENDING', stream, group, ARGV[i], ARGV[i], 1, me) == 1 then
-    mine[#mine + 1] = ARGV[i]
-  else
+  if #redis.call('XPENDING', stream, group, ARGV[i], ARGV[i], 1, me) == 0 then
     refused[#refused + 1] = ARGV[i]
+  elseif #redis.call('XRANGE', stream, ARGV[i], ARGV[i]) == 0 then
+    vanished[#vanished + 1] = ARGV[i] -- XCLAIM would drop it from the pending list, from 7.0 on
+  else
+    mine[#mine + 1] = ARGV[i]
   end
 end
 if #mine > 0 then
@@ -22,4 +24,4 @@ if #mine > 0 then
   redis.call('XCLAIM', stream, group, me, 0, unpack(mine))
 end
 if ARGV[3] ~= '' then redis.pcall('SET', KEYS[2], ARGV[3], 'PX', ARGV[4]) end
-return refused
+return {refused, vanished}

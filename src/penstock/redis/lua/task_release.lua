@@ -17,6 +17,7 @@ local entry = call('XPENDING', stream, group, entry_id, entry_id, 1)[1]
 if not entry or (ARGV[2] ~= '' and entry[2] ~= ARGV[2]) then return 'gone' end
 local begun = tonumber(call('HGET', attempts, entry_id) or entry[4])
 if what == 'extend' then
+  if #call('XRANGE', stream, entry_id, entry_id) == 0 then return 'extended' end -- XCLAIM would drop it: see shelter.lua
   if call('ZSCORE', retries, entry_id) then return 'gone' end -- it waits, in nobody's hands
   call('XCLAIM', stream, group, entry[2], 0, entry_id, 'RETRYCOUNT', entry[4], 'JUSTID')
   return 'extended'

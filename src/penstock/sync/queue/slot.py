@@ -33,7 +33,7 @@ class Slot:
         self.is_given_up = False  # it keeps a message that can be settled in no way
         self._has_read = False  # what is in doubt was new; else it was taken from another consumer
         self._connection: Connection | None = None
-        self._forsaken_id = 0  # of a connection whose last read may be on its way still
+        self._forsaken: Connection | None = None  # its last read may be on its way still
         self._home: object = None
         self._asked: Host | None = None
         self._begun: tuple[str, int, int] | None = None  # told to the server, which may not have answered
@@ -96,9 +96,11 @@ class Slot:
             reply = (connection.pipeline(commands, timeout_s=timeout_s))[-1]
         except PenstockError as error:
             self.is_doubtful = isinstance(error, ConnectionLost)
+            if connection.has_timed_out:
+                self._forsaken = connection
             raise
         except BaseException:  # cancelled, or interrupted: the server must not hand a message to nobody
-            self._forsaken_id = connection.client_id
+            self._forsaken = connection
             connection.abort()
             raise
         rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
@@ -123,8 +125,8 @@ class Slot:
 
     def take_lost(self) -> tuple[list[LedgerClaim], list[str]]:
         """Take what a lost reply had handed out, if it had."""
-        forsaken_id, self._forsaken_id = self._forsaken_id, 0
-        self._client.forsake(self._stream, forsaken_id)
+        forsaken, self._forsaken = self._forsaken, None
+        self._client.forsake(self._stream, forsaken)
         start, claims, missing = "-", list[LedgerClaim](), list[str]()
         while not claims and not missing:
             # Among them are those that wait for their retry, which are passed over.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.redis.blocking import Locator
+from penstock.redis.blocking_locator import Locator
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import driver_error
 

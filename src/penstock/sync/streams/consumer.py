@@ -121,7 +121,7 @@ class StreamConsumer:
         )  # fmt: skip
         self._heartbeat = Heartbeat(
             self.client.settings, keys, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
-            self._inbox.held, self._leases_lost, self._set_fenced, self._overdue,
+            config.lease_ms, self._inbox.held, self._leases_lost, self._set_fenced, self._overdue,
         )  # fmt: skip
         self._hand_back = HandBack(
             self._ledger, self._inbox, self._intake, self._settler, self._tally, self._emit,

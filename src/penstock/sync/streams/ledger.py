@@ -201,10 +201,14 @@ class Ledger:
             return 1
         return 0 if answer == -1 else answer
 
-    def renew(self, message_id: str) -> bool:
+    def renew(self, message_id: str, lease_ms: int) -> bool:
         """Renew the lease of one message; False = it is not ours any more."""
         args: list[str | int] = [self.group, self.consumer, "", 0, message_id]
-        return not self._client.run("renew", [self.keys.stream], args, Repeat.IDEMPOTENT)
+        refused, vanished = self._client.run("renew", [self.keys.stream], args, Repeat.IDEMPOTENT)
+        if vanished:
+            args = [self.group, self.consumer, lease_ms, message_id, 1]
+            refused = self._client.run("shelter", self._claim_keys[:2], args, Repeat.IDEMPOTENT)
+        return not refused
 
     def fetch(self, entry_id: str) -> list[bytes] | None:
         """Return the fields of an entry, or None if it is gone."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from penstock.redis.blocking import Connection
 from penstock.sync.streams.ledger import Claim
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
 
@@ -17,7 +18,7 @@ class Doubts:
     def __init__(self, held: HeldTasks) -> None:
         self._held = held
         self.must_sweep = False
-        self.forsaken_ids: set[int] = set()  # of connections whose last read may be on its way still
+        self.forsaken: set[Connection] = set()  # whose last read may be on its way still
         self._not_run: dict[str, int] = {}  # attempts before a run that may be recorded and never was
 
     @contextmanager

@@ -1,0 +1,78 @@
+"""Reads that wait at the server for tasks: each on a connection of its own, and woken when something else is due."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from penstock.errors import PenstockError
+from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.client import StreamClient
+from penstock.tasks.doubts import Doubts
+
+logger = logging.getLogger("penstock.tasks")
+_REPLY_MARGIN_S = 2.0
+
+
+class BlockingReads:
+    """Sends reads that block, and keeps the connections for the next ones.
+
+    Guarantees: a read is sent once. One that was cancelled, timed out or broke is a doubt; the server closes the
+    connection of one that was cancelled or timed out before anybody looks what it handed out.
+    """
+
+    def __init__(self, client: StreamClient, key: str, doubts: Doubts) -> None:
+        self._client, self._key, self._doubts = client, key, doubts
+        self._idle: list[Connection] = []
+        self._blocked: dict[Connection, float] = {}  # reads under way, and until when
+
+    async def read(self, command: Command, timeout_s: float) -> Reply:
+        """Send a read that the server answers within the time."""
+        connection = None
+        try:
+            connection = await self._open()
+            self._blocked[connection] = time.monotonic() + timeout_s
+            reply = await connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
+        except BaseException as error:
+            # The server may have handed tasks to nobody.
+            self._doubts.must_sweep = True
+            if connection is not None:
+                if connection.has_timed_out or not isinstance(error, PenstockError):  # else it has hung up, or answered
+                    self._doubts.forsaken.add(connection)
+                connection.abort()
+            if isinstance(error, PenstockError):
+                await self._client.leave(connection, error)
+            raise
+        finally:
+            if connection is not None:
+                self._blocked.pop(connection, None)
+        self._idle.append(connection)
+        return reply
+
+    async def _open(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        connection = await self._client.dedicated(self._key)
+        connection.client_id = int(await connection.call("CLIENT", "ID"))
+        return connection
+
+    async def wake_beyond(self, due_s: float) -> None:
+        """Let reads return now that would wait longer than that."""
+        if any(until_s > due_s for until_s in list(self._blocked.values())):
+            await self.wake()
+
+    async def wake(self) -> None:
+        """Let all reads return now. A hint: a read that is not woken ends by itself a moment later."""
+        for connection in list(self._blocked):
+            if connection.client_id:
+                try:
+                    await self._client.call(self._key, "CLIENT", "UNBLOCK", connection.client_id)
+                except PenstockError:
+                    logger.debug("a read could not be woken", exc_info=True)  # forbidden, or Redis is away
+
+    async def close(self) -> None:
+        """Close the connections."""
+        while self._idle:
+            await self._idle.pop().close()
