@@ -11,6 +11,8 @@ _RAISED = re.compile(r"(?:[a-z_]\w*\.)*([A-Z]\w*[a-z]\w*): (.+)")
 # What Spark says of a failure that it only passes on from another thread or from a task.
 _CARRIER = re.compile(r"thrown in awaitResult|Job aborted|Task failed while writing|\[TASK_WRITE_FAILED\]")
 _EMPTY = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
+# What Spark 4.1 says last when a source could not be made: it stops the reader that it does not have.
+_NO_READER = "cannot access local variable 'reader'"
 _MOST = 600
 
 
@@ -32,7 +34,7 @@ def one_line(error: object) -> str:
     if begun is None and _CARRIER.search(text):
         text = _root(error) or text
     if begun is not None:
-        found = [match for match in map(_RAISED.match, lines[begun:]) if match]
+        found = [match for match in map(_RAISED.match, lines[begun:]) if match and _NO_READER not in match[2]]
         if found:
             text = f"{found[-1][1]}: {found[-1][2]}"
     return text if len(text) <= _MOST else text[:_MOST] + "..."
