@@ -7,7 +7,8 @@ SHELL := /bin/sh
 
 VENV := .venv
 BIN := $(VENV)/bin
-LAKEHOUSE := .venvs/lakehouse .venvs/iceberg
+OLDEST_SPARK := .venvs/iceberg
+LAKEHOUSE := .venvs/lakehouse $(OLDEST_SPARK)
 UV := $(shell if uv --version >/dev/null 2>&1; then echo uv; else echo $(BIN)/uv; fi)
 # Pythons for which every test server has a wheel come first.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3; do \
@@ -19,11 +20,11 @@ INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test test-failover test-interop test-lakehouse test-yarn check bench bench-archive bench-queue bench-spark \
-	bench-tasks format sync lock clean
+.PHONY: help demo test test-failover test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue \
+	bench-spark bench-tasks format sync lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## Watch a queue survive a killed worker, on an embedded server
 	@$(BIN)/python -m penstock demo
@@ -42,6 +43,9 @@ test-lakehouse: $(LAKEHOUSE:=/.done) ## Run pipelines with the jars of Delta Lak
 		PENSTOCK_LAKEHOUSE=1 $$env/bin/python -m pytest -o cache_dir=$$env/pytest_cache tests/lakehouse $(ARGS); \
 		case $$? in 0) ran=1 ;; 5) [ -n "$(ARGS)" ] || failed=1 ;; *) failed=1 ;; esac; \
 	done; [ -n "$$ran" ] && [ -z "$$failed" ] # 5: the given ARGS leave no test to this environment
+
+test-spark41: $(OLDEST_SPARK)/.done ## Run the tests of Spark on the oldest Spark that we support
+	@$(OLDEST_SPARK)/bin/python -m pytest -o cache_dir=$(OLDEST_SPARK)/pytest_cache -n $(WORKERS) --dist loadgroup tests/spark $(ARGS)
 
 test-yarn: $(VENV)/.dev ## Run pipelines and archives on Hadoop's YARN and HDFS, and on executors with disks of their own (needs Maven Central)
 	@PENSTOCK_YARN=1 $(BIN)/python -m pytest tests/yarn $(ARGS)

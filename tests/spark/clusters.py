@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.spark.driver import Process
 
 _PACKAGE = Path(pyspark.__file__).resolve().parent
 HOST = "127.0.0.1"
+SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"  # for the Java of every driver; the fixture `java` sets it
 # The Java that does nothing but put Spark's command lines together.
 _LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -45,8 +47,13 @@ def fast_start() -> dict[str, str]:
 
 def _environment() -> dict[str, str]:
     """Returns settings that would otherwise leak in from the driver of the test process, and those of a fast start."""
-    fast = {"SPARK_DAEMON_JAVA_OPTS": java_options(), "SPARK_LAUNCHER_OPTS": _LAUNCHER}
+    fast = {"SPARK_DAEMON_JAVA_OPTS": _server_options(), "SPARK_LAUNCHER_OPTS": _LAUNCHER}
     return {"SPARK_HOME": str(spark_home()), "SPARK_DAEMON_MEMORY": "256m", **fast}
+
+
+def _server_options() -> str:
+    """Returns the options of a Java that starts fast; what it leaves when it is killed lies where drivers leave theirs."""
+    return f"{java_options()} {os.environ.get(SUBMIT_OPTIONS, '')}".strip()
 
 
 class Standalone:
@@ -57,7 +64,7 @@ class Standalone:
         self.conf: Mapping[str, str] = {
             "spark.executor.memory": "512m",
             "spark.executor.cores": "1",
-            "spark.executor.extraJavaOptions": java_options(),
+            "spark.executor.extraJavaOptions": _server_options(),
             "spark.driver.memory": "1g",
             "spark.driver.host": HOST,
             "spark.driver.bindAddress": HOST,

@@ -26,6 +26,7 @@ from penstock.testing import ServerMissing
 from penstock.testing.servers import DEFAULT, NEWEST
 from tests.conftest import ServerPark, or_skip
 from tests.spark.driver import Driver
+from tests.spark.limits import AVAILABLE_NOW, HAS_LIMITS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,13 +35,26 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 600  # two cores start several Javas for some of these tests
 
+_LONGEST_PLACE = 64  # of sockets, whose own names have 43 letters: a path of more than 107 is none
+
+# What Spark 4.1 has not (docs/explanation/spark.md): where a batch begins when its end is asked for, and so limits of a
+# batch, lag in the progress of a query, archive runs. Tests of these are marked; these files are about nothing else.
+collect_ignore = [] if HAS_LIMITS else ["reading/test_joined.py", "reading/test_stream_reader.py"]
+_NEEDS_LIMITS = pytest.mark.skipif(not HAS_LIMITS, reason="Spark 4.1 does not tell a source where a batch begins")
+# It leaves sockets to the garbage collector.
+_SPARK_4_1 = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps tests together that share a session or a cluster of Spark, in three processes that end at about one time."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
+        if item.get_closest_marker("needs_limits"):
+            item.add_marker(_NEEDS_LIMITS)
         if "java" in fixtures:
+            if not HAS_LIMITS:
+                item.add_marker(_SPARK_4_1)
             item.add_marker(pytest.mark.xdist_group(_group(fixtures)))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
@@ -53,9 +67,15 @@ def _group(fixtures: Sequence[str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def java() -> Path:
-    """The JAVA_HOME of this process; skips where there is no Java, and fails in continuous integration."""
+def java(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The JAVA_HOME of this process; skips where there is no Java, and fails in continuous integration.
+
+    Many a Java is killed here, and cannot delete its files any more: they lie in the folder of pytest.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    place = str(tmp_path_factory.mktemp("java"))
+    if len(place) <= _LONGEST_PLACE:
+        os.environ["SPARK_SUBMIT_OPTS"] = f"-Djava.io.tmpdir={place}"
     try:
         require_pyspark()
         home = ensure_java()
@@ -89,6 +109,7 @@ def spark_of_session(java: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         "spark.sql.warehouse.dir": str(place / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
+        **AVAILABLE_NOW,
     }
     # A task may fail and is tried again, up to four times, as on a cluster.
     spark = session("penstock tests", "local[2,4]", short=True, conf=conf)

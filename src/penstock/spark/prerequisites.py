@@ -8,6 +8,8 @@ from penstock.errors import PenstockError
 
 _OLDEST_PYSPARK = (4, 1)
 _READ_LIMITS = (4, 2)
+_ANY_JAVA = (4, 2)
+_NEWEST_JAVA_BEFORE = 21
 
 
 class SparkMissing(PenstockError):
@@ -40,6 +42,13 @@ def has_read_limits() -> bool:
     from pyspark import __version__ as version
 
     return _numbers(version) >= _READ_LIMITS
+
+
+def newest_java() -> int | None:
+    """Return the newest Java that Spark runs on, or None for any; the Hadoop and Arrow of Spark 4.1 fail on Java 25."""
+    from pyspark import __version__ as version
+
+    return None if _numbers(version) >= _ANY_JAVA else _NEWEST_JAVA_BEFORE
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -88,8 +88,10 @@ def _classic(builder: SparkSession.Builder, master: str | None, given: _Settings
     os.environ.setdefault("PYSPARK_PYTHON", str(given.get("spark.pyspark.python", sys.executable)))
     with slim_spark_home() if short and is_local(master) else nullcontext():
         spark = builder.config(map=settings).getOrCreate()
-    if not is_connect(spark) and is_local(spark.sparkContext.master):
-        _tune_local(spark)
+    if not is_connect(spark):
+        _leave_nothing(spark)
+        if is_local(spark.sparkContext.master):
+            _tune_local(spark)
     return spark
 
 
@@ -105,6 +107,18 @@ def _defaults(master: str | None, *, short: bool) -> _Settings:
     if short:
         settings |= {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     return settings
+
+
+def _leave_nothing(spark: SparkSession) -> None:
+    """Has Java delete, when it ends, the one file that PySpark deletes in `stop()` alone: a socket of its own.
+
+    Java ends after its Python, also one that is killed, and deletes all other files of Spark then.
+    """
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)  # PySpark's own; over TCP it has no file
+    path = getattr(server, "server_address", None)
+    if isinstance(path, str):
+        assert spark._jvm is not None  # noqa: SLF001 - the only way to Java
+        spark._jvm.java.io.File(path).deleteOnExit()  # noqa: SLF001
 
 
 def _tune_local(spark: SparkSession) -> None:

@@ -16,6 +16,8 @@ _NO_SERVER = re.compile(r'StatusCode\.UNAVAILABLE\n\s*details = "(.*)"')
 # What Java raised, in the text of the one error that the bridge to Java has for all of them.
 _BRIDGE = "Py4JJavaError"
 _IN_JAVA = re.compile(r"(?:: |Caused by: )[\w.$]+: (.+)")
+# What Spark 4.1 says last when a source could not be made: it stops the reader that it does not have.
+_NO_READER = "cannot access local variable 'reader'"
 _MOST = 600
 
 
@@ -51,7 +53,7 @@ def one_line(error: object) -> str:
     if begun is None and _CARRIER.search(text):
         text = _root(error) or text
     if begun is not None:
-        found = [match for match in map(_RAISED.match, lines[begun:]) if match]
+        found = [match for match in map(_RAISED.match, lines[begun:]) if match and _NO_READER not in match[2]]
         if found:
             text = f"{found[-1][1]}: {found[-1][2]}"
         if found and found[-1][1] == _BRIDGE:

@@ -60,6 +60,7 @@ def test_a_replay_that_is_killed_goes_on_where_it_was(
     assert origins == [f"orders/{entry_id}" for entry_id, _ in archived(root)]
 
 
+@pytest.mark.needs_limits
 def test_archive_run_copies_what_comes_and_ends_in_order_when_it_is_told_to(
     java: Path, stream_redis: redis.Redis, stream_server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_second_run_of_a_root_is_refused_before_it_touches_anything(
     RunLock.take(root / "_lock").give_back()  # it went with the process
 
 
+@pytest.mark.needs_limits
 def test_a_run_that_finds_no_stream_has_archived_nothing_and_ends_well(
     spark: SparkSession, stream_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,19 @@ def test_a_run_that_finds_no_stream_has_archived_nothing_and_ends_well(
     words = ("--streams", "no:*", "--url", stream_server.url, "--root", tmp_path / "cold", "--once")
     result = call("archive", "run", *words)
     assert (result.exit_code, result.stdout) == (0, "nothing is archived yet: no stream 'no:*' has entries\n")
+
+
+def test_a_run_on_spark_4_1_is_refused_in_one_line_before_it_touches_anything(
+    stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(stream_redis, "orders", 1)
+    monkeypatch.setattr("pyspark.__version__", "4.1.4")
+    words = ("--streams", "orders", "--url", stream_server.url, "--root", tmp_path / "cold", "--once")
+    result = call("archive", "run", *words)
+    assert result.exit_code == 2, result.output
+    [line] = result.stderr.strip().splitlines()
+    assert "an archive run needs Spark 4.2 or newer" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_verify_prints_what_and_where_and_ends_with_1(root: Path) -> None:

@@ -48,6 +48,7 @@ def table(rows: DataFrame) -> Counter[Any]:
     )  # fmt: skip
 
 
+@pytest.mark.needs_limits
 def test_the_source_reads_both_as_one_stream_while_the_archive_goes_on(
     spark: SparkSession, root: Path, stream_redis: redis.Redis, stream_server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_the_source_reads_both_as_one_stream_while_the_archive_goes_on(
     assert numbers(both) == list(range(300))
 
 
+@pytest.mark.needs_limits
 def test_cold_and_hot_are_one_table_without_gap_or_repetition(
     spark: SparkSession, root: Path, stream_redis: redis.Redis, stream_server: EmbeddedServer
 ) -> None:

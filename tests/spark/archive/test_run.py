@@ -48,6 +48,7 @@ def group_at(client: redis.Redis, stream: str) -> str:
     return {info["name"]: info["last-delivered-id"] for info in client.xinfo_groups(stream)}[GROUP.encode()].decode()
 
 
+@pytest.mark.needs_limits
 def test_streams_are_archived_as_they_are_and_retention_trims_what_is_archived_and_nothing_else(
     run: Run, stream_redis: redis.Redis, stream_server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_streams_are_archived_as_they_are_and_retention_trims_what_is_archived_a
     assert len(archived(tmp_path / "cold", "odd")) == 2
 
 
+@pytest.mark.needs_limits
 def test_without_its_checkpoint_it_goes_on_from_the_manifest_and_notices_a_gap(
     run: Run, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
@@ -126,6 +128,7 @@ ArchiveRun(root, "orders", {"url": url}, max_batch_rows=1_000, step=step).start(
 """
 
 
+@pytest.mark.needs_limits
 def test_a_driver_that_is_killed_between_files_and_commit_leaves_nothing_out_and_nothing_twice(
     run: Run,
     start_driver: Callable[..., Driver],

@@ -28,6 +28,7 @@ from tests.spark.end_to_end.queries import (
     to_files,
     to_stream,
 )
+from tests.spark.limits import HAS_LIMITS, limit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +48,7 @@ def growing(spark: SparkSession, stream_server: EmbeddedServer) -> Read:
 # --- pace -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs_limits
 def test_a_limit_of_rows_is_kept_and_the_lag_is_told_after_each_batch(
     stream_redis: redis.Redis, stream_server: EmbeddedServer, growing: Read, checkpoint: str
 ) -> None:
@@ -57,6 +59,7 @@ def test_a_limit_of_rows_is_kept_and_the_lag_is_told_after_each_batch(
     assert payloads(stream_redis, "copy") == numbers(100)
 
 
+@pytest.mark.needs_limits
 def test_the_lag_is_told_for_each_stream(stream_redis: redis.Redis, growing: Read, checkpoint: str) -> None:
     fill(stream_redis, "a", 90)
     fill(stream_redis, "b", 10)
@@ -77,7 +80,7 @@ def test_available_now_ends_though_entries_keep_coming(
         fill(stream_redis, "orders", 10, first=1_000 + len(seen))
         seen.extend(found)
 
-    writer = growing(maxRowsPerTrigger=10).writeStream.foreachBatch(add_more)
+    writer = growing(maxRowsPerTrigger=limit(10)).writeStream.foreachBatch(add_more)
     run_now(writer.option("checkpointLocation", checkpoint))
     assert seen == numbers(20)
 
@@ -118,8 +121,8 @@ def test_a_query_goes_on_where_it_stopped(
     files, first, second = tmp_path / "files", str(tmp_path / "first"), str(tmp_path / "second")
     for n in range(3):
         fill(stream_redis, "orders", 10, first=10 * n)
-        run_now(to_files(growing(maxRowsPerTrigger=7), files, first))
-        run_now(to_stream(growing(maxRowsPerTrigger=7), stream_server.url, "copy", second))
+        run_now(to_files(growing(maxRowsPerTrigger=limit(7)), files, first))
+        run_now(to_stream(growing(maxRowsPerTrigger=limit(7)), stream_server.url, "copy", second))
         assert column(spark.read.parquet(str(files))) == numbers(10 * n + 10)
         assert payloads(stream_redis, "copy") == numbers(10 * n + 10)
 
@@ -160,7 +163,8 @@ def test_entries_that_are_trimmed_before_they_are_read_are_counted_if_that_is_al
     _lose_seven(stream_redis, growing, checkpoint, seen)
     query = run_now(_collect(growing(failOnDataLoss=False), seen, checkpoint))
     assert in_order(seen) == numbers(10) + numbers(17, 20)
-    assert end_offset(query)["s"]["orders"]["lost"] == 7
+    if HAS_LIMITS:  # else the end of a batch is written before its beginning is known
+        assert end_offset(query)["s"]["orders"]["lost"] == 7
 
 
 def test_a_stream_that_is_deleted_stops_the_query(stream_redis: redis.Redis, growing: Read, checkpoint: str) -> None:
@@ -175,6 +179,7 @@ def test_a_stream_that_is_deleted_stops_the_query(stream_redis: redis.Redis, gro
 # --- the shadow of a query ----------------------------------------------------------------------------
 
 
+@pytest.mark.needs_limits
 def test_a_group_shows_what_is_committed_and_retention_keeps_the_rest(
     stream_server: EmbeddedServer, stream_redis: redis.Redis, growing: Read, checkpoint: str
 ) -> None:
@@ -218,6 +223,7 @@ def test_a_group_that_has_workers_is_not_taken_over(stream_redis: redis.Redis, g
     assert stream_redis.xinfo_groups("orders")[0]["last-delivered-id"].decode() == entry_id(1)
 
 
+@pytest.mark.needs_limits
 def test_a_query_without_its_checkpoint_can_begin_where_its_group_is(
     stream_redis: redis.Redis, growing: Read, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.spark.end_to_end.queries import FORMAT, column, read, read_stream, run_now, to_stream
+from tests.spark.limits import limit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,7 +17,7 @@ def tour(
     """Returns what was read, what was copied by a streaming query, and what was copied by a batch query."""
     rows = read(spark, url, streams, **options)
     streamed, written = f"{prefix}-streamed", f"{prefix}-written"
-    growing = read_stream(spark, url, streams, maxRowsPerTrigger=20, **options)
+    growing = read_stream(spark, url, streams, maxRowsPerTrigger=limit(20), **options)
     query = run_now(to_stream(growing, url, streamed, f"{place}/checkpoint").options(**options))
     error = query.exception()
     if error is not None:

@@ -30,6 +30,7 @@ from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.running import PipelineFailed, Report
 from penstock.sync.results import FSBackend
 from tests.spark.driver import Driver
+from tests.spark.limits import HAS_LIMITS, limit
 from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters, iceberg_catalogue, iceberg_rows
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def test_a_crash_after_any_step_loses_no_row_and_doubles_none(
             RedisStreams("copy"),
             Postgres(postgres.dsn, "orders", create=True),
         ),
-        source_max_rows_per_batch=40,
+        source_max_rows_per_batch=limit(40),
     )
     crash_after_each(run, pipeline, ALL_STEPS)
     add_orders(stream_redis, 5, first=60)
@@ -134,7 +135,7 @@ def test_catalogues_databases_and_results_survive_the_same(
                 id="name", result_kind="order", columns=("n", "digit"), finished_at="timestamp", options={"root": root}
             ),
         ),
-        source_max_rows_per_batch=40,
+        source_max_rows_per_batch=limit(40),
     )
     crash_after_each(run, pipeline, LAKE_STEPS)
     add_orders(stream_redis, 5, first=60)
@@ -161,7 +162,7 @@ def test_one_table_needs_no_staging_and_survives_the_same(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, tmp_path: Path
 ) -> None:
     add_orders(stream_redis, 30)
-    pipeline = pipeline_of(Handler(f"{SHOP}:fickle"), source_max_rows_per_batch=20)
+    pipeline = pipeline_of(Handler(f"{SHOP}:fickle"), source_max_rows_per_batch=limit(20))
     steps = ["begun", "parquet written", "parquet shown", "done"]
     crash_after_each(run, pipeline, steps)
     run(pipeline)
@@ -176,7 +177,7 @@ def test_state_survives_the_same(
     add_orders(stream_redis, 20)
     add_orders(stream_redis, 25)  # the first 20 again
     sinks = (Parquet(str(tmp_path / "table")), Parquet(str(tmp_path / "other"), name="other"))
-    pipeline = pipeline_of(sinks=sinks, watermark="1h", dedup=("message_id",), source_max_rows_per_batch=30)
+    pipeline = pipeline_of(sinks=sinks, watermark="1h", dedup=("message_id",), source_max_rows_per_batch=limit(30))
     steps = ["stage complete", "parquet shown"]
     crash_after_each(run, pipeline, steps)
     run(pipeline)
@@ -204,7 +205,7 @@ def test_a_store_that_renames_file_by_file_survives_the_same(
     monkeypatch.setattr(Files, "rename", torn_rename)
     add_orders(stream_redis, 30)
     sinks = (Parquet(str(tmp_path / "table")), Parquet(str(tmp_path / "other"), name="other"))
-    pipeline = pipeline_of(Handler(f"{SHOP}:fickle"), sinks=sinks, source_max_rows_per_batch=20)
+    pipeline = pipeline_of(Handler(f"{SHOP}:fickle"), sinks=sinks, source_max_rows_per_batch=limit(20))
     for number in (1, 2):
         with pytest.raises(PipelineFailed, match=f"Crash: torn {number}"):
             run(pipeline)
@@ -250,7 +251,7 @@ def test_a_killed_driver_is_continued_by_the_next(
         url = "{stream_server.url}"
         streams = "orders"
         schema = "n bigint"
-        max_rows_per_batch = 30
+        {"max_rows_per_batch = 30" if HAS_LIMITS else ""}
         [[sink]]
         kind = "parquet"
         path = "{tmp_path / "table"}"

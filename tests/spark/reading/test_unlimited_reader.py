@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 import redis
 
-from penstock.errors import ConfigurationError, DataLost
+from penstock.errors import ConfigurationError, DataLost, StreamMissing
 from penstock.spark.reading.options import SourceOptions
 from penstock.spark.reading.rows import RowBuilder
-from penstock.spark.reading.stream_reader import StreamReader
 from penstock.spark.reading.unlimited_reader import UnlimitedReader, check_unlimited
+from tests.spark.limits import HAS_LIMITS
 
 Make = Callable[..., UnlimitedReader]
 _SCHEMA = pa.schema([("stream", pa.string()), ("id", pa.string())])
@@ -42,12 +42,16 @@ def rows(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
 def test_batches_take_what_came_since_and_a_restart_repeats_them(make: Make, raw: redis.Redis, redis_url: str) -> None:
     made = add(raw, 10)
     reader = make()
+    restarted: list[Any] = [make()]
+    if HAS_LIMITS:  # as after an upgrade of Spark
+        from penstock.spark.reading.stream_reader import StreamReader
+
+        restarted.append(StreamReader(options(redis_url), RowBuilder(_SCHEMA)))
     begin, one = reader.initialOffset(), reader.latestOffset()
     made += add(raw, 5)
     two = reader.latestOffset()
     assert reader.latestOffset() == two
-    again, newer = make(), StreamReader(options(redis_url), RowBuilder(_SCHEMA))
-    for each in (reader, again, newer):  # the last one as after an upgrade of Spark
+    for each in (reader, *restarted):
         assert rows(each, begin, one) == made[:10]
         assert rows(each, one, two) == made[10:]
         assert each.partitions(two, two) == []
@@ -64,8 +68,11 @@ def test_the_first_batch_is_the_same_though_latest_has_moved(make: Make, raw: re
     assert rows(restarted, restarted.initialOffset(), end) == made
 
 
+@pytest.mark.needs_limits
 def test_a_checkpoint_of_a_newer_spark_is_read_on(make: Make, raw: redis.Redis, redis_url: str) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from penstock.spark.reading.stream_reader import StreamReader
 
     made = add(raw, 10)
     newer = StreamReader(options(redis_url), RowBuilder(_SCHEMA))
@@ -82,6 +89,13 @@ def test_a_stream_that_appears_is_read_from_its_first_entry_on(make: Make, raw: 
     start = make(streams="o*").latestOffset()
     made = add(raw, 3, "others")
     assert rows(make(streams="o*"), start, make(streams="o*").latestOffset()) == made
+
+
+def test_a_stream_that_is_not_there_may_have_been_deleted(make: Make) -> None:
+    with pytest.raises(
+        StreamMissing, match=r"there is no stream 'orders'.*If .* read it before, the stream was deleted"
+    ):
+        make().latestOffset()
 
 
 @pytest.mark.servers("7.0")  # older ones do not count: there such a query begins at the end of the stream

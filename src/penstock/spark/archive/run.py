@@ -24,6 +24,7 @@ from penstock.spark.carried import Carried
 from penstock.spark.master import is_connect
 from penstock.spark.option_values import seconds_of
 from penstock.spark.patience import patiently
+from penstock.spark.prerequisites import has_read_limits
 from penstock.spark.reading.catalogue import look, require
 from penstock.spark.reading.offsets import IdRange, Position
 from penstock.spark.reading.options import SourceOptions
@@ -120,6 +121,10 @@ class ArchiveRun:
             client = options.link.client()
             require(
                 patiently(lambda: look(client, options.selection.names), options.retry_timeout.total_seconds()), client
+            )
+        if not has_read_limits():
+            raise ConfigurationError(
+                "an archive run needs Spark 4.2 or newer, which limits its batches: pip install 'pyspark>=4.2'"
             )
         return given
 

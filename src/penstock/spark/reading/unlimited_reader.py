@@ -6,12 +6,12 @@ need to know the beginning, and so does an archive behind the stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql.datasource import InputPartition
 
 from penstock import ids
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, StreamMissing
 from penstock.spark.reading.catalogue import StreamState
 from penstock.spark.reading.offsets import Offset, Offsets, Position, Progress, batch_of, first, opened
 from penstock.spark.reading.options import SourceOptions
@@ -41,10 +41,18 @@ class UnlimitedReader(StreamWatch):
 
     def latestOffset(self) -> Offset:  # type: ignore[override]  # noqa: N802  # as Spark 4.1 asks
         """Return the ends of the streams. Asked for at any time, also before Spark has told where the query is."""
-        begun = Offsets.load(self.initialOffset()).positions()
+        begun = self._begun()
         states = self._patiently(lambda: self._look({}))
         found = {name: (begun.get(name), state) for name, state in states.items() if state is not None}
         return opened(Offsets({name: self._upto(name, *both) for name, both in found.items()}))
+
+    def _begun(self) -> Mapping[str, Position]:
+        try:
+            return Offsets.load(self.initialOffset()).positions()
+        except StreamMissing as error:  # of a query that goes on as well: here they cannot be told apart
+            raise StreamMissing(
+                f"{error}. If this query has read it before, the stream was deleted, with what was left to read in it"
+            ) from None
 
     def _upto(self, name: str, begun: Position | None, state: StreamState) -> Progress:
         end, start = Position(state.last_id, state.added), begun or Position(ids.ZERO, 0)
