@@ -226,6 +226,16 @@ async def renew(stage: Stage) -> None:
 
 
 @story
+async def renew_what_vanished(stage: Stage) -> None:
+    queue = stage.queue()
+    await stage.do(queue.publish, "a")
+    held = await stage.take(queue)
+    stage.raw.xdel(QUEUE, *pending(stage.raw))
+    await stage.do(queue._gateway.renew_message_lease, QUEUE, held.message, held.token)
+    await stage.end(held)
+
+
+@story
 async def drop_the_oldest(stage: Stage) -> None:
     queue = stage.queue(max_pending_length=2, pending_overload_policy="drop_oldest")
     for message in ("a", "b", "c", "d", "a"):

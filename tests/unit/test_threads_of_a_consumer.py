@@ -126,7 +126,7 @@ def test_the_heart_goes_on_beating_whatever_goes_wrong(caplog: pytest.LogCapture
 
     settings = ConnectionSettings(hosts=(("localhost", 1),))
     nobody: Any = lambda *_: None  # noqa: E731
-    heart = Troubled(settings, StreamKeys.of("orders", ""), "g", "me", 0.001, Held(), nobody, nobody, nobody)
+    heart = Troubled(settings, StreamKeys.of("orders", ""), "g", "me", 0.001, 1_000, Held(), nobody, nobody, nobody)
     heart.start()
     deadline = time.monotonic() + 30
     while heart.beats < 3 and time.monotonic() < deadline:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +14,9 @@ from penstock.cli import supervisor, target
 from penstock.cli.queue_options import FROM_SETTINGS, QueueName, Url, queue_settings, seconds
 from penstock.providers import make_result_backend, make_task_queue
 from penstock.results.backend import ResultBackend
-from penstock.settings import Settings
+from penstock.settings import Settings, TaskQueueSettings
 from penstock.settings.origin import DEFAULT
-from penstock.tasks import Worker, WorkerReport
+from penstock.tasks import Handlers, Worker, WorkerReport
 
 
 def worker(
@@ -57,16 +57,7 @@ def worker(
     loaded = target.load_handlers(handlers)
     settings, table = queue_settings(url, queue, idle_ms, max_retry)
     if processes > 1 or watch:
-        words = _words(sys.argv)
-        told = supervisor.Supervisor(
-            processes,
-            lambda number: [sys.executable, "-m", "penstock", *words, *_port(metrics_port, number)],
-            # In the environment and not among the words, which everybody can see.
-            {"PENSTOCK__TASK_QUEUE__URL": url} if url else {},
-            lambda text: typer.echo(text, err=True),
-            Path.cwd() if watch else None,
-        )
-        told.run()
+        _supervise(processes, watch, metrics_port, url)
         return
     options = {
         "concurrency": concurrency,
@@ -77,24 +68,39 @@ def worker(
         "provides": frozenset(filter(None, capabilities.split(","))),
         "results": target.load(backend, "the back-end") if backend else _results_of(settings),
     }
-
-    async def work() -> WorkerReport:
-        async with make_task_queue(table) as opened:
-            made = Worker(opened, loaded, **options)  # type: ignore[arg-type]
-            if supervisor.is_supervised():
-                supervisor.at_end_of_parent(made.stop)
-            if metrics_port is not None:
-                from penstock.cli.task_metrics import WorkerCollector, serve
-
-                server, _ = serve(metrics_port, WorkerCollector(made.tally))
-                typer.echo(f"metrics on port {server.server_port}", err=True)
-            typer.echo(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}", err=True)
-            return await made.run()
-
-    report = asyncio.run(work())
+    report = asyncio.run(_work(table, loaded, metrics_port, options))
     typer.echo(_told(report), err=True)
     if report.reason == "uptime" and supervisor.is_supervised():
         raise typer.Exit(supervisor.ENOUGH)
+
+
+def _supervise(processes: int, watch: bool, metrics_port: int | None, url: str | None) -> None:
+    words = _words(sys.argv)
+    told = supervisor.Supervisor(
+        processes,
+        lambda number: [sys.executable, "-m", "penstock", *words, *_port(metrics_port, number)],
+        # In the environment and not among the words, which everybody can see.
+        {"PENSTOCK__TASK_QUEUE__URL": url} if url else {},
+        lambda text: typer.echo(text, err=True),
+        Path.cwd() if watch else None,
+    )
+    told.run()
+
+
+async def _work(
+    table: TaskQueueSettings, loaded: Handlers, metrics_port: int | None, options: dict[str, Any]
+) -> WorkerReport:
+    async with make_task_queue(table) as opened:
+        made = Worker(opened, loaded, **options)
+        if supervisor.is_supervised():
+            supervisor.at_end_of_parent(made.stop)
+        if metrics_port is not None:
+            from penstock.cli.task_metrics import WorkerCollector, serve
+
+            server, _ = serve(metrics_port, WorkerCollector(made.tally))
+            typer.echo(f"metrics on port {server.server_port}", err=True)
+        typer.echo(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}", err=True)
+        return await made.run()
 
 
 def _results_of(settings: Settings) -> ResultBackend | None:

@@ -13,22 +13,22 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from penstock import envelope
 from penstock.config import ConsumerConfig
 from penstock.errors import DecodeError, GroupLost, PenstockError, TransientError, text_of
 from penstock.events import EventName
-from penstock.policy import Limits, Reason, before_run
+from penstock.policy import Reason, before_run
 from penstock.queue.claim import Claim
+from penstock.queue.desk_settings import DeskSettings
 from penstock.queue.payload import decode_payload
 from penstock.queue.returner import PATIENCE_S
 from penstock.queue.slot import Slot
 from penstock.queue.slots import Slots
+from penstock.queue.unsettled import Unsettled
 from penstock.redis.client import StreamClient
-from penstock.redis.retry import PASSING, RetryBudget, Trial
+from penstock.redis.retry import PASSING, Trial
 from penstock.runtime.aio import pause, wait_out
 from penstock.streams.group import ConsumerGroup
 from penstock.streams.ledger import Claim as LedgerClaim
@@ -45,19 +45,6 @@ _PAGE = 100  # entries that the slow sweep looks at per call
 _BRISK_S = 0.001  # between the end of one message and the question for the next
 _BRISK_TURNS = 32  # in a row: then the next message is taken together with the end of the one before
 _SHORTEST_LEASE_S = 1.0  # for taking ahead: what waits for its caller must not run out meanwhile
-Step = Callable[[], Awaitable[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class DeskSettings:
-    """How messages of a queue are handed out."""
-
-    lease_s: float | None  # None = at most once: nobody takes over what a dead process held
-    limits: Limits
-    dead_letters: str
-    is_text: bool
-    retry: RetryBudget
-    can_be_interrupted: bool
 
 
 class Desk:
@@ -82,7 +69,7 @@ class Desk:
     def _begin_anew(self) -> None:
         # In a forked process too.
         self._slots = Slots(self._client, self.keys, GROUP, self._settings.dead_letters, self._look_soon)
-        self._unsettled: list[tuple[Claim, Step]] = []
+        self._unsettled = Unsettled(self._slots, self._settings.retry, self._emit)
         config = ConsumerConfig(group=GROUP, max_stream_size=0)
         self._upkeep = Upkeep(self._client, self._group, self.keys, config, self._slots.name, self._emit)
 
@@ -99,7 +86,7 @@ class Desk:
         if self._slots.is_foreign:
             self._begin_anew()
         if self._unsettled:
-            await self.settle_again()
+            await self._unsettled.settle_again()
         started_s, trial, may_take_new, has_looked = time.monotonic(), None, True, False
         self._brisk_turns = self._brisk_turns + 1 if started_s - self._ended_s < _BRISK_S else 0
         deadline, slot, claim = started_s + wait_s, self._slots.borrow(), None
@@ -272,7 +259,7 @@ class Desk:
                 self._emit(EventName.UNLOGGED, id=claim.entry_id, log=log)
             return answer != 0
 
-        return await self._settle(claim, step)
+        return await self._unsettled.settle(claim, step)
 
     async def finish_quickly(self, claim: Claim, is_stopped: Callable[[], bool]) -> tuple[bool, BaseException | None]:
         """Do what finish() does without a log, in one round trip and without a task.
@@ -328,7 +315,7 @@ class Desk:
             self._next_due_s = min(self._next_due_s, time.monotonic() + delay_s)
             return is_parked
 
-        return await self._settle(claim, step)
+        return await self._unsettled.settle(claim, step)
 
     async def bury(self, claim: Claim, reason: Reason, error: BaseException | None) -> bool:
         """Move a message to the dead letters; False = it is somebody else's by now."""
@@ -338,7 +325,7 @@ class Desk:
                 claim.slot, claim.entry_id, claim.fields, reason, error, claim.attempts, claim.deliveries
             )
 
-        return await self._settle(claim, step)
+        return await self._unsettled.settle(claim, step)
 
     async def _bury(
         self, slot: Slot, entry_id: str, fields: list[bytes], reason: Reason, error: BaseException | None,
@@ -370,53 +357,11 @@ class Desk:
                     claim.expires_at = now + (self._settings.lease_s or 0.0)
                 return is_renewed
 
-    async def _settle(self, claim: Claim, step: Step) -> bool:
-        trial = self._settings.retry.start()
-        while True:
-            try:
-                is_done = bool(await step())
-            except GroupLost:
-                is_done = False  # the pending list went with the group
-            except PASSING as error:
-                wait_s = trial.pause_after(error)
-                if wait_s is not None:
-                    await pause(wait_s)
-                    continue
-                self._unsettled.append((claim, step))
-                self._emit(EventName.UNSETTLED, id=claim.entry_id, error=repr(error))
-                raise
-            # Not after an error: the slot may hold the message until its lease runs out.
-            self._slots.put_back(claim.slot)
-            return is_done
-
-    async def settle_again(self) -> bool:
-        """Settle what could not be settled before; False = some still cannot."""
-        while self._unsettled:
-            try:
-                claim, step = self._unsettled.pop()
-            except IndexError:  # another thread took the last one
-                break
-            try:
-                await step()
-            except TransientError as error:
-                if not isinstance(error, GroupLost):
-                    self._unsettled.append((claim, step))
-                    return False
-            except PenstockError:
-                # Refused for good: the message stays pending until its lease runs out, and its slot with it.
-                logger.exception("%s cannot be settled", claim.entry_id)
-                continue
-            except BaseException:
-                self._unsettled.append((claim, step))
-                raise
-            self._slots.put_back(claim.slot)
-        return True
-
     # --- the end ------------------------------------------------------------------------------------
 
     async def hand_back(self) -> bool:
         """Put back what a lost reply may have handed out to nobody; False = Redis is out of reach."""
-        is_settled = await self.settle_again()
+        is_settled = await self._unsettled.settle_again()
         doubtful = self._slots.borrow_doubtful()
         try:
             while doubtful:

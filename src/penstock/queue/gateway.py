@@ -5,21 +5,25 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal
 
 from penstock import envelope, ids
-from penstock.errors import ConfigurationError, ConfigurationTypeError, PenstockError, QueueFull, StreamFull, text_of
-from penstock.events import Event, EventName, EventSink
+from penstock.errors import ConfigurationError, PenstockError, QueueFull, StreamFull
+from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys
 from penstock.policy import Limits, Reason
 from penstock.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
+from penstock.queue.announcer import Announcer
 from penstock.queue.claim import Claim
-from penstock.queue.desk import GROUP, UNLIMITED, Desk, DeskSettings
+from penstock.queue.desk import GROUP, UNLIMITED, Desk
+from penstock.queue.desk_settings import DeskSettings
 from penstock.queue.dropping import drop_unread
+from penstock.queue.gateway_options import Overload, check_interrupt, check_leases, check_overload
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.lease_keeper import Lease, LeaseKeeper
+from penstock.queue.log_record import log_record
 from penstock.queue.model import ClaimedMessage
-from penstock.queue.options import check_count, check_seconds, check_sink
+from penstock.queue.options import check_seconds, check_sink
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
 from penstock.redis.client import StreamClient
 from penstock.redis.from_driver import client_of, decodes, is_cluster
@@ -30,8 +34,6 @@ from penstock.streams.outgoing import Outgoing
 from penstock.streams.publisher import Answer, Duplicate, Publisher, PublishSettings
 
 logger = logging.getLogger("penstock.queue")
-Overload: TypeAlias = Literal["raise", "block", "drop_oldest"]
-_MAX_TEXT = 2_000
 
 
 class RedisGateway(AbstractRedisGateway):
@@ -74,8 +76,8 @@ class RedisGateway(AbstractRedisGateway):
                 f"retry_initial_delay_seconds={retry_initial_delay_seconds} must not exceed "
                 f"retry_max_delay_seconds={retry_max_delay_seconds}"
             )
-        _check_leases(message_visibility_timeout_seconds, max_delivery_count, dead_letter_queue)
-        _check_overload(max_pending_length, pending_overload_policy, pending_block_timeout_seconds)
+        check_leases(message_visibility_timeout_seconds, max_delivery_count, dead_letter_queue)
+        check_overload(max_pending_length, pending_overload_policy, pending_block_timeout_seconds)
         self.message_visibility_timeout_seconds = message_visibility_timeout_seconds
         self.is_at_most_once = message_visibility_timeout_seconds is None
         self.max_delivery_count, self.dead_letter_queue = max_delivery_count, dead_letter_queue
@@ -91,8 +93,8 @@ class RedisGateway(AbstractRedisGateway):
             max_pending_length or 0, policy, "fast", 1, 1, self._retry, pending_block_timeout_seconds
         )
         self._max_pending, self._overload = max_pending_length, pending_overload_policy
-        self._on_event = on_event
-        self._listeners: dict[str, list[EventSink]] = {}
+        self._announcer = Announcer(on_event)
+        self._emit = self._announcer.tell
         self._new_id = ids.MessageIds().make
         self._outboxes: dict[str, Outbox] = {}
         self._desks: dict[str, Desk] = {}
@@ -106,9 +108,7 @@ class RedisGateway(AbstractRedisGateway):
 
     def listen(self, queue: str, sink: EventSink) -> None:
         """Tell a sink, too, what happens to the messages of a queue."""
-        listeners = self._listeners.setdefault(queue, [])
-        if sink != self._on_event and sink not in listeners:
-            listeners.append(sink)
+        self._announcer.listen(queue, sink)
 
     def is_interrupted(self) -> bool:
         """Return whether nothing new should be begun."""
@@ -391,74 +391,6 @@ class RedisGateway(AbstractRedisGateway):
         logger.warning("%s; trying again in %.2f s", error, pause_s)
         self._emit("", EventName.TRYING_AGAIN, error=repr(error), pause_s=pause_s)
 
-    def _emit(self, queue: str, name: EventName, **fields: object) -> None:
-        if self._on_event is None and not self._listeners:
-            return  # nobody listens, which is to cost nothing
-        event = Event(name, queue, GROUP, fields)
-        if self._on_event is not None:
-            tell(self._on_event, event)
-        # What happens to the connection, and to no queue in particular, concerns all of them.
-        for name_of_queue in [queue] if queue else list(self._listeners):
-            for sink in self._listeners.get(name_of_queue, ()):
-                tell(sink, Event(name, name_of_queue, GROUP, fields))
-
-
-def log_record(claim: Claim, error: BaseException | None) -> list[str | int]:
-    """Return what a log says of a message beside its own fields."""
-    record: list[str | int] = ["log_id", claim.entry_id, "log_attempts", claim.attempts]
-    if error is not None:
-        record += ["log_error", type(error).__name__, "log_error_text", text_of(error)[:_MAX_TEXT]]
-    return record
-
-
-def tell(sink: EventSink, event: Event) -> None:
-    """Tell a user's function what happened; its failure changes nothing."""
-    try:
-        sink(event)
-    except Exception:
-        logger.exception("on_event failed for %s", event.name)
-
 
 def _ignore(_answers: list[Answer]) -> None:
     pass
-
-
-def check_interrupt(interrupt: object) -> BaseGracefulInterruptHandler | None:
-    """Return the handler if it is one."""
-    if interrupt is not None and not isinstance(interrupt, BaseGracefulInterruptHandler):
-        raise ConfigurationTypeError(
-            f"interrupt must be a GracefulInterruptHandler, an EventDrivenInterruptHandler or another "
-            f"BaseGracefulInterruptHandler, not {type(interrupt).__name__}"
-        )
-    return interrupt
-
-
-def _check_leases(lease_s: float | None, max_deliveries: int | None, dead_letters: str | None) -> None:
-    if lease_s is not None:
-        check_seconds("message_visibility_timeout_seconds", lease_s)
-    if max_deliveries is not None:
-        check_count("max_delivery_count", max_deliveries)
-        if lease_s is None:
-            raise ConfigurationError(
-                "max_delivery_count needs message_visibility_timeout_seconds: without leases a message is handed out "
-                "once"
-            )
-        if dead_letters is None:
-            raise ConfigurationError(
-                "max_delivery_count needs dead_letter_queue, the name of the queue for messages beyond it"
-            )
-    if dead_letters is not None:
-        if not isinstance(dead_letters, str):
-            raise ConfigurationTypeError(f"dead_letter_queue must be a str, not {type(dead_letters).__name__}")
-        if not dead_letters.strip():
-            raise ConfigurationError("dead_letter_queue must not be blank: name it, for example 'orders::dlq'")
-
-
-def _check_overload(max_pending: int | None, policy: object, block_timeout_s: float) -> None:
-    if max_pending is not None:
-        check_count("max_pending_length", max_pending)
-    if policy not in get_args(Overload):
-        raise ConfigurationError(f"pending_overload_policy={policy!r} must be one of {', '.join(get_args(Overload))}")
-    if policy != "raise" and max_pending is None:
-        raise ConfigurationError(f"pending_overload_policy={policy!r} needs max_pending_length")
-    check_seconds("pending_block_timeout_seconds", block_timeout_s)

@@ -13,7 +13,9 @@ from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys
 from penstock.queue.abstract_gateway import AbstractRedisGateway
 from penstock.queue.administration import Administration
-from penstock.queue.gateway import Overload, RedisGateway, check_interrupt, tell
+from penstock.queue.announcer import tell
+from penstock.queue.gateway import RedisGateway
+from penstock.queue.gateway_options import Overload, check_interrupt
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import QueueStats
 from penstock.queue.options import (

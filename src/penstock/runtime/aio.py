@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import suppress
-from queue import SimpleQueue
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from penstock.runtime.handler_threads import Threads as Threads  # noqa: PLC0414  the twin has it too
 
 T = TypeVar("T")
 
@@ -221,70 +219,6 @@ class Crew:
         """Raise the first failure, if there was one."""
         if self._failure is not None:
             raise self._failure
-
-
-class Threads:
-    """Runs plain functions without blocking the event loop, so many at a time.
-
-    In daemon threads: those of a ThreadPoolExecutor are joined when the interpreter ends, and one hung handler would
-    keep the process from ending after its grace.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._threads: list[threading.Thread] = []
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        weakref.finalize(self, _dismiss, self._threads, self._calls)
-
-    async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Run the function in a thread and return what it returns."""
-        loop = asyncio.get_running_loop()
-        promise: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
-
-        def call() -> None:
-            result, error = None, None
-            try:
-                result = function(*args)
-            except BaseException as raised:
-                error = raised
-            with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
-                loop.call_soon_threadsafe(_keep, promise, (result, error))
-
-        self._calls.put(call)
-        if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
-            # It knows the queue and not its owner: an owner that is forgotten dismisses it.
-            name = f"penstock-handler-{len(self._threads)}"
-            thread = threading.Thread(target=_serve, args=(self._calls, self._idle), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        result, error = await promise
-        if error is not None:
-            raise error  # not through the future: that refuses a StopIteration, and the caller would wait for ever
-        return cast("T", result)
-
-    def close(self) -> None:
-        """Let the threads end; does not wait for a hung one."""
-        _dismiss(self._threads, self._calls)
-        self._idle = threading.Semaphore(0)
-
-
-def _serve(calls: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
-    while (call := calls.get()) is not None:
-        call()
-        del call  # what it holds is not kept until the next one comes
-        idle.release()
-
-
-def _dismiss(threads: list[threading.Thread], calls: SimpleQueue[Callable[[], None] | None]) -> None:
-    for _ in threads:
-        calls.put(None)
-    threads.clear()
-
-
-def _keep(promise: asyncio.Future[T], result: T) -> None:
-    if not promise.done():
-        promise.set_result(result)
 
 
 _WORTH_HALVING = 16

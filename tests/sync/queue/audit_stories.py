@@ -227,6 +227,16 @@ def renew(stage: Stage) -> None:
 
 
 @story
+def renew_what_vanished(stage: Stage) -> None:
+    queue = stage.queue()
+    stage.do(queue.publish, "a")
+    held = stage.take(queue)
+    stage.raw.xdel(QUEUE, *pending(stage.raw))
+    stage.do(queue._gateway.renew_message_lease, QUEUE, held.message, held.token)
+    stage.end(held)
+
+
+@story
 def drop_the_oldest(stage: Stage) -> None:
     queue = stage.queue(max_pending_length=2, pending_overload_policy="drop_oldest")
     for message in ("a", "b", "c", "d", "a"):

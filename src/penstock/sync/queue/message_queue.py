@@ -11,6 +11,7 @@ from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayC
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys
+from penstock.queue.gateway_options import Overload, check_interrupt
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import QueueStats
 from penstock.queue.options import (
@@ -32,7 +33,8 @@ from penstock.queue.payload import Message, MessageData, canonical, checked_key,
 from penstock.runtime.threads import IS_ASYNC, Event
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
 from penstock.sync.queue.administration import Administration
-from penstock.sync.queue.gateway import Overload, RedisGateway, check_interrupt, tell
+from penstock.sync.queue.announcer import tell
+from penstock.sync.queue.gateway import RedisGateway
 from penstock.sync.queue.processing import Processing
 from penstock.sync.redis.from_driver import client_of
 

@@ -1,0 +1,27 @@
+"""Every Redis key that Penstock uses is spelled here.
+
+All keys of one stream share its hash tag, so that one script may touch them in a cluster.
+"""
+
+from penstock.keys.balancer import CONSUMER_PREFIX, MUTEX_KEY_SEP, BalancerKeys
+from penstock.keys.list_queue import ListQueueKeys
+from penstock.keys.names import MAX_NAME, check_name, check_same_slot, hash_tag, hashed_part, is_utf8
+from penstock.keys.queue import QueueKeys
+from penstock.keys.stream import StreamKeys
+from penstock.keys.tasks import TaskKeys
+
+__all__ = [
+    "CONSUMER_PREFIX",
+    "MAX_NAME",
+    "MUTEX_KEY_SEP",
+    "BalancerKeys",
+    "ListQueueKeys",
+    "QueueKeys",
+    "StreamKeys",
+    "TaskKeys",
+    "check_name",
+    "check_same_slot",
+    "hash_tag",
+    "hashed_part",
+    "is_utf8",
+]

@@ -1,0 +1,91 @@
+"""The keys of a balanced service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import ConfigurationError
+from penstock.keys.names import MAX_NAME, check_name, hash_tag
+
+MUTEX_KEY_SEP = "<MUTEX_KEY_SEP>"
+CONSUMER_PREFIX = "redis-consumer-"
+
+
+@dataclass(frozen=True, slots=True)
+class BalancerKeys:
+    """The keys of one balanced service.
+
+    The stream, its group and the locks are spelled as redis-stream-client-go spells them, without the prefix of a
+    client; what Penstock adds shares the slot of the stream or, for a position, that of the data stream.
+    """
+
+    service: str
+
+    @classmethod
+    def of(cls, service: str) -> BalancerKeys:
+        """Spell the keys of a service as the user names it."""
+        check_name("service", service, MAX_NAME - len("-input"))
+        if hash_tag(service) is None and ("{" in service or "}" in service):
+            raise ConfigurationError(
+                f"service {service!r} contains braces that are no hash tag; write a tag as in '{{billing}}' or none"
+            )
+        return cls(service)
+
+    @property
+    def stream(self) -> str:
+        """Stream: one entry for each data stream that wants an owner (the load balancer stream, LBS)."""
+        return f"{self.service}-input"
+
+    @property
+    def group(self) -> str:
+        """The consumer group of the service."""
+        return f"{self.service}-group"
+
+    @property
+    def _base(self) -> str:
+        return self.stream if hash_tag(self.stream) is not None else f"{{{self.stream}}}"
+
+    @property
+    def owners(self) -> str:
+        """Hash: data stream -> the entry by which it is owned, or waits for an owner; others of its name wait."""
+        return f"{self._base}:owners"
+
+    @property
+    def peers(self) -> str:
+        """Hash: consumer -> until when it counts as alive, how many streams it owns, how many it can own."""
+        return f"{self._base}:peers"
+
+    @property
+    def token(self) -> str:
+        """String: the last fencing token that was given out."""
+        return f"{self._base}:token"
+
+    def request(self, request_id: str) -> str:
+        """String with a TTL: the entry that one call of add_stream() added, should its answer get lost."""
+        return f"{self._base}:request:{request_id}"
+
+    @property
+    def shards(self) -> str:
+        """Hash: shard of a topic -> the entry by which it was announced."""
+        return f"{self._base}:shards"
+
+    @property
+    def dead_letters(self) -> str:
+        """Stream: entries that name no data stream, or that were given up."""
+        return f"{self._base}_dlq"
+
+    @staticmethod
+    def lock(data_stream: str, entry_id: str) -> str:
+        """String with a TTL: the consumer that owns the data stream."""
+        return f"{data_stream}{MUTEX_KEY_SEP}{entry_id}"
+
+    @staticmethod
+    def split_lock(key: str) -> tuple[str, str] | None:
+        """Return data stream and entry id of a lock, or None if the key is none."""
+        data_stream, separator, entry_id = key.rpartition(MUTEX_KEY_SEP)
+        return (data_stream, entry_id) if separator and data_stream and entry_id else None
+
+    def position(self, data_stream: str) -> str:
+        """Hash: how far the owners of a data stream have come, and the token of the newest of them."""
+        base = data_stream if hash_tag(data_stream) is not None else f"{{{data_stream}}}"
+        return f"{base}:balancer:{self.service}"

@@ -1,0 +1,58 @@
+"""What a key and a name may be, and what a cluster hashes of a key."""
+
+from __future__ import annotations
+
+from penstock.errors import ClusterSlotError, ConfigurationError
+
+MAX_NAME = 512
+_FORBIDDEN = "\0\r\n"
+
+
+def check_name(what: str, name: str, max_length: int = MAX_NAME) -> str:
+    """Return the name if it can be a key or a group, else raise ConfigurationError."""
+    if not isinstance(name, str):
+        raise ConfigurationError(f"{what} must be a str, not {type(name).__name__}")
+    if not name or not name.strip():
+        raise ConfigurationError(f"{what} must not be empty or blank: give it a name such as 'orders'")
+    if not is_utf8(name):
+        raise ConfigurationError(f"{what} must be text that UTF-8 can hold, without lone surrogates: {name[:40]!r}")
+    if len(name.encode()) > max_length:
+        raise ConfigurationError(
+            f"{what} has {len(name.encode())} bytes, at most {max_length} are allowed: {name[:40]!r}..."
+        )
+    if any(c in name for c in _FORBIDDEN):
+        raise ConfigurationError(f"{what} must not contain line breaks or NUL: {name!r}")
+    return name
+
+
+def is_utf8(text: str) -> bool:
+    """Tell whether the text can be sent: a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def hash_tag(key: str) -> str | None:
+    """Return the part of the key that a cluster hashes, or None if it hashes the whole key."""
+    start = key.find("{")
+    if start < 0:
+        return None
+    end = key.find("}", start + 1)
+    return key[start + 1 : end] if end > start + 1 else None
+
+
+def hashed_part(key: str) -> str:
+    """Return what the cluster hashes of the key."""
+    tag = hash_tag(key)
+    return key if tag is None else tag
+
+
+def check_same_slot(stream: str, other: str, what: str) -> None:
+    """Raise ClusterSlotError unless both keys are in one cluster slot."""
+    if hashed_part(stream) != hashed_part(other):
+        raise ClusterSlotError(
+            f"{what} {other!r} and stream {stream!r} are in different cluster slots: "
+            f"name them with one hash tag, for example '{{orders}}_main' and '{{orders}}_dlq'"
+        )

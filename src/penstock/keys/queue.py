@@ -1,0 +1,71 @@
+"""The keys of a message queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import ClusterSlotError, ConfigurationError, ConfigurationTypeError
+from penstock.keys.names import check_name, check_same_slot, hash_tag
+from penstock.keys.stream import StreamKeys
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """The names of a message queue as users see them; the messages themselves are in the stream of its name."""
+
+    name: str
+    separator: str = "::"
+
+    @classmethod
+    def of(cls, name: str, separator: str = "::") -> QueueKeys:
+        """Check the name and the separator."""
+        for what, value in (("name", name), ("key_separator", separator)):
+            if not isinstance(value, str):
+                raise ConfigurationTypeError(f"{what} must be a str, not {type(value).__name__}: use str({value!r})")
+        check_name("key_separator", separator)
+        StreamKeys.of(name)
+        if separator in name:
+            raise ConfigurationError(
+                f"name={name!r} must not contain the key_separator {separator!r}, or keys of two queues could be the "
+                f"same: choose another name or another key_separator"
+            )
+        return cls(name, separator)
+
+    @property
+    def pending(self) -> str:
+        """The stream of the messages."""
+        return self.name
+
+    @property
+    def processing(self) -> str:
+        """What is in flight: not a key of its own, but the pending entries of the stream's group."""
+        return f"{self.name}{self.separator}processing"
+
+    @property
+    def completed(self) -> str:
+        """Stream: the log of completed messages."""
+        return f"{self.name}{self.separator}completed"
+
+    @property
+    def failed(self) -> str:
+        """Stream: the log of failures."""
+        return f"{self.name}{self.separator}failed"
+
+    @property
+    def dead_letter(self) -> str:
+        """Stream: the dead letters."""
+        return f"{self.name}{self.separator}dlq"
+
+    def deduplication(self, key: str) -> str:
+        """String: id of the message that was published under the key."""
+        return StreamKeys.of(self.name).dedup(key)
+
+    def check_one_slot(self, dead_letters: str | None = None) -> None:
+        """Raise ClusterSlotError unless a cluster keeps all of it in one place, also dead letters of another name."""
+        if hash_tag(self.name) is None:
+            raise ClusterSlotError(
+                f"queue {self.name!r} needs a hash tag in a Redis Cluster, which keeps its keys together: "
+                f"name it '{{{self.name}}}'"
+            )
+        if dead_letters is not None:
+            check_same_slot(self.name, dead_letters, "dead_letter_queue")

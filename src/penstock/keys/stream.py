@@ -1,0 +1,77 @@
+"""The keys around one stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import ConfigurationError
+from penstock.keys.names import check_name, hash_tag
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKeys:
+    """The keys around one stream."""
+
+    stream: str
+
+    @classmethod
+    def of(cls, stream: str, prefix: str = "") -> StreamKeys:
+        """Spell the keys of a stream as the user names it."""
+        check_name("stream", stream)
+        if prefix:
+            check_name("prefix", prefix)
+        key = f"{prefix}_{stream}" if prefix else stream
+        if hash_tag(key) is None and ("{" in key or "}" in key):
+            # Braces that are no hash tag would make "{key}" hash differently from the key itself.
+            raise ConfigurationError(
+                f"stream {key!r} contains braces that are no hash tag; write a tag as in '{{orders}}_main' or none"
+            )
+        return cls(key)
+
+    @property
+    def _base(self) -> str:
+        return self.stream if hash_tag(self.stream) is not None else f"{{{self.stream}}}"
+
+    def producer(self, producer_id: str) -> str:
+        """String: sequence number and ids of the last batch of one producer."""
+        return f"{self._base}:producer:{producer_id}"
+
+    def dedup(self, dedup_key: str) -> str:
+        """String: id of the entry that was published under the key."""
+        return f"{self._base}:dedup:{dedup_key}"
+
+    def attempts(self, group: str) -> str:
+        """Hash: entry id -> how often a handler began, for entries that did not end with the first run."""
+        return f"{self._base}:attempts:{group}"
+
+    def retries(self, group: str) -> str:
+        """Sorted set: entry id, scored by the time in ms at which it is due again."""
+        return f"{self._base}:retries:{group}"
+
+    def position(self, group: str) -> str:
+        """String: what the group had been handed and what was pending, should it have to be created again."""
+        return f"{self._base}:position:{group}"
+
+    def worker(self, group: str, name: str) -> str:
+        """String: incarnation of the process that runs under a name given by the user."""
+        return f"{self._base}:worker:{group}:{name}"
+
+    def chore(self, chore: str, group: str) -> str:
+        """String with a TTL: some consumer of the group did the chore in this interval."""
+        return f"{self._base}:chore:{chore}:{group}"
+
+    def operation(self, token: str) -> str:
+        """String with a TTL: what came of an operation, for whoever lost the reply and asks again."""
+        return f"{self._base}:operation:{token}"
+
+    def spark(self, query: str) -> str:
+        """Hash: the runs of a Spark query, or of a batch write under a name, and how far its partitions have come."""
+        return f"{self._base}:spark:{query}"
+
+    def spark_buried(self, batch: str) -> str:
+        """Set with a TTL, beside a dead-letter stream: the entries that a batch of a Spark pipeline has given up."""
+        return f"{self._base}:spark-buried:{batch}"
+
+    def default_dead_letters(self) -> str:
+        """The dead-letter stream that is used when none is named."""
+        return f"{self.stream}_dlq"
