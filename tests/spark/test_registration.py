@@ -12,7 +12,8 @@ import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark import register, shipment
+from penstock.spark import register, registration, shipment
+from penstock.spark.registration import PackagesMissing
 from tests.spark.bare_python import bare_python
 from tests.spark.clusters import ConnectServer, Standalone
 from tests.spark.driver import Driver
@@ -103,6 +104,15 @@ def test_executors_that_lack_the_packages_are_named(
     driver = start_driver(script, standalone.url, json.dumps(dict(standalone.conf)), env=env)
     assert "install penstock[spark] there" in driver.wait_for_line("lacks redis, hiredis, msgspec, pyarrow: (.*)")[1]
     driver.end()
+
+
+def test_a_python_that_executors_do_not_have_is_named() -> None:
+    told = (
+        'Lost task 0.3: java.io.IOException: Cannot run program "/x/python": error=2, No such file or directory\n\tat'
+    )
+    with pytest.raises(PackagesMissing, match=r"Python /x/python \(error=2, No such file or directory\): set PYSPARK_"):
+        registration._tell_missing_python(told)
+    registration._tell_missing_python("Job aborted")
 
 
 def test_a_connect_server_that_has_penstock_imports_its_own(connect: SparkSession, url: str, said: Said) -> None:

@@ -58,7 +58,10 @@ async def score(messages):
             client.blpop("gate:open", timeout=120)
     return {{message.id: {{"score": message.data["n"] / 2}} for message in messages}}
 """
-PRICED = [n for n in range(300) if n % 10 != 7]
+NO_PYTHON = (
+    "The executors cannot start the Python /nowhere/python .*: set PYSPARK_PYTHON to one that is in the same place"
+)
+PRICED = [n for n in range(180) if n % 10 != 7]
 
 
 def test_a_pipeline_loses_and_doubles_nothing_when_executors_and_the_driver_are_killed(
@@ -69,7 +72,7 @@ def test_a_pipeline_loses_and_doubles_nothing_when_executors_and_the_driver_are_
     (tmp_path / "shop.py").write_text(SHOP.format(url=stream_server.url))
 
     stream_redis.set("gate:armed", 1)
-    add_orders(stream_redis, 100)
+    add_orders(stream_redis, 60)
     driver = penstock("pipeline", "run", file, "--continuous", "--master", "yarn")
     eventually(lambda: stream_redis.lpop("gate:reached"), PATIENCE_S)  # the handler is in the middle of a batch
     victims = hadoop.executors()
@@ -77,22 +80,23 @@ def test_a_pipeline_loses_and_doubles_nothing_when_executors_and_the_driver_are_
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     stream_redis.rpush("gate:open", 1)
-    driver.wait_for_line(r"batch 2: 20 rows")
+    driver.wait_for_line("batch 1: 20 rows")
     assert not {*victims} & {*hadoop.executors()}
 
     stream_redis.set("gate:armed", 1)
-    add_orders(stream_redis, 100, first=100)
+    add_orders(stream_redis, 60, first=60)
     eventually(lambda: stream_redis.lpop("gate:reached"), PATIENCE_S)
     driver.kill()
     stream_redis.rpush("gate:open", 1)  # the tasks that it has left behind go on, as long as YARN lets them
-    add_orders(stream_redis, 100, first=200)
+    add_orders(stream_redis, 60, first=120)
     # Started again with executors that have no Penstock: it comes with the job.
     driver = penstock("pipeline", "run", file, "--master", "yarn", env={"PYSPARK_PYTHON": str(bare_python(tmp_path))})
-    driver.wait_for_line(r"orders: done after \d+ batches, 2\d\d rows")
+    driver.wait_for_line(r"batch \d: \d+ rows")
+    driver.wait_for_line(r"orders: done after \d batches, 120 rows")
     driver.end()
 
     assert sorted(json.loads(fields[b"data"])["n"] for _, fields in stream_redis.xrange("scores")) == PRICED
-    assert sorted(json.loads(letter["data"])["n"] for letter in dead_letters(stream_redis)) == list(range(7, 300, 10))
+    assert sorted(json.loads(letter["data"])["n"] for letter in dead_letters(stream_redis)) == list(range(7, 180, 10))
     hadoop.fetch("/lake/table", tmp_path / "table")
     assert parquet_numbers(tmp_path / "table") == PRICED
     assert sorted(DeltaTable(f"{hadoop.hdfs}/lake/delta").to_pyarrow_table()["n"].to_pylist()) == PRICED
@@ -101,3 +105,12 @@ def test_a_pipeline_loses_and_doubles_nothing_when_executors_and_the_driver_are_
 
     status = penstock("pipeline", "status", file)
     status.wait_for_line("penstock: checkpoint /lake/checkpoint is not on a disk of this machine")
+
+
+def test_nodes_that_lack_the_python_of_the_driver_are_told(
+    penstock: Penstock, stream_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "orders.toml"
+    file.write_text(FILE.format(url=stream_server.url))
+    run = penstock("pipeline", "run", file, "--master", "yarn", env={"PYSPARK_PYTHON": "/nowhere/python"})
+    run.wait_for_line(NO_PYTHON)

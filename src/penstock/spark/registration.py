@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # What the code of the data source imports on an executor, however it got there.
 _PACKAGES = ("redis", "hiredis", "msgspec", "pyarrow")
 _PROBES = 64
+_NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"[^:]*:([^\n]*)')
 
 
 class PackagesMissing(PenstockError):
@@ -82,8 +84,22 @@ def _ask_executors(spark: SparkSession) -> set[str]:
     # Pickled rows, not Arrow: an executor without pyarrow is to say so, and not to fail. The type as a value: where no
     # session of the other kind was ever started, PySpark cannot read the name of one.
     answer = functions.udf(_probe(_PACKAGES), StringType(), useArrow=False)
-    rows = spark.range(_PROBES).select(answer(functions.col("id")).alias("answer")).distinct().collect()
+    try:
+        rows = spark.range(_PROBES).select(answer(functions.col("id")).alias("answer")).distinct().collect()
+    except Exception as error:  # of Spark, of the bridge to Java or of Spark Connect
+        _tell_missing_python(str(error))
+        raise
     return {row["answer"] for row in rows}
+
+
+def _tell_missing_python(error: str) -> None:
+    """Raise PackagesMissing if an error says that there is no such Python on an executor."""
+    found = _NO_PYTHON.search(error)
+    if found is not None:
+        raise PackagesMissing(
+            f"The executors cannot start the Python {found[1]} ({found[2].strip()}): set PYSPARK_PYTHON to one that is "
+            "in the same place on all of them and on the driver, or ship an environment and point it at its Python"
+        ) from None
 
 
 def _probe(packages: tuple[str, ...]) -> Callable[[Any], str]:

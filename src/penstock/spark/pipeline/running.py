@@ -103,8 +103,9 @@ class Run:
         rows = validate(self._pipeline, self._spark)
         if self._is_remote:
             remote.forget_stop(self._places)  # of a run before this one
-        else:  # a plain path lies where Spark keeps files by default, which is HDFS on most clusters of YARN
-            self._places = Places(Files(self._spark).qualified(self._pipeline.checkpoint))
+        elif (files := Files(self._spark)).local(self._pipeline.checkpoint) is None:
+            # A plain path lies where Spark keeps files by default, which is HDFS on most clusters of YARN.
+            self._places = Places(files.qualified(self._pipeline.checkpoint))
         unsubscribe = SignalWatch.subscribe(self.stop)
         try:
             with self._alone() as driver:
