@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.bad_input import QueryFailed, bad_input, query_failed
+from penstock.cli.quiet_spark import QUIET_CONF
 from penstock.cli.spark_master import check_master
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 archive = typer.Typer(help="Copy streams into a Parquet log, verify it, compact it.", no_args_is_help=True)
 Root = Annotated[str, typer.Option("--root", help="Where the archive lies: a path that driver and executors share.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-# What ends a command is told in a line of ours, where Java would say it in hundreds.
-_CONF = {"spark.log.level": "FATAL", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
 _ADVICE = re.compile(r"[Ss]et option failOnDataLoss=false.*")  # for those who give options; here there is a flag
 _PATIENCE_S = 60.0
 
@@ -65,7 +64,7 @@ def run(
     with bad_input():
         check_master(master, needs_classic=True)
         job.check()
-        spark = session("penstock archive", master, short=once, conf=_CONF)
+        spark = session("penstock archive", master, short=once, conf=QUIET_CONF)
         query = job.start(spark, once=once)
     try:
         _attend(query)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.bad_input import bad_input
@@ -11,7 +13,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # What ends a command is told in a line of ours, where Java would say it in hundreds.
-_CONF = {"spark.log.level": "FATAL", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+QUIET_CONF = {
+    "spark.log.level": "FATAL",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.showConsoleProgress": "false",
+    # Else a condition with a query in it makes a folder where the command is run.
+    "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "penstock-spark-warehouse"),
+}
 
 
 def quiet_session(name: str, master: str | None) -> SparkSession:
@@ -21,4 +29,4 @@ def quiet_session(name: str, master: str | None) -> SparkSession:
     from penstock.spark.master import is_local
     from penstock.spark.session import session
 
-    return session(name, master, short=master is None or is_local(master), conf=_CONF)
+    return session(name, master, short=master is None or is_local(master), conf=QUIET_CONF)

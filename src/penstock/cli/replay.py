@@ -9,13 +9,11 @@ import typer
 
 from penstock.cli.bad_input import bad_input
 from penstock.cli.progress_bar import progress_bar
+from penstock.cli.quiet_spark import QUIET_CONF
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from penstock.spark.replay import Origin, Replay, Span
-
-# What a task says when a condition fails is told once, in a line of ours.
-_CONF = {"spark.log.level": "FATAL", "spark.sql.session.timeZone": "UTC"}
 
 
 def replay(
@@ -75,7 +73,7 @@ def _prepare(
     origin = _origin(url, stream, archive, dead_letters, file, span)
     condition = None
     if where is not None:
-        condition = Where(where, origin.schema, lambda: session("penstock replay", short=True, conf=_CONF))
+        condition = Where(where, origin.schema, lambda: session("penstock replay", short=True, conf=QUIET_CONF))
     return Replay(origin, into, {"url": url}, name=name, where=condition, rate=rate)
 
 
