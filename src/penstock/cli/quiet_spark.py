@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.bad_input import bad_input
@@ -12,7 +14,12 @@ if TYPE_CHECKING:
 
 _SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC"}
 # What ends a command is told in a line of ours, where Java would say it in hundreds.
-_QUIET = {"spark.log.level": "FATAL", "spark.ui.showConsoleProgress": "false"}
+_QUIET = {
+    "spark.log.level": "FATAL",
+    "spark.ui.showConsoleProgress": "false",
+    # Else a condition with a query in it makes a folder where the command is run.
+    "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "penstock-spark-warehouse"),
+}
 
 
 def quiet_session(name: str, master: str | None = None, *, is_long: bool = False) -> SparkSession:

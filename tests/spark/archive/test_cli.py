@@ -219,7 +219,10 @@ def test_replay_counts_first_then_writes_then_has_nothing_to_do(
         (("--archive", "{root}", "--stream", "orders", "--rate", "0"), "--rate"),
         (("--archive", "{root}", "--stream", "orders", "--dead-letters"), "one of --archive"),
         (("--dead-letters", "--stream", "orders"), "no dead letters"),
-        (("--file", "{root}/nothing.jsonl"), "there is no file"),
+        (("--file", "{root}/nothing.jsonl"), "nothing.jsonl cannot be read: No such file"),
+        (("--file", "{root}"), "cannot be read: Is a directory"),
+        (("--file", "a" * 300), "cannot be read: File name too long"),
+        (("--archive", "a" * 300, "--stream", "orders"), "too long"),
         (("--file", "{root}/_manifest/000000000001.json", "--from", "9", "--to", "8"), "must be before"),
         (("--file", "{root}/_manifest/000000000001.json"), "line 1"),
         (("--archive", "{root}", "--stream", "orders", "--name", ""), "--name"),
@@ -245,6 +248,8 @@ def test_a_condition_that_cannot_be_is_one_line_and_code_2_and_writes_nothing(
         ("customer = 'x'", "`customer`"),
         ("data ==== 1", "syntax error"),
         ("1 + 1", "BOOLEAN"),
+        ("rand() < 0.5", "other messages each time"),
+        ("exists(select * from nowhere)", "nowhere"),
         ("cast(id as int) > 5", "CAST_INVALID_INPUT"),  # seen when rows are looked at: no id is a number
     ):
         result = call(*words, "--where", condition)
@@ -271,14 +276,18 @@ def test_a_condition_that_cannot_be_is_one_line_and_code_2_and_writes_nothing(
         (("run", "--root", "{root}", "--streams", " "), "option streams"),
         (("run", "--root", "{root}", "--streams", "orders", "--every", "noon"), "length of time"),
         (("run", "--root", "{root}/co[l]d", "--streams", "orders"), "for a pattern"),
+        (("run", "--root", "{root}", "--streams", "text"), "WRONGTYPE"),
+        (("run", "--root", "{root}", "--streams", "orders", "--master", "lokal[2]"), "--master 'lokal[2]' must be"),
+        (("run", "--root", "{root}", "--streams", "orders", "--master", "sc://host"), "not run through Spark Connect"),
         (("status", "--root", "{root}/nowhere"), "there is no archive"),
         (("verify", "--root", "{root}/nowhere"), "there is no archive"),
         (("compact", "--root", "{root}/nowhere"), "there is no archive"),
     ],
 )
 def test_bad_input_of_archive_is_one_line_and_code_2(
-    words: tuple[str, ...], why: str, root: Path, stream_server: EmbeddedServer
+    words: tuple[str, ...], why: str, root: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis
 ) -> None:
+    stream_redis.set("text", "no stream")
     given = [word.format(root=root) for word in words]
     url = ["--url", stream_server.url] if given[0] == "run" else []
     result = call("archive", *given, *url)

@@ -69,5 +69,9 @@ def broken(rows: DataFrame) -> DataFrame:
     raise KeyError("whatever the user's code raises")
 
 
+def leaving(rows: DataFrame) -> DataFrame:
+    raise SystemExit(3)
+
+
 def nothing(rows: DataFrame) -> None:
     """Returns no DataFrame."""

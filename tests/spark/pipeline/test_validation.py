@@ -67,6 +67,7 @@ def test_a_good_pipeline_is_found_good(spark: SparkSession, stream_redis: redis.
         ([Sql("SELECT 1 AS n")], "step 1 (sql): step 1 does not read its input"),
         ([Function(f"{SHOP}:none")], f"step 1 (python): python = '{SHOP}:none' cannot be imported here"),
         ([Function(f"{SHOP}:broken")], "step 1 (python): KeyError: \"whatever the user's code raises\""),
+        ([Function(f"{SHOP}:leaving")], "step 1 (python): SystemExit: 3"),
         ([Function(f"{SHOP}:nothing")], f"step 1 (python): python = '{SHOP}:nothing' must return a DataFrame, not NoneType"),
         ([Handler("no.such.module:f")], "step 1 (handler): handler = 'no.such.module:f' cannot be imported here"),
         ([Sql("SELECT n FROM input"), Handler(f"{SHOP}:score")], "step 2 (handler): handler = "),
@@ -76,10 +77,12 @@ def test_a_good_pipeline_is_found_good(spark: SparkSession, stream_redis: redis.
     ],
 )  # fmt: skip
 def test_a_step_that_cannot_work_is_told(
-    problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, steps: list[Any], told: str
-) -> None:
+    problems: Callable[..., tuple[str, ...]], pipeline_of: Declare, steps: list[Any], told: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     (problem, *_) = problems(pipeline_of(*steps))
     assert told in problem
+    assert "Traceback" not in capfd.readouterr().err  # PySpark would print pages of Java's words
 
 
 @pytest.mark.parametrize(
@@ -90,6 +93,7 @@ def test_a_step_that_cannot_work_is_told(
         ({"source_valid": ("m > 0",)}, "source: [UNRESOLVED_COLUMN"),
         ({"source_schema": "id bigint"}, "source: 'id' is a field of the payload and a column of the entry as well"),
         ({"watermark": "1m", "dedup": ("m",)}, "source: dedup: there is no column 'm'"),
+        ({"watermark": "1m", "dedup": ("headers",)}, "source: dedup: column 'headers' is a map"),
         ({"watermark": "1m", "watermark_column": "n"}, "source: watermark_column 'n' is bigint and no timestamp"),
         ({"checkpoint": "/dev/null/here"}, "checkpoint: /dev/null/here cannot be written to: /dev/null is no folder"),
     ],
@@ -118,8 +122,11 @@ def test_every_sink_that_cannot_work_is_told(
         Postgres("postgresql://nobody@127.0.0.1:1/x", "t", name="gone"),
         Postgres(postgres.dsn, "missing", name="missing"),
         Postgres(postgres.dsn, "narrow", key=("k",), name="narrow"),
+        Parquet(str(tmp_path / "table"), partition_by=("raw", "raw"), name="folders"),
+        Parquet(str(tmp_path / ("a" * 300)), name="long"),
+        Delta("/proc/penstock", name="superuser"),
     )
-    found = problems(pipeline_of(Sql("SELECT n FROM input"), sinks=sinks))
+    found = problems(pipeline_of(Sql("SELECT n, data AS raw FROM input"), sinks=sinks))
     starts = [
         "sink 1 (parquet): partition_by: there is no column 'day'",
         f"sink 1 (parquet): {tmp_path}/file/table cannot be written to",
@@ -130,6 +137,11 @@ def test_every_sink_that_cannot_work_is_told(
         "sink 6 (missing): table 'missing' does not exist",
         "sink 7 (narrow): key: there is no column 'k'",
         "sink 7 (narrow): table 'narrow' has no column 'n'",
+        "sink 7 (narrow): table 'narrow' has no column 'raw'",
+        "sink 8 (folders): partition_by: no folders can be named after 'raw', which is binary",
+        "sink 8 (folders): partition_by names 'raw' twice",
+        f"sink 9 (long): {tmp_path}/{'a' * 300} cannot be written to: File name too long",
+        "sink 10 (superuser): /proc/penstock cannot be written to: ",
     ]
     assert len(found) == len(starts)
     assert all(problem.startswith(start) for problem, start in zip(found, starts, strict=True)), found
@@ -268,7 +280,7 @@ def test_a_table_behind_jdbc_that_does_not_fit_is_told(
             "made BIGINT NOT NULL DEFAULT 1, own BIGINT NOT NULL GENERATED ALWAYS AS IDENTITY)"
         )
         connection.execute(
-            "CREATE TABLE k (n BIGINT NOT NULL, kind CLOB, tags CLOB, raw BLOB, moment TIMESTAMP, more XML)"
+            "CREATE TABLE k (n BIGINT NOT NULL, kind CLOB, tags CLOB, raw BLOB, moment TIMESTAMP, more INT)"
         )
         connection.commit()
     steps = Sql("SELECT n, stream AS kind, array(stream) AS tags, data AS raw, timestamp AS moment FROM input")

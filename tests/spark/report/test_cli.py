@@ -76,6 +76,7 @@ def orders() -> Stream:
         (("--stream", "orders", "--since", "99999999d"), "outside the calendar"),
         (("--stream", "orders", "--since", "0001-01-01T00:00+05:00"), "outside the calendar"),
         (("--stream", "orders", "--out", "/proc/page.html"), "--out /proc/page.html cannot be written"),
+        (("--stream", "orders", "--master", "lokal"), "--master 'lokal' must be"),
         (("--stream", "orders", "--out", "a" * 300), "cannot be written: File name too long"),
     ],
 )

@@ -178,6 +178,8 @@ def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
         (("--archive", "{cold}", "--purge"), "--purge deletes dead letters"),
         (("--archive", "{cold}", "--payload", "xml"), "--payload 'xml'"),
         (("--archive", "{cold}", "--name", "a b"), "--name"),
+        (("--archive", "{cold}", "--master", "lokal"), "--master 'lokal' must be local[4]"),
+        (("--archive", "{cold}", "--master", "sc://host"), "does not run through Spark Connect"),
         (("--archive", "{cold}", "--timeout", "soon"), "--timeout = 'soon' must be a length of time"),
         (("--archive", "{cold}", "--timeout", "0s"), "--timeout = '0s' must be more than nothing"),
         (("--archive", "{cold}", "--results", "mongo"), "mongo"),
@@ -212,7 +214,11 @@ def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
 
 def test_a_condition_that_cannot_be_is_one_line_and_code_2(spark: SparkSession, cold: Path, tmp_path: Path) -> None:
     words = ("--stream", "orders", "--handler", f"{HANDLERS}:doubled", "--archive", cold, "--dry-run")
-    for condition, why in (("customer = 'x'", "`customer`"), ("cast(id as int) > 1", "cannot be cast")):
+    for condition, why in (
+        ("customer = 'x'", "`customer`"),
+        ("cast(id as int) > 1", "cannot be cast"),
+        ("uuid() > 'a'", "other messages each time"),
+    ):
         result = call(*words, "--where", condition)
         assert result.exit_code == 2, result.output
         line = result.stderr.strip().splitlines()[-1]

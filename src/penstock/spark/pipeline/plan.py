@@ -110,6 +110,9 @@ class Planner:
         unknown = [name for name in columns if name not in rows.columns]
         if unknown:
             raise ConfigurationError(f"dedup: there is no column {unknown[0]!r}; there are {', '.join(rows.columns)}")
+        maps = [name for name in columns if "map<" in rows.schema[name].dataType.simpleString()]
+        if maps:
+            raise ConfigurationError(f"dedup: column {maps[0]!r} is a map, which Spark cannot compare: name another")
         # Null is no value that could repeat: such a row is known by its place in the stream.
         place = f.concat_ws("/", f.col("stream"), f.col("id"))
         is_null = f.greatest(*(f.col(name).isNull() for name in columns), f.lit(False))

@@ -15,6 +15,7 @@ from penstock.spark.pipeline.steps import STEPS, Step
 from penstock.spark.pipeline.writing.parquet import unfit, unwritable
 from penstock.spark.pipeline.writing.writers import writer_of
 from penstock.spark.prerequisites import has_read_limits
+from penstock.spark.query_log import without_query_log
 from penstock.spark.reading import payload_columns
 from penstock.spark.reading.catalogue import look, require
 from penstock.spark.reading.columns import ENTRY
@@ -55,7 +56,8 @@ class Validation:
         """Return the plan, or raise PipelineInvalid."""
         checkpoint = self._pipeline.checkpoint
         self._problems += [f"checkpoint: {problem}" for problem in unwritable(checkpoint, files_of(self._spark))]
-        plan = self._plan() if self._is_source_well() else None
+        with without_query_log():
+            plan = self._plan() if self._is_source_well() else None
         if plan is not None:
             self._problems += self._of_sinks(visible_schema(plan.schema))
         if self._problems or plan is None:
@@ -92,7 +94,7 @@ class Validation:
                 self._check_streaming(rows)
         except (PenstockError, PySparkException) as error:
             self._problems.append(f"{place}: {one_line(error)}")
-        except Exception as error:  # a function of the user's
+        except (Exception, SystemExit) as error:  # a function of the user's
             self._problems.append(f"{place}: {type(error).__name__}: {one_line(error)}")
         else:
             return rows

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.spark.condition import told
+from penstock.spark.condition import filtered, told
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,8 +19,7 @@ class Where:
     def __init__(self, condition: str, schema: pa.Schema, start: Callable[[], SparkSession]) -> None:
         self.spark = start()
         self.condition, self._schema = condition, schema
-        with told(self.condition):
-            self.spark.createDataFrame(schema.empty_table()).where(condition)  # classic Spark looks at it at once
+        filtered(self.spark.createDataFrame(schema.empty_table()), condition)  # classic Spark looks at it at once
 
     def kept(self, table: pa.Table) -> list[pa.RecordBatch]:
         """Return the rows that it lets through, in their order."""

@@ -15,7 +15,7 @@ from penstock.spark.archive.file_check import check_on_executors
 from penstock.spark.archive.layout import Layout
 from penstock.spark.archive.read import check_order, chosen, files_between, read
 from penstock.spark.archive.status import load_state
-from penstock.spark.condition import told
+from penstock.spark.condition import filtered
 from penstock.spark.link import Link
 from penstock.spark.option_values import Options
 from penstock.spark.patience import patiently
@@ -130,9 +130,4 @@ class DeadLetters:
 
 
 def _filtered(rows: DataFrame, condition: str | None) -> DataFrame:
-    if condition is None:
-        return rows
-    with told(condition):
-        found = rows.where(condition)
-        _ = found.schema  # Spark Connect looks at the condition only now
-    return found
+    return rows if condition is None else filtered(rows, condition)

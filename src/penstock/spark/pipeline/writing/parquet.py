@@ -10,7 +10,9 @@ without rows is not there at all. In an object store, where a rename copies file
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.spark.pipeline.attempts import attempt_of, tidy
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 COLUMN = "batch"
 _HIDDEN = "_penstock"
+_NO_FOLDERS = ("binary", "struct", "map", "array", "variant")
 
 
 class ParquetWriter(Foldered):
@@ -94,10 +97,15 @@ class ParquetWriter(Foldered):
 
 
 def unknown_partitions(partition_by: Sequence[str], schema: StructType) -> Iterator[str]:
-    """Yield the columns that a table is to be partitioned by and that are not there."""
-    for name in partition_by:
-        if name not in schema.names:
+    """Yield the columns that a table is to be partitioned by and cannot be."""
+    types = {field.name: field.dataType for field in schema.fields}
+    for name in dict.fromkeys(partition_by):
+        if name not in types:
             yield f"partition_by: there is no column {name!r}; there are {', '.join(schema.names)}"
+        elif types[name].typeName() in _NO_FOLDERS:
+            yield f"partition_by: no folders can be named after {name!r}, which is {types[name].simpleString()}"
+        if list(partition_by).count(name) > 1:
+            yield f"partition_by names {name!r} twice"
 
 
 def unfit(schema: StructType) -> Iterator[str]:
@@ -135,9 +143,23 @@ def unwritable(path: str, files: Files | None = None) -> Iterator[str]:
         if files is not None and (why := files.why_unreachable(path)):
             yield f"{path} cannot be reached: {why}"
         return
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+    except OSError as error:  # a name that is too long
+        yield f"{path} cannot be written to: {error.strerror}"
+        return
     if not place.is_dir():
         yield f"{path} cannot be written to: {place} is no folder"
     elif not os.access(place, os.W_OK | os.X_OK):
         yield f"{path} cannot be written to: no permission for {place}"
+    elif why := _why_not_in(place):
+        yield f"{path} cannot be written to: nothing can be made in {place} ({why})"
+
+
+def _why_not_in(folder: Path) -> str | None:
+    try:
+        Path(tempfile.mkdtemp(prefix=".penstock-", dir=folder)).rmdir()  # to the superuser, rights alone do not tell it
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
