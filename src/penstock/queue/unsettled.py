@@ -22,10 +22,7 @@ class Unsettled:
 
     def __init__(self, slots: Slots, retry: RetryBudget, emit: Callable[..., None]) -> None:
         self._slots, self._retry, self._emit = slots, retry, emit
-        self._steps: list[tuple[Claim, Step]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._steps)
+        self.steps: list[tuple[Claim, Step]] = []
 
     async def settle(self, claim: Claim, step: Step) -> bool:
         """Take the step that ends a message; False = it is somebody else's by now."""
@@ -40,7 +37,7 @@ class Unsettled:
                 if wait_s is not None:
                     await pause(wait_s)
                     continue
-                self._steps.append((claim, step))
+                self.steps.append((claim, step))
                 self._emit(EventName.UNSETTLED, id=claim.entry_id, error=repr(error))
                 raise
             # Not after an error: the slot may hold the message until its lease runs out.
@@ -49,23 +46,23 @@ class Unsettled:
 
     async def settle_again(self) -> bool:
         """Settle what could not be settled before; False = some still cannot."""
-        while self._steps:
+        while self.steps:
             try:
-                claim, step = self._steps.pop()
+                claim, step = self.steps.pop()
             except IndexError:  # another thread took the last one
                 break
             try:
                 await step()
             except TransientError as error:
                 if not isinstance(error, GroupLost):
-                    self._steps.append((claim, step))
+                    self.steps.append((claim, step))
                     return False
             except PenstockError:
                 # Refused for good: the message stays pending until its lease runs out, and its slot with it.
                 logger.exception("%s cannot be settled", claim.entry_id)
                 continue
             except BaseException:
-                self._steps.append((claim, step))
+                self.steps.append((claim, step))
                 raise
             self._slots.put_back(claim.slot)
         return True

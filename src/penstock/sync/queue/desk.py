@@ -86,7 +86,7 @@ class Desk:
         """
         if self._slots.is_foreign:
             self._begin_anew()
-        if self._unsettled:
+        if self._unsettled.steps:
             self._unsettled.settle_again()
         started_s, trial, may_take_new, has_looked = time.monotonic(), None, True, False
         self._brisk_turns = self._brisk_turns + 1 if started_s - self._ended_s < _BRISK_S else 0
@@ -272,7 +272,7 @@ class Desk:
         return self._is_ended(claim, promise.result()[0]), cancelled
 
     def _slot_ahead(self) -> Slot | None:
-        if self._unsettled or not self._slots.may_take_ahead:
+        if self._unsettled.steps or not self._slots.may_take_ahead:
             return None
         if time.monotonic() >= min(self._next_due_s, self._next_recovery_s):
             return None  # the next caller looks for what is older than anything unread
