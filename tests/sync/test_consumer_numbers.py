@@ -11,6 +11,7 @@ import redis
 
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
+from penstock.runtime.threads import pause
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
 from tests.helpers.threads import eventually
 from tests.sync.stage import GROUP, STREAM, Recorder, all_ids, fail, publish, quick, read_as, running
@@ -113,6 +114,25 @@ def test_hooks_that_fail_change_nothing(client: StreamClient, caplog: pytest.Log
         eventually(lambda: consumer.metrics().total_acked == 4)
     assert handler.runs == dict.fromkeys(range(4), 2)
     assert "the hook is broken" in caplog.text
+
+
+def test_a_heartbeat_calls_no_message_lost_that_is_being_buried(client: StreamClient) -> None:
+    publish(client, range(1))
+    events: list[Occurrence] = []
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1), Recorder(fail), on_event=events.append)
+    bury = consumer._workers._undertaker.bury
+
+    def bury_slowly(message: StreamMessage, *told: object) -> bool:
+        is_ours = bury(message, *told)
+        consumer._leases_lost([message.id])  # the heartbeat found it pending with nobody
+        pause(0.05)
+        return is_ours
+
+    consumer._workers._undertaker.bury = bury_slowly
+    with running(consumer):
+        eventually(lambda: EventName.DEAD_LETTERED in {event.name for event in events})
+    assert {event.name for event in events} == {EventName.DEAD_LETTERED, EventName.STOPPED}
+    assert (consumer.metrics().total_dlq, consumer.metrics().total_lease_lost) == (1, 0)
 
 
 def test_events_name_their_stream_and_group(client: StreamClient) -> None:

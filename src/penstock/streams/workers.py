@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import LeaseLost, OutOfMemory, PenstockError
@@ -69,6 +70,7 @@ class Workers:
         self._tally, self._emit, self._call, self._error_hook = tally, emit, call, error_hook
         self._limits, self._backoff, self._batch_limit = limits, backoff, batch_limit
         self._on_parked = on_parked
+        self._in_settlement: set[str] = set()
         self._chance = random.Random()
         self._alone = Lock()
         self.slots: list[Slot] = []
@@ -203,8 +205,9 @@ class Workers:
     async def _park(self, messages: list[StreamMessage], parkings: list[Parking]) -> None:
         if not parkings:
             return
-        answers = await self._ledger.park(parkings)
-        self._inbox.held.finish(messages)
+        with self._settling(messages):
+            answers = await self._ledger.park(parkings)
+            self._inbox.held.finish(messages)
         lost = [m for m, ours in zip(messages, answers, strict=True) if not ours]
         self._tally.count(retried=len(messages) - len(lost))
         self._emit(EventName.RETRIED, count=len(messages) - len(lost))
@@ -214,16 +217,27 @@ class Workers:
 
     async def _bury(self, message: StreamMessage, reason: Reason, error: BaseException | None) -> None:
         try:
-            is_ours = await self._undertaker.bury(message, reason, error)
+            with self._settling([message]):
+                is_ours = await self._undertaker.bury(message, reason, error)
+                if is_ours:
+                    self._inbox.held.finish([message])
         except OutOfMemory:
             # No room for the record: the message stays pending, and its burial is tried again later.
             delay_ms = self._backoff.max_ms
             await self._park([message], [Parking(message.id, delay_ms, message.delivery_count, message.attempts)])
             return
-        if is_ours:
-            self._inbox.held.finish([message])
-        else:
+        if not is_ours:
             self.lose([message])
+
+    @contextmanager
+    def _settling(self, messages: list[StreamMessage]) -> Iterator[None]:
+        """Let no heartbeat take messages for lost that are not pending any more: the answer tells whose they were."""
+        ids = [message.id for message in messages]
+        self._in_settlement.update(ids)
+        try:
+            yield
+        finally:
+            self._in_settlement.difference_update(ids)
 
     async def _report(self, error: BaseException, messages: list[StreamMessage]) -> None:
         self._tally.count(errors=1)
@@ -238,7 +252,7 @@ class Workers:
     def lose_leases(self, ids: list[str]) -> None:
         """Let go of messages by their ids, whether a worker took them or not."""
         with self._inbox.held.lock:
-            held = self._inbox.held.find(ids)
+            held = self._inbox.held.find(set(ids) - self._in_settlement)
             waiting = self._inbox.held.drop([entry_id for entry_id, message in held.items() if message is None])
         if waiting:
             self._tally.count(lease_lost=len(waiting))

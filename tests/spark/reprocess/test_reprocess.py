@@ -179,7 +179,7 @@ def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
         (("--archive", "{cold}", "--payload", "xml"), "--payload 'xml'"),
         (("--archive", "{cold}", "--name", "a b"), "--name"),
         (("--archive", "{cold}", "--master", "lokal"), "--master 'lokal' must be local[4]"),
-        (("--archive", "{cold}", "--master", "sc://host"), "does not run through Spark Connect"),
+        (("--archive", "{cold}", "--master", "sc://127.0.0.1:1"), "no Spark Connect server can be reached"),
         (("--archive", "{cold}", "--timeout", "soon"), "--timeout = 'soon' must be a length of time"),
         (("--archive", "{cold}", "--timeout", "0s"), "--timeout = '0s' must be more than nothing"),
         (("--archive", "{cold}", "--results", "mongo"), "mongo"),
