@@ -63,6 +63,7 @@ async def test_concurrent_pushes_travel_together(client: StreamClient, raw: redi
     producer = StreamProducer(client, STREAM)
     await producer.push({"n": -1})  # the connection is there, the script is known
     raw.config_resetstat()
+    raw.client_pause(300)  # so that the first waits for its answer while others come
     pushes = [start(producer.push, {"n": n}) for n in range(50)]
     ids = await outcomes(pushes)
     by_id = {entry_id: json.loads(fields[b"data"])["n"] for entry_id, fields in entries(raw)}

@@ -62,6 +62,7 @@ def test_concurrent_pushes_travel_together(client: StreamClient, raw: redis.Redi
     producer = StreamProducer(client, STREAM)
     producer.push({"n": -1})  # the connection is there, the script is known
     raw.config_resetstat()
+    raw.client_pause(300)  # so that the first waits for its answer while others come
     pushes = [start(producer.push, {"n": n}) for n in range(50)]
     ids = outcomes(pushes)
     by_id = {entry_id: json.loads(fields[b"data"])["n"] for entry_id, fields in entries(raw)}
