@@ -32,6 +32,8 @@ from tests.balancer.stage import (
 )
 from tests.helpers.aio import eventually, throughout
 
+pytestmark = pytest.mark.every_server
+
 GO = "redis-consumer-go-1"
 
 

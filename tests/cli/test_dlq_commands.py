@@ -16,7 +16,7 @@ from penstock.cli.dlq_export import harmless
 from penstock.sync.tasks import RedisTaskQueue, Result, Task
 from tests.cli.conftest import Command
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 Bury = Callable[..., Task]
 AsJson = Callable[..., Any]
 

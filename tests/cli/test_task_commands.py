@@ -14,7 +14,7 @@ from penstock.errors import ConfigurationError
 from penstock.sync.tasks import Priority, RedisTaskQueue, Result, Status, Task
 from tests.cli.conftest import Command
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 
 def test_a_task_is_sent_with_everything_that_belongs_to_it(penstock: Command, queue: RedisTaskQueue) -> None:

@@ -15,7 +15,7 @@ import pytest
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.faults.waiting import eventually
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
 Process = subprocess.Popen[str]

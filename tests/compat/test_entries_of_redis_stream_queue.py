@@ -17,7 +17,7 @@ import redis_stream_queue as rsq
 import penstock
 from tests.helpers.aio import eventually, join, start, throughout
 
-pytestmark = pytest.mark.servers("7.0", "valkey")
+pytestmark = [pytest.mark.servers("7.0", "valkey"), pytest.mark.every_server]
 
 STREAM = "orders"
 GROUP = "order_workers"

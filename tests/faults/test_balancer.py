@@ -119,7 +119,7 @@ def take_over(
     return took
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 @pytest.mark.timeout(600)
 def test_1500_streams_of_a_killed_owner_have_new_ones_within_3_seconds_20_times_in_a_row(
     raw: redis.Redis, peer: Start, measured: Callable[[str, object], None]
@@ -128,7 +128,7 @@ def test_1500_streams_of_a_killed_owner_have_new_ones_within_3_seconds_20_times_
     assert max(took) < 3.0 or not IS_TIMED, took
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_streams_of_a_killed_owner_have_new_ones_without_any_event_within_one_sweep(
     raw: redis.Redis, peer: Start, measured: Callable[[str, object], None]
 ) -> None:
@@ -146,7 +146,7 @@ def test_the_streams_of_a_killed_owner_have_new_ones_in_both_halves(
     take_over(raw, peer, rounds=2, streams=200, half=half, measured=measured)
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_burst_of_200_over_4_idle_processes_is_shared_out_evenly(
     raw: redis.Redis, peer: Start, half: str, measured: Callable[[str, object], None]
 ) -> None:
@@ -195,7 +195,7 @@ def test_the_commit_of_an_owner_that_was_frozen_is_refused(raw: redis.Redis, pee
     assert other.said("begin")[0]["position"] == frozen.said("committed")[0]["id"]
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_handlers_of_a_killed_process_go_on_in_others_from_where_they_were(
     raw: redis.Redis, peer: Start, measured: Callable[[str, object], None]
 ) -> None:
@@ -218,7 +218,7 @@ def test_handlers_of_a_killed_process_go_on_in_others_from_where_they_were(
     assert sum(owned) == 300, owned
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_sigterm_hands_the_streams_of_a_process_over_before_their_locks_run_out(raw: redis.Redis, peer: Start) -> None:
     first = peer("first", mode="run")
     add(raw, 20)
@@ -231,7 +231,7 @@ def test_sigterm_hands_the_streams_of_a_process_over_before_their_locks_run_out(
     assert raw.xlen(LBS) == 20
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 @pytest.mark.timeout(300)
 def test_ten_thousand_owned_streams_cost_little(
     raw: redis.Redis, peer: Start, measured: Callable[[str, object], None]

@@ -15,7 +15,7 @@ from penstock.redis.embedded import EmbeddedServer
 from tests.faults.brisk_program import HANDLED, QUEUE
 from tests.faults.waiting import eventually
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 GROUP = "queue"
 MANY = 1_000_000
 Start = Callable[..., "subprocess.Popen[bytes]"]

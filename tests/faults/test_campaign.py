@@ -23,7 +23,7 @@ from tests.faults.worker_process import WorkerProcess
 
 SEED = int(os.environ.get("PENSTOCK_CAMPAIGN_SEED", "20261115"))
 SECONDS = float(os.environ.get("PENSTOCK_CAMPAIGN_SECONDS", "10"))
-pytestmark = [pytest.mark.servers("7.0"), pytest.mark.timeout(SECONDS + 120)]
+pytestmark = [pytest.mark.usefixtures("default_server"), pytest.mark.timeout(SECONDS + 120)]
 
 LEASE_S = 1.0
 CONFIG = {

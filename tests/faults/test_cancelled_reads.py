@@ -23,7 +23,7 @@ from tests.faults.checker import body
 from tests.faults.conftest import GROUP, STREAM, Scene
 from tests.helpers.aio import eventually
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 # A lease so long that it recovers nothing here.
 CONFIG = ConsumerConfig(group=GROUP, min_idle_claim_ms=120_000, block_ms=200, batch_size=7, handle_signals=False)

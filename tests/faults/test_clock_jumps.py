@@ -12,7 +12,6 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from penstock.testing import ServerMissing
 from penstock.testing.servers import FLOOR
-from tests.conftest import or_skip
 from tests.faults.checker import body
 from tests.faults.conftest import Scene
 from tests.faults.waiting import eventually
@@ -48,7 +47,7 @@ class Clock:
 def clock(start_server: Callable[..., EmbeddedServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
     library = _library()
     if library is None:
-        or_skip(ServerMissing("no libfaketime, which sets the clock of a server: apt-get install faketime"))
+        raise ServerMissing("no libfaketime, which sets the clock of a server: apt-get install faketime")
     file = tmp_path / "clock"
     file.write_text("+0")
     with monkeypatch.context() as patch:

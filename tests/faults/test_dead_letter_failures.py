@@ -48,7 +48,7 @@ def test_a_user_who_may_not_write_dead_letters_loses_no_message(half: str, scene
     scene.checker.check_quiet()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_vanished_entry_leaves_the_pending_list_only_with_its_dead_letter(half: str, scene: Scene) -> None:
     (entry_id,) = scene.publish(body(0, ["sleep", 3_600], runs=1))
     dead = scene.worker(half)

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.checker import body
 from tests.faults.conftest import LEASE_MS, Scene
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 HOURS = 3_600
 

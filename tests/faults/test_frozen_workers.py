@@ -8,7 +8,7 @@ from tests.faults.checker import body
 from tests.faults.conftest import GROUP, LASTING, LEASE_MS, STREAM, Scene
 from tests.faults.waiting import eventually
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 
 def test_the_late_acknowledgement_of_a_frozen_worker_is_refused(half: str, scene: Scene) -> None:

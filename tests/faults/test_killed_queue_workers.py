@@ -93,7 +93,7 @@ def test_what_a_killed_process_held_is_done_by_another(crew: Crew, beat_s: float
     crew.wait_until_done(["hold", "other"])
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_message_that_kills_its_process_ends_in_the_dead_letters(crew: Crew) -> None:
     crew.queue.publish("hold")
     for number in (1, 2):
@@ -134,7 +134,7 @@ def test_a_living_process_keeps_its_message_whoever_else_is_there(crew: Crew) ->
     crew.wait_until_done(["hold"])
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_forked_process_has_slots_of_its_own(server: EmbeddedServer, raw: redis.Redis) -> None:
     client = redis.Redis.from_url(server.url, decode_responses=True)
     queue = sync.RedisMessageQueue(QUEUE, client=client, visibility_timeout_seconds=60)
@@ -204,7 +204,7 @@ def test_a_group_that_vanishes_is_made_again(crew: Crew, how: str) -> None:
     eventually(lambda: "after" in crew.completed(), "it is done", story=worker.story)
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_what_waited_when_the_group_vanished_has_one_holder(server: EmbeddedServer, raw: redis.Redis) -> None:
     client = redis.Redis.from_url(server.url, decode_responses=True)
     queue = sync.RedisMessageQueue(QUEUE, client=client, retry_delay_seconds=0.3, max_retry_delay_seconds=0.3)

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.checker import body
 from tests.faults.conftest import LASTING, Scene
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 
 def test_messages_of_a_killed_worker_are_handled_by_another_after_the_lease(

@@ -13,7 +13,7 @@ from tests.faults.conftest import Scene
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 # A lease so long that nothing in these tests is recovered by it: the worker that lost a reply helps itself.
 LONG = {"min_idle_claim_ms": 120_000, "retry_initial_delay_ms": 20}

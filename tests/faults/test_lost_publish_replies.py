@@ -15,7 +15,7 @@ from tests.faults.checker import body
 from tests.faults.conftest import STREAM, Scene
 from tests.faults.producers import push, push_many
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 PUBLISH = script("publish").sha.encode()
 
 

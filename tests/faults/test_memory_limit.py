@@ -69,7 +69,7 @@ def test_a_worker_that_starts_at_the_limit_drains_a_full_server(
     assert scene.checker.check_conserved(ids).acknowledged == set(ids)
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_worker_with_a_name_of_its_own_starts_at_the_limit(half: str, scene: Scene, full: Callable[[], None]) -> None:
     ids = scene.publish(*(body(n) for n in range(50)))
     first = scene.worker(half, config={"worker_name": "alpha", "batch_size": 5})
@@ -83,7 +83,7 @@ def test_a_worker_with_a_name_of_its_own_starts_at_the_limit(half: str, scene: S
     assert scene.checker.check_conserved(ids).acknowledged == set(ids)
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_messages_of_a_dead_worker_are_recovered_at_the_limit(
     half: str, scene: Scene, full: Callable[[], None]
 ) -> None:
@@ -125,7 +125,7 @@ def test_what_cannot_be_dead_lettered_at_the_limit_stays_pending_until_it_can(
     scene.checker.check_quiet()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_finished_entries_are_trimmed_at_the_limit(half: str, scene: Scene, full: Callable[[], None]) -> None:
     gate = scene.gate()
     scene.publish(*(body(n) for n in range(30)), body(30, ["until", gate]))

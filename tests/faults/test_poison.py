@@ -7,7 +7,7 @@ import pytest
 from tests.faults.checker import body
 from tests.faults.conftest import Scene
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 CODE = 66  # of a process that was killed by its message
 

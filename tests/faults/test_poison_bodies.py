@@ -10,7 +10,7 @@ import pytest
 from tests.faults.checker import body
 from tests.faults.conftest import STREAM, Scene
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 MIB = 1 << 20
 CORPUS: dict[str, dict[bytes, bytes]] = {

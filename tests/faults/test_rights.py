@@ -57,7 +57,7 @@ def test_a_producer_without_the_right_is_told_by_name(half: str, scene: Scene) -
     assert SECRET not in f"{failure.value!r} {failure.value}"
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_password_that_was_changed_is_refused_by_name_and_the_new_one_goes_on(half: str, scene: Scene) -> None:
     ids = scene.publish(*(body(n) for n in range(5)))
     worker = scene.worker(half, client=LOGIN)
@@ -79,7 +79,7 @@ def test_a_password_that_was_changed_is_refused_by_name_and_the_new_one_goes_on(
     assert NEWER not in said
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_changed_password_does_not_touch_connections_that_are_open(half: str, scene: Scene) -> None:
     scene.publish(body(0))
     worker = scene.worker(half, client=LOGIN)
@@ -90,7 +90,7 @@ def test_a_changed_password_does_not_touch_connections_that_are_open(half: str, 
     scene.check()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_wrong_password_is_refused_by_name_without_repeating_it(half: str, scene: Scene) -> None:
     url = scene.url.replace("unix://", f"unix://worker:{NEWER}@")
 
@@ -100,7 +100,7 @@ def test_a_wrong_password_is_refused_by_name_without_repeating_it(half: str, sce
     assert NEWER not in f"{failure.value!r} {failure.value}"
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_messages_that_were_running_when_the_right_went_are_reclaimable(half: str, scene: Scene) -> None:
     gate = scene.gate()
     ids = scene.publish(*(body(n, ["until", gate]) for n in range(3)))

@@ -14,7 +14,6 @@ from penstock import sync
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from penstock.testing import TEST_SERVERS, ServerKind
-from penstock.testing.servers import DEFAULT
 from tests.faults.checker import body
 from tests.faults.conftest import STREAM, Scene
 from tests.faults.waiting import eventually
@@ -59,7 +58,7 @@ def durable(
 
     With `everysec` a kill may undo the last moments: the server answers before it writes while an fsync is under way.
     """
-    kind: ServerKind = getattr(request, "param", DEFAULT)
+    kind: ServerKind | None = getattr(request, "param", None)
 
     def start(**options: str) -> EmbeddedServer:
         return start_server(kind, persistent=True, options={"appendfsync": "always", **options})
@@ -124,7 +123,7 @@ def test_while_the_server_loads_its_data_everybody_waits(
     assert worker.stop() == 0
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_scripts_that_the_server_forgot_are_sent_again(half: str, scene: Scene) -> None:
     worker = scene.worker(half, config=CONFIG)
     with Publishing(scene) as publishing:
@@ -137,7 +136,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(half: str, scene: Scene) 
     assert {line["attempts"] for line in worker.said("began")} == {1}
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_every_transition_survives_forgotten_scripts(half: str, scene: Scene) -> None:
     gate = scene.gate()
     ids = scene.publish(

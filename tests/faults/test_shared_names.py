@@ -26,7 +26,7 @@ def test_the_older_process_under_a_name_is_fenced_off_and_told(half: str, scene:
     scene.check()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 @pytest.mark.parametrize("verdict", ["ok", "error", "fatal"])
 def test_what_a_fenced_process_says_about_its_messages_is_refused(verdict: str, half: str, scene: Scene) -> None:
     gate, newer_gate = scene.gate("older"), scene.gate("newer")
@@ -53,7 +53,7 @@ def test_what_a_fenced_process_says_about_its_messages_is_refused(verdict: str, 
     scene.checker.check_quiet()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_fenced_process_hands_nothing_back_that_the_newer_one_holds(half: str, scene: Scene) -> None:
     gate = scene.gate()
     ids = scene.publish(*(body(n, ["until", gate]) for n in range(6)))
@@ -72,7 +72,7 @@ def test_a_fenced_process_hands_nothing_back_that_the_newer_one_holds(half: str,
     scene.checker.check_quiet()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_process_that_comes_back_under_its_name_takes_up_its_own_messages_at_once(half: str, scene: Scene) -> None:
     ids = scene.publish(*(body(n, ["sleep", 3_600], runs=1) for n in range(4)))
     before = scene.worker(half, config={**NAMED, "min_idle_claim_ms": 120_000})
@@ -85,7 +85,7 @@ def test_a_process_that_comes_back_under_its_name_takes_up_its_own_messages_at_o
     assert {line["id"] for line in again.said("began")} == set(ids)
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_poison_under_a_fixed_name_is_dead_lettered_too(half: str, scene: Scene) -> None:
     poison, *rest = scene.publish(body(0, ["exit", CODE]), *(body(n) for n in range(1, 5)))
 

@@ -12,7 +12,7 @@ from tests.faults.checker import body
 from tests.faults.conftest import LASTING, Scene
 from tests.faults.waiting import eventually
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 HOURS = 3_600
 # After a second SIGINT Python raises KeyboardInterrupt, as it does everywhere, and ends with it.

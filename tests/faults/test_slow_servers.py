@@ -57,7 +57,7 @@ def test_while_a_script_blocks_the_server_workers_wait_and_nothing_runs_twice(
     assert not worker.said("event", name="swept")
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_what_was_done_while_the_server_was_busy_is_acknowledged_and_not_run_again(
     half: str, scene: Scene, busy: EndlessScript
 ) -> None:
@@ -75,7 +75,7 @@ def test_what_was_done_while_the_server_was_busy_is_acknowledged_and_not_run_aga
     assert scene.checker.places().acknowledged == set(ids)
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 @pytest.mark.parametrize("what", ["WRITE", "ALL"])
 def test_a_pause_shorter_than_the_lease_costs_no_lease_and_no_second_run(what: str, half: str, scene: Scene) -> None:
     gate = scene.gate()

@@ -34,7 +34,7 @@ def test_a_destroyed_group_is_created_again_where_it_was_and_an_alarm_is_raised(
     scene.checker.check_quiet()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_group_that_is_destroyed_under_running_handlers_loses_nothing(half: str, scene: Scene) -> None:
     gate = scene.gate()
     scene.publish(*(body(n) for n in range(20)), *(body(n, ["until", gate]) for n in range(20, 25)))
@@ -54,7 +54,7 @@ def test_a_group_that_is_destroyed_under_running_handlers_loses_nothing(half: st
     scene.checker.check_quiet()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_message_that_waits_for_its_retry_survives_the_destruction_of_its_group(half: str, scene: Scene) -> None:
     gate = scene.gate()
     ids = scene.publish(body(0, ["raise", "later"], runs=1), *(body(n) for n in range(1, 10)))
@@ -91,7 +91,7 @@ def test_a_deleted_stream_begins_anew(half: str, scene: Scene) -> None:
     scene.checker.check_quiet()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_after_flushall_everybody_goes_on(half: str, scene: Scene) -> None:
     scene.publish(*(body(n) for n in range(10)))
     worker = scene.worker(half)
@@ -108,7 +108,7 @@ def test_after_flushall_everybody_goes_on(half: str, scene: Scene) -> None:
     scene.checker.check_quiet()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_entries_that_were_published_before_the_stream_came_back_are_not_skipped(half: str, scene: Scene) -> None:
     scene.publish(*(body(n) for n in range(10)))
     worker = scene.worker(half)
@@ -194,7 +194,7 @@ def test_an_entry_that_vanished_under_a_handler_that_dies_is_counted(half: str, 
     scene.checker.check_quiet()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_waiting_entry_that_vanishes_is_counted_when_its_time_comes(half: str, scene: Scene) -> None:
     (entry_id,) = scene.publish(body(0, ["raise", "error"]))
     worker = scene.worker(half, config={"retry_initial_delay_ms": 300})
@@ -207,7 +207,7 @@ def test_a_waiting_entry_that_vanishes_is_counted_when_its_time_comes(half: str,
     scene.checker.check_quiet()
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_trimming_by_a_worker_never_touches_what_another_group_needs(
     half: str, scene: Scene, measured: Callable[[str, object], None]
 ) -> None:

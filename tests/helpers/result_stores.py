@@ -6,20 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.testing import ServerMissing
 from tests.helpers.postgres import PostgresServer
 from tests.helpers.s3 import S3Server
 
 
 @pytest.fixture(scope="session")
 def postgres_of_session() -> Iterator[PostgresServer]:
-    from tests.conftest import or_skip
-
-    try:
-        server = PostgresServer()
-    except ServerMissing as error:
-        or_skip(error)
-    with server:
+    with PostgresServer() as server:
         yield server
 
 

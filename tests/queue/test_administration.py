@@ -24,6 +24,8 @@ from tests.queue.stage import (
     take_all,
 )
 
+pytestmark = pytest.mark.every_server
+
 
 async def fill(queue: RedisMessageQueue, count: int, start_at: int = 0) -> None:
     for n in range(start_at, start_at + count):

@@ -13,6 +13,8 @@ from penstock.errors import FatalError
 from tests.helpers.aio import eventually, outcomes, start
 from tests.queue.stage import NAME, fail, fail_until_dead, make_queue, markers, payloads, take, take_all
 
+pytestmark = pytest.mark.every_server
+
 
 def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()

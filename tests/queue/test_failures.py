@@ -27,6 +27,8 @@ from tests.queue.stage import (
     take,
 )
 
+pytestmark = pytest.mark.every_server
+
 RETRIES = "{orders}:retries:queue"
 
 

@@ -24,6 +24,8 @@ from tests.helpers.aio import eventually, wait_for
 from tests.queue.memory_gateway import Broker, MemoryGateway
 from tests.queue.stage import fail, of_kind, take, take_all
 
+pytestmark = pytest.mark.every_server
+
 NAME = "orders"
 
 

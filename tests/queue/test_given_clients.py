@@ -10,7 +10,7 @@ from redis import asyncio as driver
 from penstock import RedisGateway, RedisMessageQueue
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 @pytest.mark.parametrize("is_gateway", [False, True])
 async def test_a_client_that_nobody_else_holds_lives_as_long_as_its_queue(redis_url: str, is_gateway: bool) -> None:
     if is_gateway:

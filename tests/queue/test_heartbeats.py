@@ -18,7 +18,7 @@ from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.helpers.aio import eventually, pause, throughout
 from tests.queue.scenes import GROUP, QUEUE, Events, pending, queue_of, quick_gateway, take, taken
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 LEASE_S = LEASE_MS / 1000  # so long that it does not run out here
 SHORT_S = 1.0  # a lease that must run out
 BEAT_S = 0.05

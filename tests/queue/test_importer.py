@@ -16,6 +16,8 @@ from penstock.testing import Cluster, FaultProxy
 from tests.helpers.aio import outcomes, start
 from tests.helpers.list_queue import restore, stored
 
+pytestmark = pytest.mark.every_server
+
 QUEUE = "orders"
 
 

@@ -37,6 +37,8 @@ from tests.queue.scenes import (
     taken,
 )
 
+pytestmark = pytest.mark.every_server
+
 HANDED_BACK = [Cancelled(), KeyboardInterrupt(), GeneratorExit()]
 
 
@@ -271,7 +273,7 @@ async def test_a_cancelled_handler_hands_its_message_back(lease_client: StreamCl
     assert (await taken(queue)).processing.attempts == 1
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 @pytest.mark.parametrize(
     ("options", "error", "place"),
     [

@@ -21,6 +21,8 @@ from tests.queue.stage import (
     take,
 )
 
+pytestmark = pytest.mark.every_server
+
 
 async def test_a_completed_message_is_recorded_as_it_was_published(client: StreamClient, raw: redis.Redis) -> None:
     queue = RedisMessageQueue(NAME, client=client, enable_completed_queue=True)

@@ -321,7 +321,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert found == tuple(places[place] for place in ("pending", "processing", "retrying", "completed", "dead"))
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_whatever_happens_messages_are_conserved(raw: redis.Redis, fault_proxy: FaultProxy) -> None:
     machine = type("Machine", (QueueMachine,), {"raw": raw, "proxy": fault_proxy})
     run_state_machine_as_test(

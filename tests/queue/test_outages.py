@@ -33,7 +33,7 @@ from tests.queue.scenes import (
     taken,
 )
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tests.queue.scenes import (
     taken,
 )
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 _TRIES = 1_500
 
 

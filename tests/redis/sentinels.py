@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from penstock.redis.embedded import LOOPBACK, EmbeddedServer, free_port
 from penstock.redis.probe import ask
-from penstock.testing.servers import DEFAULT
+from tests.helpers.missing import usual_server
 from tests.redis.halves import eventually
 
 SERVICE = "main"
@@ -54,11 +54,12 @@ class SentinelGroup:
         told(before.unix_socket, "CLIENT", "KILL", "TYPE", "normal")
 
     def _start(self) -> None:
-        binary = DEFAULT.binary()
+        kind = usual_server()
+        binary = kind.binary()
         quick = {"repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
-        master = self._resources.enter_context(DEFAULT.server(port=0, options=quick))
+        master = self._resources.enter_context(kind.server(port=0, options=quick))
         following = {**quick, "replicaof": [LOOPBACK, str(master.port)]}
-        replica = self._resources.enter_context(DEFAULT.server(port=0, options=following))
+        replica = self._resources.enter_context(kind.server(port=0, options=following))
         self.servers = [master, replica]
         eventually(lambda: b"master_link_status:up" in told(replica.unix_socket, "INFO", "replication"))
         for number in range(self._count):

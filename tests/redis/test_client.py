@@ -19,7 +19,7 @@ from penstock.redis.probe import ask
 from penstock.testing import FaultProxy
 from tests.redis.halves import Half, eventually, nothing_left_open
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 SEED_PARAMETERS = {
     "host": "localhost",

@@ -10,9 +10,8 @@ import pytest
 from penstock import ConsumerConfig
 from penstock.errors import ConnectionFailed, ConnectionLost, ServerBusy
 from penstock.redis.embedded import EmbeddedServer
-from penstock.testing import Cluster, ServerMissing
+from penstock.testing import Cluster
 from penstock.testing.servers import NEWEST
-from tests.conftest import or_skip
 from tests.redis.halves import Half, eventually
 from tests.redis.slots import node_id, owner, tell
 
@@ -23,20 +22,17 @@ QUICK = {"cluster-node-timeout": "500", "repl-diskless-sync-delay": "0"}
 @pytest.fixture
 def cluster_with_replica() -> Iterator[tuple[Cluster, EmbeddedServer]]:
     """A cluster in which the owner of the stream, which is returned, has a replica."""
-    try:
-        with Cluster(options=QUICK) as cluster:
-            replica = NEWEST.server(port=0, options={"cluster-enabled": "yes", **QUICK})
-            with replica:
-                place = owner(cluster, tell(cluster.addresses[0], "CLUSTER", "KEYSLOT", STREAM))
-                doomed = next(node for node in cluster.nodes if node.port == place[1])
-                address = ("127.0.0.1", replica.port)
-                tell(address, "CLUSTER", "MEET", *place)
-                eventually(lambda: _obeys(address, place))
-                eventually(lambda: b"master_link_status:up" in tell(address, "INFO", "replication"))
-                eventually(lambda: all(_knows_slave(node) for node in cluster.addresses))
-                yield cluster, doomed
-    except ServerMissing as error:
-        or_skip(error)
+    with Cluster(options=QUICK) as cluster:
+        replica = NEWEST.server(port=0, options={"cluster-enabled": "yes", **QUICK})
+        with replica:
+            place = owner(cluster, tell(cluster.addresses[0], "CLUSTER", "KEYSLOT", STREAM))
+            doomed = next(node for node in cluster.nodes if node.port == place[1])
+            address = ("127.0.0.1", replica.port)
+            tell(address, "CLUSTER", "MEET", *place)
+            eventually(lambda: _obeys(address, place))
+            eventually(lambda: b"master_link_status:up" in tell(address, "INFO", "replication"))
+            eventually(lambda: all(_knows_slave(node) for node in cluster.addresses))
+            yield cluster, doomed
 
 
 def _obeys(address: Any, master: Any) -> bool:

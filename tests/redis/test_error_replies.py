@@ -14,6 +14,8 @@ from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.testing import TEST_SERVERS, Cluster, FaultProxy, ServerKind
 from tests.redis.halves import Half, SyncHalf, eventually
 
+pytestmark = pytest.mark.every_server
+
 NO_SHA = "0" * 40
 Command = tuple[Any, ...]
 

@@ -139,7 +139,7 @@ def test_what_is_not_resp_is_told_when_a_look_finds_it(half: Half, peer: Peer) -
 # --- when it pays -----------------------------------------------------------------------------------
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_server_that_answers_late_is_soon_not_looked_for(
     half: Half, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

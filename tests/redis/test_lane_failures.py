@@ -16,7 +16,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import FaultProxy
 from tests.redis.halves import AsyncHalf, Half, SyncHalf, eventually
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 
 PATIENT_S = 300.0  # whoever waits for so long is not waited for by these tests

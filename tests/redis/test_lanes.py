@@ -18,7 +18,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import FaultProxy
 from tests.redis.halves import AsyncHalf, Half, eventually
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 FIVE_MB = 5 * 1024 * 1024
 
 

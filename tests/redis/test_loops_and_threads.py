@@ -18,7 +18,7 @@ from penstock.errors import ConnectionFailed, NotDurable
 from penstock.testing import FaultProxy
 from tests.redis.halves import eventually, nothing_left_open
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 
 def in_threads(*functions: Callable[[], Any]) -> None:

@@ -26,10 +26,10 @@ from penstock.redis.retry import Repeat
 from penstock.redis.scripts import script
 from penstock.sync.redis import client as sync_client_module
 from penstock.testing import FaultProxy
-from penstock.testing.servers import DEFAULT
+from tests.helpers.missing import usual_server
 from tests.redis.halves import Half, eventually
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def data_to_load(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory that takes a server some seconds to load."""
     folder = tmp_path_factory.mktemp("data")
     with (
-        DEFAULT.server(directory=folder, persistent=True) as server,
+        usual_server().server(directory=folder, persistent=True) as server,
         redis.Redis(unix_socket_path=server.unix_socket) as raw,
     ):
         for db in (0, 1):
@@ -260,7 +260,7 @@ def data_to_load(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_server_that_loads_its_data_is_waited_for(half: Half, data_to_load: Path, db: int) -> None:
     slow = {"key-load-delay": "400"}  # microseconds; it answers clients after every 1,024 commands
     port = free_port()
-    server = DEFAULT.server(directory=data_to_load, persistent=True, port=port, options=slow)
+    server = usual_server().server(directory=data_to_load, persistent=True, port=port, options=slow)
     starting = threading.Thread(target=server.start, daemon=True)
     starting.start()
     try:

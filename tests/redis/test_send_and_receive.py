@@ -13,7 +13,7 @@ from penstock.redis.blocking_locator import Locator
 from penstock.redis.settings import ConnectionSettings
 from penstock.testing import FaultProxy
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 
 def packed(*commands: tuple[str, ...]) -> bytes:

@@ -14,32 +14,25 @@ from penstock.errors import ConfigurationError, ConnectionFailed
 from penstock.redis.embedded import free_port
 from penstock.redis.probe import ask
 from penstock.redis.retry import Repeat
-from penstock.testing import FaultProxy, ServerMissing
-from tests.conftest import or_skip
+from penstock.testing import FaultProxy
 from tests.redis.halves import Half, eventually, nothing_left_open
 from tests.redis.sentinels import SERVICE, SentinelGroup, told
 
 LEASE_MS = 800
 
 
-def started(folder: Path, sentinels: int) -> Iterator[SentinelGroup]:
-    try:
-        with SentinelGroup(folder, sentinels) as group:
-            yield group
-    except ServerMissing as error:
-        or_skip(error)
-
-
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelGroup]:
     """A group shared by the tests that change nothing about it."""
-    yield from started(tmp_path_factory.mktemp("sentinels"), 2)
+    with SentinelGroup(tmp_path_factory.mktemp("sentinels"), 2) as group:
+        yield group
 
 
 @pytest.fixture
 def own_group(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SentinelGroup]:
     """A group of the test's own, with as many Sentinels as it is parametrised with."""
-    yield from started(tmp_path, getattr(request, "param", 1))
+    with SentinelGroup(tmp_path, getattr(request, "param", 1)) as group:
+        yield group
 
 
 def config(**settings: Any) -> ConsumerConfig:

@@ -14,9 +14,8 @@ import pytest
 from penstock import ConsumerConfig
 from penstock.errors import NotDurable
 from penstock.redis.retry import Repeat
-from penstock.testing import Cluster, ServerMissing
+from penstock.testing import Cluster
 from penstock.testing.servers import DEFAULT, FLOOR
-from tests.conftest import or_skip
 from tests.redis.halves import Half, eventually
 from tests.redis.slots import SlotMove, tell
 
@@ -31,13 +30,8 @@ def client(half: Half, cluster: Cluster) -> Any:
 
 @pytest.fixture(scope="module", params=[FLOOR, DEFAULT], ids=lambda kind: kind.name)
 def older_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    made = Cluster(request.param)
-    try:
-        made.start()
-    except ServerMissing as error:
-        or_skip(error)
-    yield made
-    made.stop()
+    with Cluster(request.param) as made:
+        yield made
 
 
 def config(**settings: Any) -> ConsumerConfig:

@@ -19,7 +19,6 @@ from penstock.redis.embedded import EmbeddedServer, free_port
 from penstock.redis.probe import ask
 from penstock.testing import FaultProxy, ServerMissing
 from penstock.testing.servers import DEFAULT
-from tests.conftest import or_skip
 from tests.redis.halves import Half, eventually
 
 
@@ -75,15 +74,13 @@ def started(
         "tls-auth-clients": "no",
         **(options or {}),
     }
+    server = DEFAULT.server(options=settings)
     try:
-        server = DEFAULT.server(options=settings)
         server.start()
-    except ServerMissing as error:
-        or_skip(error)
     except ConfigurationError as error:
         if "tls-port" not in str(error):
             raise
-        or_skip(ServerMissing(f"{DEFAULT.name} was built without TLS: {DEFAULT.remedy}."))
+        raise ServerMissing(f"{DEFAULT.name} was built without TLS: {DEFAULT.remedy}.") from error
     return TlsServer(server, port)
 
 

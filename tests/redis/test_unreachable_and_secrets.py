@@ -19,7 +19,7 @@ from penstock.redis.embedded import EmbeddedServer, free_port
 from penstock.testing import FaultProxy
 from tests.redis.halves import Half
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 CANARY = "c4n4ry-s3cret"
 USER_CANARY = "c4n4ry-user"
 

@@ -19,12 +19,11 @@ import redis
 from penstock.errors import PenstockError
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.fast_start import make_class_archive
-from penstock.spark.java import JavaMissing, ensure_java
-from penstock.spark.prerequisites import SparkMissing, require_pyspark
+from penstock.spark.java import ensure_java
+from penstock.spark.prerequisites import require_pyspark
 from penstock.spark.session import session
-from penstock.testing import ServerMissing
-from penstock.testing.servers import DEFAULT, NEWEST
-from tests.conftest import ServerPark, or_skip
+from tests.conftest import ServerPark
+from tests.helpers.missing import usual_server
 from tests.spark.driver import Driver
 from tests.spark.limits import AVAILABLE_NOW, HAS_LIMITS
 
@@ -68,7 +67,7 @@ def _group(fixtures: Sequence[str]) -> str:
 
 @pytest.fixture(scope="session")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The JAVA_HOME of this process; skips where there is no Java, and fails in continuous integration.
+    """The JAVA_HOME of this process.
 
     Many a Java is killed here, and cannot delete its files any more: they lie in the folder of pytest.
     """
@@ -76,13 +75,8 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = str(tmp_path_factory.mktemp("java"))
     if len(place) <= _LONGEST_PLACE:
         os.environ["SPARK_SUBMIT_OPTS"] = f"-Djava.io.tmpdir={place}"
-    try:
-        require_pyspark()
-        home = ensure_java()
-    except (JavaMissing, SparkMissing) as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+    require_pyspark()
+    home = ensure_java()
     _prepare_fast_start()
     return home
 
@@ -147,14 +141,8 @@ def checkpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def stream_server(server_park: ServerPark) -> EmbeddedServer:
-    """An empty Redis 7.0, or Valkey where there is none; Spark reaches it at `stream_server.url`."""
-    try:
-        return server_park.get(DEFAULT)
-    except ServerMissing:
-        try:
-            return server_park.get(NEWEST)
-        except ServerMissing as error:
-            or_skip(error)
+    """The usual server, empty; Spark reaches it at `stream_server.url`."""
+    return server_park.get(usual_server())
 
 
 @pytest.fixture

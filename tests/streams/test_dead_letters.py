@@ -25,6 +25,8 @@ from tests.streams.stage import (
     running,
 )
 
+pytestmark = pytest.mark.every_server
+
 
 async def test_the_record_is_complete(client: StreamClient, raw: redis.Redis) -> None:
     entry_id = await StreamProducer(client, STREAM).push(

@@ -10,6 +10,8 @@ from penstock.errors import StreamFull
 from tests.helpers.aio import eventually, outcomes, start
 from tests.streams.stage import STREAM
 
+pytestmark = pytest.mark.every_server
+
 
 async def test_a_message_published_twice_under_one_key_is_in_the_stream_once(
     client: StreamClient, raw: redis.Redis

@@ -10,7 +10,7 @@ import redis
 from penstock import StreamClient, StreamProducer
 from penstock.errors import NotDurable, UnsupportedServer
 from penstock.redis.embedded import EmbeddedServer
-from penstock.testing.servers import DEFAULT, NEWEST
+from penstock.testing.servers import NEWEST
 from tests.helpers.aio import eventually, outcomes, start
 from tests.streams.stage import STREAM
 
@@ -39,8 +39,8 @@ async def test_each_caller_is_told_of_its_own_entry_only(client: StreamClient, r
 
 
 async def test_replicated_returns_when_the_replica_has_confirmed(start_server: StartServer) -> None:
-    primary = start_server(kind=DEFAULT, port=0, options={"repl-diskless-sync-delay": "0"})
-    replica = start_server(kind=DEFAULT, port=0)
+    primary = start_server(port=0, options={"repl-diskless-sync-delay": "0"})
+    replica = start_server(port=0)
     with (
         redis.Redis(unix_socket_path=replica.unix_socket, protocol=2) as follower,
         redis.Redis(unix_socket_path=primary.unix_socket, protocol=2) as leader,

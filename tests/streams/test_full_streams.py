@@ -13,6 +13,8 @@ from penstock.events import Event, EventName
 from tests.helpers.aio import eventually, is_done, join, start, throughout
 from tests.streams.stage import GROUP, STREAM, Recorder, of_kind, quick, read_as, running
 
+pytestmark = pytest.mark.every_server
+
 
 def numbers(raw: redis.Redis) -> list[int]:
     return [json.loads(fields[b"data"])["n"] for _, fields in raw.xrange(STREAM)]

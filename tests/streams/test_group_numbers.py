@@ -12,6 +12,8 @@ from penstock.errors import GroupLost
 from tests.helpers.aio import eventually
 from tests.streams.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, calls, fail, publish, quick, read_as, running
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 async def group(client: StreamClient) -> ConsumerGroup:

@@ -24,6 +24,8 @@ from tests.streams.stage import (
     running,
 )
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 async def orphans(client: StreamClient, raw: redis.Redis) -> list[str]:

@@ -12,6 +12,8 @@ from penstock.errors import ConfigurationError, FatalError, WrongType
 from tests.helpers.aio import eventually, outcomes, start
 from tests.streams.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, fail, publish, quick, read_as, running
 
+pytestmark = pytest.mark.every_server
+
 
 async def bury(client: StreamClient, count: int) -> list[str]:
     """Publishes messages and lets them fail; even ones are fatal. Returns the ids of the records, oldest first."""

@@ -14,6 +14,8 @@ from penstock.events import Event, EventName
 from tests.helpers.aio import eventually, pause
 from tests.streams.stage import GROUP, STREAM, Recorder, all_ids, fail, of_kind, pending_ids, publish, quick, running
 
+pytestmark = pytest.mark.every_server
+
 
 async def test_the_delay_grows_from_one_failure_to_the_next(client: StreamClient) -> None:
     await publish(client, [1])

@@ -13,6 +13,8 @@ from penstock.events import EventName
 from tests.helpers.aio import eventually, throughout
 from tests.streams.stage import GROUP, STREAM, Recorder, of_kind, pending_ids, publish, quick, read_as, running
 
+pytestmark = pytest.mark.every_server
+
 OTHER = "auditors"
 
 

@@ -26,6 +26,8 @@ from tests.sync.stage import (
     running,
 )
 
+pytestmark = pytest.mark.every_server
+
 
 def test_the_record_is_complete(client: StreamClient, raw: redis.Redis) -> None:
     entry_id = StreamProducer(client, STREAM).push(

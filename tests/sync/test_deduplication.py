@@ -11,6 +11,8 @@ from penstock.sync import StreamClient, StreamProducer
 from tests.helpers.threads import eventually, outcomes, start
 from tests.sync.stage import STREAM
 
+pytestmark = pytest.mark.every_server
+
 
 def test_a_message_published_twice_under_one_key_is_in_the_stream_once(client: StreamClient, raw: redis.Redis) -> None:
     producer = StreamProducer(client, STREAM)

@@ -11,7 +11,7 @@ import redis
 from penstock.errors import NotDurable, UnsupportedServer
 from penstock.redis.embedded import EmbeddedServer
 from penstock.sync import StreamClient, StreamProducer
-from penstock.testing.servers import DEFAULT, NEWEST
+from penstock.testing.servers import NEWEST
 from tests.helpers.threads import eventually, outcomes, start
 from tests.sync.stage import STREAM
 
@@ -38,8 +38,8 @@ def test_each_caller_is_told_of_its_own_entry_only(client: StreamClient, raw: re
 
 
 def test_replicated_returns_when_the_replica_has_confirmed(start_server: StartServer) -> None:
-    primary = start_server(kind=DEFAULT, port=0, options={"repl-diskless-sync-delay": "0"})
-    replica = start_server(kind=DEFAULT, port=0)
+    primary = start_server(port=0, options={"repl-diskless-sync-delay": "0"})
+    replica = start_server(port=0)
     with (
         redis.Redis(unix_socket_path=replica.unix_socket, protocol=2) as follower,
         redis.Redis(unix_socket_path=primary.unix_socket, protocol=2) as leader,

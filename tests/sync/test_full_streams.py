@@ -14,6 +14,8 @@ from penstock.sync import StreamClient, StreamConsumer, StreamProducer
 from tests.helpers.threads import eventually, is_done, join, start, throughout
 from tests.sync.stage import GROUP, STREAM, Recorder, of_kind, quick, read_as, running
 
+pytestmark = pytest.mark.every_server
+
 
 def numbers(raw: redis.Redis) -> list[int]:
     return [json.loads(fields[b"data"])["n"] for _, fields in raw.xrange(STREAM)]

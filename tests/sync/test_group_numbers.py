@@ -13,6 +13,8 @@ from penstock.sync import ConsumerGroup, ConsumerInfo, Lag, StreamClient, Stream
 from tests.helpers.threads import eventually
 from tests.sync.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, calls, fail, publish, quick, read_as, running
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 def group(client: StreamClient) -> ConsumerGroup:

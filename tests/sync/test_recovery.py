@@ -25,6 +25,8 @@ from tests.sync.stage import (
     running,
 )
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 def orphans(client: StreamClient, raw: redis.Redis) -> list[str]:

@@ -13,6 +13,8 @@ from penstock.sync import DeadLetters, StreamClient, StreamConsumer, StreamMessa
 from tests.helpers.threads import eventually, outcomes, start
 from tests.sync.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, fail, publish, quick, read_as, running
 
+pytestmark = pytest.mark.every_server
+
 
 def bury(client: StreamClient, count: int) -> list[str]:
     """Publishes messages and lets them fail; even ones are fatal. Returns the ids of the records, oldest first."""

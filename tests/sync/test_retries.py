@@ -15,6 +15,8 @@ from penstock.sync import ConsumerGroup, DeadLetters, StreamClient, StreamConsum
 from tests.helpers.threads import eventually, pause
 from tests.sync.stage import GROUP, STREAM, Recorder, all_ids, fail, of_kind, pending_ids, publish, quick, running
 
+pytestmark = pytest.mark.every_server
+
 
 def test_the_delay_grows_from_one_failure_to_the_next(client: StreamClient) -> None:
     publish(client, [1])

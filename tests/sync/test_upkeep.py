@@ -14,6 +14,8 @@ from penstock.sync import ConsumerGroup, StreamClient, StreamConsumer
 from tests.helpers.threads import eventually, throughout
 from tests.sync.stage import GROUP, STREAM, Recorder, of_kind, pending_ids, publish, quick, read_as, running
 
+pytestmark = pytest.mark.every_server
+
 OTHER = "auditors"
 
 

@@ -14,7 +14,7 @@ import redis
 from penstock.sync.tasks import RedisTaskQueue, Status, Task
 from tests.faults.waiting import eventually
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 Start = Callable[..., "subprocess.Popen[bytes]"]
 PATIENCE_S = 60.0
 

@@ -14,7 +14,7 @@ from penstock.task import Result, Task
 from penstock.tasks import RedisTaskQueue
 from penstock.testing import FaultProxy
 
-pytestmark = [pytest.mark.servers("7.0")]
+pytestmark = [pytest.mark.usefixtures("default_server")]
 SCRIPTS = ["task_enqueue", "task_take", "task_finish", "task_release", "task_result", "take_due", "begin"]
 
 

@@ -11,6 +11,8 @@ from penstock.tasks import RedisTaskQueue, StubQueue
 from penstock.testing import Cluster
 from penstock.testing.task_queue_contract import TaskQueueContract
 
+pytestmark = pytest.mark.every_server
+
 DeadIds = Callable[[RedisTaskQueue], Awaitable[list[str]]]
 
 

@@ -15,7 +15,7 @@ from penstock.task import Priority, Result, Status, Task
 from penstock.tasks import Handlers, RedisTaskQueue, Worker
 from tests.helpers.aio import DEADLINE_S, join, start
 
-pytestmark = [pytest.mark.servers("7.0")]
+pytestmark = [pytest.mark.usefixtures("default_server")]
 
 
 def entries(raw: redis.Redis, key: str) -> list[dict[bytes, bytes]]:

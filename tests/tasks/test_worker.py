@@ -27,7 +27,7 @@ async def queue(request: pytest.FixtureRequest) -> AsyncIterator[TaskQueue]:
             yield queue
 
 
-pytestmark = [pytest.mark.servers("7.0")]
+pytestmark = [pytest.mark.usefixtures("default_server")]
 
 
 async def result_of(queue: TaskQueue, task: Task) -> Result:

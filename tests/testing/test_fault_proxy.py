@@ -16,7 +16,7 @@ from penstock.redis.probe import ask, connect
 from penstock.testing import FaultProxy
 from tests.faults.waiting import eventually
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 
 @pytest.fixture

@@ -12,6 +12,9 @@ from penstock.redis.probe import ask, connect
 from penstock.testing import TEST_SERVERS, Cluster, ServerKind, ServerMissing
 from penstock.testing.servers import DEFAULT, NEWEST, system_redis
 from tests.conftest import ServerPark
+from tests.helpers.missing import usual_server
+
+pytestmark = pytest.mark.every_server
 
 
 def test_each_server_is_of_its_version(server_kind: ServerKind, raw: redis.Redis) -> None:
@@ -51,7 +54,7 @@ def test_a_marker_narrows_the_servers(server_kind: ServerKind) -> None:
 def test_the_default_server_is_one_only(
     server_kind: ServerKind, default_server: EmbeddedServer, redis_url: str
 ) -> None:
-    assert server_kind is DEFAULT
+    assert server_kind is usual_server()
     assert redis_url == default_server.unix_url
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -48,6 +49,14 @@ class ServerKind:
             return program
         found = f" ({program} has version {version})" if program else ""
         raise ServerMissing(f"The test server {self.name} is missing{found}: {self.remedy}.")
+
+    @cached_property
+    def is_installed(self) -> bool:
+        """Whether the server program was there when this was first asked."""
+        try:
+            return bool(self.binary())
+        except ServerMissing:
+            return False
 
     def server(self, **settings: object) -> EmbeddedServer:
         """Returns a server of this kind, not yet started; the settings are those of `EmbeddedServer`."""

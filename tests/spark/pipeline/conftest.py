@@ -14,8 +14,6 @@ import redis
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.pipeline import Parquet, Pipeline, Source
 from penstock.spark.pipeline.running import Report, Run
-from penstock.testing import ServerMissing
-from tests.conftest import or_skip
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,11 +115,7 @@ def postgres_of_session() -> Iterator[PostgresServer]:
     pytest.importorskip("psycopg")
     from tests.helpers.postgres import PostgresServer
 
-    try:
-        server = PostgresServer()
-    except ServerMissing as error:
-        or_skip(error)
-    with server:
+    with PostgresServer() as server:
         yield server
 
 

@@ -21,6 +21,8 @@ from penstock.spark.reading.scan import Scanner
 from penstock.sync import StreamClient
 from penstock.sync.redis.reading import Question
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[StreamClient]:

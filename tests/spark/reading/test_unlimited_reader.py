@@ -98,7 +98,7 @@ def test_a_stream_that_is_not_there_may_have_been_deleted(make: Make) -> None:
         make().latestOffset()
 
 
-@pytest.mark.servers("7.0")  # older ones do not count: there such a query begins at the end of the stream
+@pytest.mark.servers("7.0", "valkey")  # older ones do not count: there such a query begins at the end of the stream
 def test_a_query_may_begin_at_a_time_that_has_not_come(make: Make, raw: redis.Redis) -> None:
     raw.xadd("orders", {"data": "x"}, id="1000-0")
     reader = make(startingTimestamp="5000")

@@ -40,7 +40,7 @@ def test_all_rows_arrive_in_order(redis_url: str, raw: redis.Redis, semantics: s
     assert (done.added, done.repeated) == ({"s": 2_345}, {})
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_partition_that_is_written_again_adds_nothing(redis_url: str, raw: redis.Redis) -> None:
     chosen = options(redis_url, ONE, stream="s")
     with pytest.raises(OSError, match="executor lost"):
@@ -53,14 +53,14 @@ def test_a_partition_that_is_written_again_adds_nothing(redis_url: str, raw: red
     assert write(chosen, batches(ROWS)).added == {}
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_the_chunks_of_a_repetition_may_be_of_another_size(redis_url: str, raw: redis.Redis) -> None:
     write(options(redis_url, ONE, stream="s", batchSize=200), batches(ROWS[:1_000]))
     write(options(redis_url, ONE, stream="s", batchSize=333), batches(ROWS, 400))
     assert payloads(raw) == ROWS
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 @pytest.mark.parametrize("size", [200, 333])
 def test_a_repetition_with_other_rows_is_refused(redis_url: str, raw: redis.Redis, size: int) -> None:
     write(options(redis_url, ONE, stream="s", batchSize=200), batches(ROWS[:1_000]))
@@ -70,7 +70,7 @@ def test_a_repetition_with_other_rows_is_refused(redis_url: str, raw: redis.Redi
     assert payloads(raw) == ROWS[:1_000]
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_two_attempts_at_the_same_time_write_each_row_once(redis_url: str, raw: redis.Redis) -> None:
     rows = [str(n) for n in range(20_000)]
     done: list[Any] = []
@@ -90,7 +90,7 @@ def test_two_attempts_at_the_same_time_write_each_row_once(redis_url: str, raw: 
     assert sum(written.repeated["s"] for written in done) == 40_000
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_an_older_run_of_the_query_is_refused(redis_url: str, raw: redis.Redis) -> None:
     chosen = options(redis_url, ONE, stream="s")
     write(chosen, [batch([1])], identity(0, run="old"))
@@ -100,7 +100,7 @@ def test_an_older_run_of_the_query_is_refused(redis_url: str, raw: redis.Redis) 
     assert payloads(raw) == ["1", "2"]
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_run_that_is_overtaken_in_the_middle_of_its_rows_is_refused(redis_url: str, raw: redis.Redis) -> None:
     chosen = options(redis_url, ONE, stream="s", batchSize=1, inFlight=1)
 
@@ -118,7 +118,7 @@ def test_a_run_that_is_overtaken_in_the_middle_of_its_rows_is_refused(redis_url:
 
 
 @BOTH
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_rows_go_to_the_stream_that_they_name(redis_url: str, raw: redis.Redis, semantics: str) -> None:
     names = [f"s{n % 300}" for n in range(3_000)]
     made = [batch(range(k, k + 1_000), stream=pa.array(names[k : k + 1_000])) for k in (0, 1_000, 2_000)]
@@ -131,7 +131,7 @@ def test_rows_go_to_the_stream_that_they_name(redis_url: str, raw: redis.Redis, 
         assert write(chosen, made).added == {}
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_the_option_wins_over_the_column(redis_url: str, raw: redis.Redis) -> None:
     made = batch([1], stream=pa.array(["elsewhere"]))
     write(options(redis_url, made, stream="s"), [made])
@@ -147,14 +147,14 @@ def test_rows_for_streams_on_all_nodes_of_a_cluster(cluster: Cluster, semantics:
         assert tell(SlotMove(cluster, name).source, "XLEN", name) == 100
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_the_prefix_of_the_client_is_kept(redis_url: str, raw: redis.Redis) -> None:
     write(options(redis_url, ONE, stream="s", redis_prefix="shop"), [ONE])
     assert payloads(raw, "shop_s") == ["1"]
 
 
 @BOTH
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_consumer_reads_what_was_written(redis_url: str, semantics: str) -> None:
     made = pa.record_batch({"order": [1, 2], "key": ["k1", None], "message_id": ["m1", None]})
     write(options(redis_url, made, stream="s", semantics=semantics), [made])
@@ -186,7 +186,7 @@ def test_a_full_stream_refuses_and_takes_the_rest_later(redis_url: str, raw: red
         assert payloads(raw) == ROWS
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_blocked_write_goes_on_as_consumers_make_room(redis_url: str, raw: redis.Redis) -> None:
     raw.xgroup_create("s", "g", "0", mkstream=True)
     seen: list[str] = []
@@ -204,14 +204,14 @@ def test_a_blocked_write_goes_on_as_consumers_make_room(redis_url: str, raw: red
     assert seen == ROWS
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_blocked_write_gives_up_in_time(redis_url: str) -> None:
     chosen = options(redis_url, ONE, stream="s", maxLen=300, whenFull="block", blockTimeout="200ms")
     with pytest.raises(StreamFull, match=r"for 0\.2 s now"):
         write(chosen, batches(ROWS))
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_the_oldest_make_room_if_so_chosen(redis_url: str, raw: redis.Redis) -> None:
     done = write(options(redis_url, ONE, stream="s", maxLen=300, whenFull="drop_oldest"), batches(ROWS))
     assert payloads(raw) == ROWS[-300:]
@@ -222,7 +222,7 @@ def test_the_oldest_make_room_if_so_chosen(redis_url: str, raw: redis.Redis) -> 
 
 
 @BOTH
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 @pytest.mark.parametrize("ending", ["close", "reset"])
 def test_lost_replies(fault_proxy: FaultProxy, raw: redis.Redis, semantics: str, ending: Any) -> None:
     chosen = options(fault_proxy.url, ONE, stream="s", semantics=semantics, batchSize=100, inFlight=3)
@@ -243,7 +243,7 @@ def check(raw: redis.Redis, semantics: str, stream: str = "s") -> None:
 
 
 @BOTH
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_server_that_forgets_its_scripts(fault_proxy: FaultProxy, raw: redis.Redis, semantics: str) -> None:
     def flushing() -> Iterator[pa.RecordBatch]:
         for made in batches(ROWS):
@@ -273,7 +273,7 @@ def test_a_server_that_is_restarted(start_server: Callable[..., EmbeddedServer],
 
 
 @BOTH
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_server_that_pauses(redis_url: str, raw: redis.Redis, semantics: str) -> None:
     chosen = options(redis_url, ONE, stream="s", semantics=semantics, batchSize=100, redis_socket_timeout=0.3)
 
@@ -325,7 +325,7 @@ def test_a_slot_that_moves(cluster: Cluster, semantics: str) -> None:
         assert found == ROWS
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_a_server_that_lost_what_it_had_confirmed(redis_url: str, raw: redis.Redis) -> None:
     chosen = options(redis_url, ONE, stream="s", batchSize=100)
 
@@ -341,7 +341,7 @@ def test_a_server_that_lost_what_it_had_confirmed(redis_url: str, raw: redis.Red
 
 
 @BOTH
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_what_does_not_pass_by_itself_fails_at_once(redis_url: str, raw: redis.Redis, semantics: str) -> None:
     raw.set("s", "a text")
     began = time.monotonic()
@@ -354,7 +354,7 @@ def test_what_does_not_pass_by_itself_fails_at_once(redis_url: str, raw: redis.R
 
 
 @BOTH
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 def test_patience_has_an_end(fault_proxy: FaultProxy, semantics: str) -> None:
     chosen = options(fault_proxy.url, ONE, stream="s", semantics=semantics, retryTimeout="300ms")
     fault_proxy.refuse()

@@ -10,6 +10,8 @@ import redis
 from penstock.keys import StreamKeys
 from penstock.redis.scripts import script
 
+pytestmark = pytest.mark.every_server
+
 KEYS = StreamKeys.of("s")
 MARKS = KEYS.spark("q")
 

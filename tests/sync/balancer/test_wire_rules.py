@@ -33,6 +33,8 @@ from tests.sync.balancer.stage import (
     quick,
 )
 
+pytestmark = pytest.mark.every_server
+
 GO = "redis-consumer-go-1"
 
 

@@ -25,6 +25,8 @@ from tests.sync.queue.stage import (
     take_all,
 )
 
+pytestmark = pytest.mark.every_server
+
 
 def fill(queue: RedisMessageQueue, count: int, start_at: int = 0) -> None:
     for n in range(start_at, start_at + count):

@@ -14,6 +14,8 @@ from penstock.sync import RedisGateway, RedisMessageQueue, StreamClient
 from tests.helpers.threads import eventually, outcomes, start
 from tests.sync.queue.stage import NAME, fail, fail_until_dead, make_queue, markers, payloads, take, take_all
 
+pytestmark = pytest.mark.every_server
+
 
 def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()

@@ -28,6 +28,8 @@ from tests.sync.queue.stage import (
     take,
 )
 
+pytestmark = pytest.mark.every_server
+
 RETRIES = "{orders}:retries:queue"
 
 

@@ -25,6 +25,8 @@ from tests.helpers.threads import eventually, wait_for
 from tests.sync.queue.memory_gateway import Broker, MemoryGateway
 from tests.sync.queue.stage import fail, of_kind, take, take_all
 
+pytestmark = pytest.mark.every_server
+
 NAME = "orders"
 
 

@@ -11,7 +11,7 @@ import redis as driver
 from penstock.sync import RedisGateway, RedisMessageQueue
 
 
-@pytest.mark.servers("7.0")
+@pytest.mark.usefixtures("default_server")
 @pytest.mark.parametrize("is_gateway", [False, True])
 def test_a_client_that_nobody_else_holds_lives_as_long_as_its_queue(redis_url: str, is_gateway: bool) -> None:
     if is_gateway:

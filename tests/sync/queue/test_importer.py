@@ -17,6 +17,8 @@ from penstock.testing import Cluster, FaultProxy
 from tests.helpers.list_queue import restore, stored
 from tests.helpers.threads import outcomes, start
 
+pytestmark = pytest.mark.every_server
+
 QUEUE = "orders"
 
 

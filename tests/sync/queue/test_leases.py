@@ -32,6 +32,8 @@ from tests.sync.queue.scenes import (
     taken,
 )
 
+pytestmark = pytest.mark.every_server
+
 HANDED_BACK = [Cancelled(), KeyboardInterrupt(), GeneratorExit()]
 
 

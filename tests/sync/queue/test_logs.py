@@ -22,6 +22,8 @@ from tests.sync.queue.stage import (
     take,
 )
 
+pytestmark = pytest.mark.every_server
+
 
 def test_a_completed_message_is_recorded_as_it_was_published(client: StreamClient, raw: redis.Redis) -> None:
     queue = RedisMessageQueue(NAME, client=client, enable_completed_queue=True)

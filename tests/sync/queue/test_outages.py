@@ -34,7 +34,7 @@ from tests.sync.queue.scenes import (
     taken,
 )
 
-pytestmark = pytest.mark.servers("7.0")
+pytestmark = pytest.mark.usefixtures("default_server")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from penstock.sync.tasks import RedisTaskQueue
 from penstock.task import Result, Task
 from penstock.testing import FaultProxy
 
-pytestmark = [pytest.mark.servers("7.0")]
+pytestmark = [pytest.mark.usefixtures("default_server")]
 SCRIPTS = ["task_enqueue", "task_take", "task_finish", "task_release", "task_result", "take_due", "begin"]
 
 

@@ -12,6 +12,8 @@ from penstock.sync.tasks import RedisTaskQueue, StubQueue
 from penstock.sync.testing.task_queue_contract import TaskQueueContract
 from penstock.testing import Cluster
 
+pytestmark = pytest.mark.every_server
+
 DeadIds = Callable[[RedisTaskQueue], list[str]]
 
 

@@ -16,7 +16,7 @@ from penstock.sync.tasks import Handlers, RedisTaskQueue, Worker
 from penstock.task import Priority, Result, Status, Task
 from tests.helpers.threads import DEADLINE_S, join, start
 
-pytestmark = [pytest.mark.servers("7.0")]
+pytestmark = [pytest.mark.usefixtures("default_server")]
 
 
 def entries(raw: redis.Redis, key: str) -> list[dict[bytes, bytes]]:

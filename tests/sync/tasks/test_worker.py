@@ -28,7 +28,7 @@ def queue(request: pytest.FixtureRequest) -> Iterator[TaskQueue]:
             yield queue
 
 
-pytestmark = [pytest.mark.servers("7.0")]
+pytestmark = [pytest.mark.usefixtures("default_server")]
 
 
 def result_of(queue: TaskQueue, task: Task) -> Result:

@@ -1,0 +1,34 @@
+"""What a machine need not have: its tests are skipped there, with the remedy, and fail in continuous integration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.spark.java import JavaMissing
+from penstock.spark.prerequisites import SparkMissing
+from penstock.testing import ServerKind, ServerMissing
+from penstock.testing.servers import DEFAULT, FLOOR, NEWEST
+
+IS_CI = os.environ.get("CI") == "true"
+
+
+@contextmanager
+def skip_where_missing() -> Iterator[None]:
+    """Turns the error that says what is not installed into a skip, or into a failure in continuous integration."""
+    try:
+        yield
+    except (ServerMissing, JavaMissing, SparkMissing) as error:
+        if IS_CI:
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+def usual_server() -> ServerKind:
+    """Returns the server for tests to which the version makes no difference: the most common one that is installed."""
+    if IS_CI:
+        return DEFAULT
+    return next((kind for kind in (DEFAULT, NEWEST, FLOOR) if kind.is_installed), DEFAULT)
