@@ -16,11 +16,14 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3; 
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 # Most tests wait for servers and leases, and use a third of a core; three workers are with Spark for most of the time.
 WORKERS ?= $(shell echo $$((3 * $(CORES))))
+PYTEST := -m pytest -rs -n $(WORKERS) --dist loadgroup
+# Contracts that run in `make test-fast`, beside the tests that need no server.
+CONTRACTS := tests/queue/test_gateways.py tests/results/test_contract.py tests/tasks/test_queue_contract.py
 INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test test-failover test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue \
+.PHONY: help demo test test-all test-bare test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue \
 	bench-spark bench-tasks format sync lock clean
 
 help: ## List the targets
@@ -30,7 +33,16 @@ demo: $(VENV)/.demo ## Watch a queue survive a killed worker, on an embedded ser
 	@$(BIN)/python -m penstock demo
 
 test: $(VENV)/.dev ## Run the tests on all cores (ARGS="..." goes to pytest)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(BIN)/python $(PYTEST) $(ARGS)
+
+test-fast: $(VENV)/.dev ## Run unit tests, contracts on one server and Spark without Java, in two minutes
+	@$(BIN)/python $(PYTEST) --matrix one -m "not java" tests/unit tests/spark $(CONTRACTS) $(ARGS)
+
+test-all: $(VENV)/.dev ## Run every test on every server
+	@$(BIN)/python $(PYTEST) --matrix all $(ARGS)
+
+test-bare: $(VENV)/.dev ## Run the tests without any server, PostgreSQL, faketime and Java: what needs one skips (needs Linux)
+	@$(BIN)/python tools/bare_machine.py --wheels $(BIN)/python $(PYTEST) $(ARGS)
 
 test-failover: $(VENV)/.dev ## Kill the owner of 1,500 streams 20 times, with the machine to itself
 	@PENSTOCK_TIMED=1 $(BIN)/python -m pytest -rP tests/faults/test_balancer.py -k "1500_streams or within_one_sweep or evenly or frozen" $(ARGS)
@@ -45,7 +57,7 @@ test-lakehouse: $(LAKEHOUSE:=/.done) ## Run pipelines with the jars of Delta Lak
 	done; [ -n "$$ran" ] && [ -z "$$failed" ] # 5: the given ARGS leave no test to this environment
 
 test-spark41: $(OLDEST_SPARK)/.done ## Run the tests of Spark on the oldest Spark that we support
-	@$(OLDEST_SPARK)/bin/python -m pytest -o cache_dir=$(OLDEST_SPARK)/pytest_cache -n $(WORKERS) --dist loadgroup tests/spark $(ARGS)
+	@$(OLDEST_SPARK)/bin/python $(PYTEST) -o cache_dir=$(OLDEST_SPARK)/pytest_cache tests/spark $(ARGS)
 
 test-yarn: $(VENV)/.dev ## Run pipelines and archives on Hadoop's YARN and HDFS, and on executors with disks of their own (needs Maven Central)
 	@PENSTOCK_YARN=1 $(BIN)/python -m pytest tests/yarn $(ARGS)

@@ -19,9 +19,11 @@ import hypothesis
 import pytest
 import redis
 
+from penstock.errors import ConfigurationError
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import SocketAddress, ask
-from penstock.testing import TEST_SERVERS, Cluster, FaultProxy, ServerKind
+from penstock.redis.server_binary import find_server_binary
+from penstock.testing import TEST_SERVERS, Cluster, FaultProxy, ServerKind, ServerMissing
 from tests.helpers.missing import skip_where_missing, usual_server
 from tests.helpers.result_stores import postgres, postgres_of_session, s3_of_session, s3_server  # noqa: F401  fixtures
 
@@ -49,14 +51,21 @@ _SYNC = Path(__file__).with_name("sync")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("penstock")
-    group.addoption("--servers", choices=("one", "all"), default="one", help="run each test on one server, or on all")
-    group.addoption("--rotation", type=int, default=0, metavar="N", help="which server is the one: N, N+1, N+2 are all")
-    group.addoption("--third", type=int, metavar="N", help="run a third of the tests: N, N+1, N+2 are all")
-    group.addoption("--order-seed", type=int, metavar="N", help="run files, and tests within a file, in random order")
+    group.addoption(
+        "--matrix",
+        choices=("one", "usual", "all"),
+        default="usual",
+        help="one: each test on one server; usual: suites marked every_server on all; all: everything on all",
+    )
+    group.addoption(
+        "--rotation", type=int, default=0, metavar="N", help="where one server or one third is enough: which one"
+    )
+    group.addoption("--third", action="store_true", help="treat every test as slow: run the third of this rotation")
+    group.addoption("--order-seed", type=int, metavar="N", help="run files, and the tests of a file, in random order")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    chosen = (f"{name[2:]} {config.getoption(name)}" for name in ("--servers", "--rotation", "--third", "--order-seed"))
+    chosen = (f"{name} {config.getoption(name)}" for name in ("--matrix", "--rotation", "--third", "--order-seed"))
     return f"penstock: {', '.join(chosen)}; {len(quarantined())} tests in quarantine"
 
 
@@ -74,16 +83,22 @@ def _servers_of(metafunc: pytest.Metafunc) -> list[ServerKind]:
     words = marker.args if marker else ("",)
     kinds = [kind for kind in TEST_SERVERS if any(word in kind.name for word in words)]
     assert kinds, f"no server is called like {words}"
-    is_matrix = metafunc.definition.get_closest_marker("every_server") and _SYNC not in metafunc.definition.path.parents
-    if is_matrix or metafunc.config.getoption("--servers") == "all":
+    matrix = metafunc.config.getoption("--matrix")
+    # The sync half has the same scripts as the async half, from which it is generated.
+    is_script_suite = metafunc.definition.get_closest_marker(
+        "every_server"
+    ) and not metafunc.definition.path.is_relative_to(_SYNC)
+    if matrix == "all" or (matrix == "usual" and is_script_suite):
         return kinds
     # A missing server is a skip where every server is asked for. Where one is enough, the others take its turn.
     kinds = [kind for kind in kinds if kind.is_installed] or kinds
-    return [kinds[_number(metafunc.definition, metafunc.config.getoption("--rotation")) % len(kinds)]]
+    return [kinds[_turn_of(metafunc.definition) % len(kinds)]]
 
 
-def _number(item: pytest.Item, addend: int) -> int:
-    return zlib.crc32(item.nodeid.encode()) + addend
+def _turn_of(item: pytest.Item) -> int:
+    """Returns a number that grows by one from rotation to rotation, and differs from test to test."""
+    rotation: int = item.config.getoption("--rotation")
+    return zlib.crc32(item.nodeid.encode()) + rotation
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
@@ -99,10 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("cluster"))
         if reason := unsteady.get(item.nodeid.partition("[")[0]):
             item.add_marker(pytest.mark.xfail(reason=f"quarantined: {reason}", strict=False))
-    if (third := config.getoption("--third")) is not None:
-        config.hook.pytest_deselected(items=[item for item in items if _number(item, third) % 3])
-        items[:] = [item for item in items if not _number(item, third) % 3]
-    items.sort(key=_turn)
+    config.hook.pytest_deselected(items=[item for item in items if not _is_due(item)])
+    items[:] = sorted(filter(_is_due, items), key=_place)
 
 
 def quarantined() -> dict[str, str]:
@@ -111,7 +124,13 @@ def quarantined() -> dict[str, str]:
     return found
 
 
-def _turn(item: pytest.Item) -> tuple[bool, bytes, bytes]:
+def _is_due(item: pytest.Item) -> bool:
+    """Tells whether a test runs in this rotation."""
+    is_slow = item.get_closest_marker("slow") is not None and item.config.getoption("--matrix") != "all"
+    return not (is_slow or item.config.getoption("--third")) or _turn_of(item) % 3 == 0
+
+
+def _place(item: pytest.Item) -> tuple[bool, bytes, bytes]:
     seed = item.config.getoption("--order-seed")
 
     def shuffled(name: str) -> bytes:
@@ -213,6 +232,15 @@ def start_server() -> Iterator[Callable[..., EmbeddedServer]]:
             return servers.enter_context((kind or usual_server()).server(**settings))
 
         yield start
+
+
+@pytest.fixture
+def server_program() -> Path:
+    """What `embedded://` starts, for tests that run a command or a page which starts a server by itself."""
+    try:
+        return find_server_binary()
+    except ConfigurationError as error:
+        raise ServerMissing(str(error)) from error
 
 
 @pytest.fixture(scope="session")

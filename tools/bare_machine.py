@@ -3,8 +3,8 @@
     python tools/bare_machine.py make test                  hides the system's Redis, Valkey, PostgreSQL, faketime, Java
     python tools/bare_machine.py --wheels python -m pytest  hides those in the wheels of this environment as well
 
-The command gets mounts of its own, with empty files and folders over the programs: Linux only, as root or where users may
-have namespaces of their own. Nothing but the standard library is imported, so that any Python runs it.
+The command gets mounts of its own, with empty files and folders over the programs: Linux only, as root or where users
+may have namespaces of their own. Nothing but the standard library is imported, so that any Python runs it.
 """
 
 from __future__ import annotations

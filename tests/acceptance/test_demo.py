@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.conftest import java  # noqa: F401  a fixture
+
+pytestmark = pytest.mark.usefixtures("server_program")
 ARGUMENTS = ["demo", "--messages", "400", "--no-spark"]
 # Whoever runs the tests in the background has SIGINT ignored, and children inherit that; a shell in the foreground has not.
 HEARS_CTRL_C = """
@@ -127,7 +130,7 @@ def test_without_a_terminal_it_tells_plain_lines_and_ends_with_a_table(home, sta
     assert_nothing_is_left(home)
 
 
-@pytest.mark.xdist_group("spark-processes")
+@pytest.mark.usefixtures("java")
 @pytest.mark.timeout(300)
 def test_spark_counts_the_same_orders(home, start):
     demo = start("--json", "--spark")
@@ -140,7 +143,7 @@ def test_spark_counts_the_same_orders(home, start):
     assert_nothing_is_left(home)
 
 
-@pytest.mark.xdist_group("spark-processes")
+@pytest.mark.usefixtures("java")
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_spark_as_well(home, start):
     demo = start("--spark")

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.docs.pages import ROOT
+
+pytestmark = pytest.mark.usefixtures("server_program")
 
 
 def test_the_basic_worker_ships_all_orders_but_the_one_that_is_given_up() -> None:

@@ -54,6 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "java" in fixtures:
             if not HAS_LIMITS:
                 item.add_marker(_SPARK_4_1)
+            item.add_marker("java")
             item.add_marker(pytest.mark.xdist_group(_group(fixtures)))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(_TIMEOUT_S))

