@@ -18,6 +18,8 @@ from penstock.errors import AlreadyClaimed, ConnectionLost
 from tests.balancer.stage import LBS, SEP, add_raw, crash, following, locks, pending, plain, quick
 from tests.helpers.aio import eventually, outcomes, start, throughout
 
+pytestmark = pytest.mark.every_server
+
 
 async def test_lbs_streams_go_to_the_consumers_and_each_to_one(client: StreamClient, raw: redis.Redis) -> None:
     async with following(quick(client, "111"), quick(client, "222")) as (a, b):

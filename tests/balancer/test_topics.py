@@ -15,6 +15,8 @@ from penstock.testing import Cluster
 from tests.balancer.stage import QUICK
 from tests.helpers.aio import Task, eventually, join, start
 
+pytestmark = pytest.mark.every_server
+
 ORDERS = Topic("orders", shards=6)
 
 

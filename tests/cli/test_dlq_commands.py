@@ -16,7 +16,7 @@ from penstock.cli.dlq_export import harmless
 from penstock.sync.tasks import RedisTaskQueue, Result, Task
 from tests.cli.conftest import Command
 
-pytestmark = pytest.mark.usefixtures("default_server")
+pytestmark = pytest.mark.every_server
 Bury = Callable[..., Task]
 AsJson = Callable[..., Any]
 

@@ -152,6 +152,7 @@ def test_entries_that_vanish_while_pending_are_counted_and_leave_the_pending_lis
     scene.checker.check_quiet()
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("has_heartbeats", [True, False], ids=["heartbeats", "no heartbeat"])
 def test_an_entry_that_vanishes_under_its_handler_is_settled_by_the_end_of_the_handler(
     has_heartbeats: bool, half: str, scene: Scene

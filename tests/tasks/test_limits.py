@@ -16,7 +16,7 @@ from penstock.tasks import CronRule, Handlers, Limits, Rate, RedisTaskQueue, Sch
 from tests.helpers.aio import DEADLINE_S, Event, eventually, pause, wait_for
 from tests.tasks.stage import quick, running
 
-pytestmark = [pytest.mark.usefixtures("default_server")]
+pytestmark = pytest.mark.every_server
 
 
 @pytest.fixture(params=["stub", "redis"])

@@ -78,6 +78,7 @@ def test_a_stream_is_read_in_order_until_its_handler_returns(client: StreamClien
     assert locks(raw) == {}
 
 
+@pytest.mark.every_server
 def test_the_next_owner_goes_on_where_the_last_one_had_committed(client: StreamClient, raw: redis.Redis) -> None:
     first, second = Reading(), Reading()
     fill(raw, "session-1", 1, 2, 3)

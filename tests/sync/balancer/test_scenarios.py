@@ -19,6 +19,8 @@ from penstock.sync.balancer.reader import Reader
 from tests.helpers.threads import eventually, outcomes, start, throughout
 from tests.sync.balancer.stage import LBS, SEP, add_raw, crash, following, locks, pending, plain, quick
 
+pytestmark = pytest.mark.every_server
+
 
 def test_lbs_streams_go_to_the_consumers_and_each_to_one(client: StreamClient, raw: redis.Redis) -> None:
     with following(quick(client, "111"), quick(client, "222")) as (a, b):

@@ -16,6 +16,8 @@ from penstock.testing import Cluster
 from tests.helpers.threads import Task, eventually, join, start
 from tests.sync.balancer.stage import QUICK
 
+pytestmark = pytest.mark.every_server
+
 ORDERS = Topic("orders", shards=6)
 
 

@@ -17,7 +17,7 @@ from penstock.task import Task
 from tests.helpers.threads import DEADLINE_S, Event, eventually, pause, wait_for
 from tests.sync.tasks.stage import quick, running
 
-pytestmark = [pytest.mark.usefixtures("default_server")]
+pytestmark = pytest.mark.every_server
 
 
 @pytest.fixture(params=["stub", "redis"])
