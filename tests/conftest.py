@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="one: each test on one server; usual: suites marked every_server on all; all: everything on all",
     )
     group.addoption(
-        "--rotation", type=int, default=0, metavar="N", help="where one server or one third is enough: which one"
+        "--rotation", type=int, metavar="N", help="where one server or one third of the tests is enough: which one"
     )
     group.addoption("--third", action="store_true", help="treat every test as slow: run the third of this rotation")
     group.addoption("--order-seed", type=int, metavar="N", help="run files, and the tests of a file, in random order")
@@ -97,8 +97,7 @@ def _servers_of(metafunc: pytest.Metafunc) -> list[ServerKind]:
 
 def _turn_of(item: pytest.Item) -> int:
     """Returns a number that grows by one from rotation to rotation, and differs from test to test."""
-    rotation: int = item.config.getoption("--rotation")
-    return zlib.crc32(item.nodeid.encode()) + rotation
+    return zlib.crc32(item.nodeid.encode()) + (item.config.getoption("--rotation") or 0)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
@@ -125,9 +124,15 @@ def quarantined() -> dict[str, str]:
 
 
 def _is_due(item: pytest.Item) -> bool:
-    """Tells whether a test runs in this rotation."""
-    is_slow = item.get_closest_marker("slow") is not None and item.config.getoption("--matrix") != "all"
-    return not (is_slow or item.config.getoption("--third")) or _turn_of(item) % 3 == 0
+    """Tells whether a test runs now: slow ones do when they are asked for, or when it is their turn."""
+    option = item.config.getoption
+    is_my_turn = _turn_of(item) % 3 == 0
+    if option("--third"):
+        return is_my_turn
+    if item.get_closest_marker("slow") is None or option("--matrix") == "all":
+        return True
+    is_asked_for = "slow" in option("-m") or any("::" in word for word in item.config.args)
+    return is_my_turn if option("--rotation") is not None else is_asked_for
 
 
 def _place(item: pytest.Item) -> tuple[bool, bytes, bytes]:

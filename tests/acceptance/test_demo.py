@@ -143,6 +143,7 @@ def test_spark_counts_the_same_orders(home, start):
     assert_nothing_is_left(home)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("java")
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_spark_as_well(home, start):

@@ -14,7 +14,8 @@ from penstock.testing import FaultProxy
 from tests.queue.audit import SCRIPTS, Recorder, Request, Stage, commands_in_the_source
 from tests.queue.audit_stories import STORIES
 
-pytestmark = pytest.mark.usefixtures("default_server")
+_ONE_SERVER = pytest.mark.usefixtures("default_server")
+pytestmark = _ONE_SERVER  # sync: pytestmark = [_ONE_SERVER, pytest.mark.slow]
 OTHER_PARTS = ("balancer_", "import_", "spark_", "task_")  # each has its own tests of lost replies
 NOT_OF_QUEUES = {"ack", "take_name"} | {name for name in SCRIPTS if name.startswith(OTHER_PARTS)}
 # With no budget the caller publishes again what he does not know to be there: without a key that adds it twice.

@@ -38,6 +38,7 @@ def penstock(connect_server: ConnectServer, stream_server: EmbeddedServer, tmp_p
     return run
 
 
+@pytest.mark.slow
 def test_a_handler_runs_again_over_an_archive_and_over_dead_letters(
     penstock: Penstock, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_handler_runs_again_over_an_archive_and_over_dead_letters(
         assert sorted(result.data["twice"] for result in backend.iter()) == [*range(0, 60, 4), 60, 62, 64, 66]
 
 
+@pytest.mark.slow
 def test_a_report_is_made_and_an_archive_refused(penstock: Penstock, stream_redis: redis.Redis, tmp_path: Path) -> None:
     for n in range(7):
         stream_redis.xadd("orders", {"data": json.dumps({"n": n})})

@@ -34,6 +34,7 @@ def orders():
 """
 
 
+@pytest.mark.slow
 def test_a_declarative_pipeline_finds_the_format_by_itself(
     java: Path, tmp_path: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis
 ) -> None:

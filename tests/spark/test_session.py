@@ -93,6 +93,7 @@ print(spark.conf.get("spark.python.unix.domain.socket.enabled"))
 """
 
 
+@pytest.mark.slow
 def test_a_driver_that_ends_without_stopping_spark_leaves_nothing_behind(
     start_driver: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_replay_that_is_killed_goes_on_where_it_was(
     assert origins == [f"orders/{entry_id}" for entry_id, _ in archived(root)]
 
 
+@pytest.mark.slow
 @pytest.mark.needs_limits
 def test_archive_run_copies_what_comes_and_ends_in_order_when_it_is_told_to(
     java: Path, stream_redis: redis.Redis, stream_server: EmbeddedServer, tmp_path: Path

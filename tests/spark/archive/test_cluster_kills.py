@@ -35,6 +35,7 @@ run(session("lake", conf.pop("master"), short=True, conf=conf), *sys.argv[2:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="executors are found in /proc")
 @pytest.mark.needs_limits
 def test_whatever_is_killed_under_way_the_archive_and_the_tables_equal_the_input(

@@ -48,6 +48,7 @@ def table(rows: DataFrame) -> Counter[Any]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.needs_limits
 def test_the_source_reads_both_as_one_stream_while_the_archive_goes_on(
     spark: SparkSession, root: Path, stream_redis: redis.Redis, stream_server: EmbeddedServer, tmp_path: Path

@@ -128,6 +128,7 @@ ArchiveRun(root, "orders", {"url": url}, max_batch_rows=1_000, step=step).start(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.needs_limits
 def test_a_driver_that_is_killed_between_files_and_commit_leaves_nothing_out_and_nothing_twice(
     run: Run,

@@ -132,6 +132,7 @@ def test_a_driver_that_is_killed_before_a_commit_loses_and_doubles_nothing(
     assert outputs(spark, tmp_path, stream_redis) == (numbers(120), numbers(120))
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_after_a_commit_loses_and_doubles_nothing(
     spark: SparkSession, start_driver: Callable[..., Driver], stream_server: EmbeddedServer, stream_redis: redis.Redis,
     few_rows: None, tmp_path: Path,
@@ -146,6 +147,7 @@ def test_a_driver_that_is_killed_after_a_commit_loses_and_doubles_nothing(
     assert outputs(spark, tmp_path, stream_redis) == (numbers(120), numbers(120))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="executors are found in /proc")
 def test_an_executor_that_is_killed_in_the_middle_of_a_batch_loses_and_doubles_nothing(
     spark: SparkSession, start_driver: Callable[..., Driver], standalone: Standalone, stream_server: EmbeddedServer,

@@ -109,6 +109,7 @@ def locked(start_server: Callable[..., EmbeddedServer]) -> EmbeddedServer:
     return server
 
 
+@pytest.mark.slow
 def test_a_password_is_seen_nowhere(
     start_driver: Callable[..., Driver], locked: EmbeddedServer, tmp_path: Path
 ) -> None:

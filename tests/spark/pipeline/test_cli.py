@@ -111,6 +111,7 @@ def test_a_master_that_cannot_be_is_told_before_spark_starts(file: Path, master:
     assert result.stderr.startswith(f"penstock: {told}")
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_continuous_run_after_its_batch(
     java: Path, file: Path, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:

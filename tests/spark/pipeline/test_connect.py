@@ -105,6 +105,7 @@ def test_what_was_read_is_in_all_sinks_once_and_what_is_bad_in_the_dead_letters(
     assert sorted(letter["data"] for letter in dead_letters(stream_redis)) == bad(30)
 
 
+@pytest.mark.slow
 def test_it_stops_between_batches_and_a_killed_client_costs_nothing(
     penstock: Callable[..., Process], file: Path, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ def test_it_stops_between_batches_and_a_killed_client_costs_nothing(
     assert numbers(tmp_path) == (good(30), good(30))
 
 
+@pytest.mark.slow
 def test_a_killed_server_costs_nothing(
     java: Path, file: Path, stream_redis: redis.Redis, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -119,6 +119,7 @@ LAKE_STEPS = [
 ]
 
 
+@pytest.mark.slow
 def test_catalogues_databases_and_results_survive_the_same(
     spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, derby: str, tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_one_table_needs_no_staging_and_survives_the_same(
     assert not (tmp_path / "checkpoint" / "staging").exists()
 
 
+@pytest.mark.slow
 def test_state_survives_the_same(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ def test_state_survives_the_same(
     assert table() == table(place="other") == list(range(25))
 
 
+@pytest.mark.slow
 def test_a_store_that_renames_file_by_file_survives_the_same(
     stream_redis: redis.Redis,
     pipeline_of: Declare,

@@ -137,6 +137,7 @@ def test_a_row_of_no_known_origin_is_told_with_its_column_and_stops_the_pipeline
     assert not dead_letters(stream_redis)
 
 
+@pytest.mark.slow
 def test_a_database_behind_jdbc_says_which_rows_it_refuses(
     spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, derby: str
 ) -> None:

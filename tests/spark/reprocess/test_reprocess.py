@@ -45,6 +45,7 @@ def cold(tmp_path: Path) -> Path:
     return tmp_path / "cold"
 
 
+@pytest.mark.slow
 def test_killed_and_run_again_each_message_has_one_result(
     java: Path, spark: SparkSession, cold: Path, tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_batch_that_is_repeated_from_the_checkpoint_writes_nothing_twice(
     assert set(range(whole)) <= set(found)
 
 
+@pytest.mark.slow
 def test_of_two_queries_from_one_checkpoint_the_newer_one_writes(
     spark: SparkSession,
     stream_server: EmbeddedServer,
@@ -211,6 +212,7 @@ def test_of_two_queries_from_one_checkpoint_the_newer_one_writes(
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_driver_killed_in_the_middle_of_a_batch_goes_on_where_it_was(
     stream_server: EmbeddedServer,
     stream_redis: redis.Redis,
