@@ -45,7 +45,7 @@ test-bare: $(VENV)/.dev ## Run the tests without any server, PostgreSQL, faketim
 	@$(BIN)/python tools/bare_machine.py --wheels $(BIN)/python $(PYTEST) $(ARGS)
 
 test-failover: $(VENV)/.dev ## Kill the owner of 1,500 streams 20 times, with the machine to itself
-	@PENSTOCK_TIMED=1 $(BIN)/python -m pytest -rP tests/faults/test_balancer.py -k "1500_streams or within_one_sweep or evenly or frozen" $(ARGS)
+	@PENSTOCK_TIMED=1 $(BIN)/python -m pytest -rP tests/faults/test_balancer.py -k "1500_streams or within_one_sweep or evenly or frozen or cost_little" $(ARGS)
 
 test-interop: $(VENV)/.dev ## Run Python and Go peers of one balanced service together (needs Go and its module proxy)
 	@PENSTOCK_INTEROP=1 $(BIN)/python -m pytest tests/interop $(ARGS)

@@ -51,8 +51,9 @@ async def follow(job: dict[str, Any]) -> None:
                 told(notice)
                 if isinstance(notice, StreamExpired):
                     claims.create_task(claim(notice.payload))
-                elif isinstance(notice, StreamAdded) and job.get("cpu"):
-                    usage(balancer)
+                elif isinstance(notice, StreamAdded) and job.get("cpu") and len(balancer.owned) >= 10_000:
+                    job["cpu"] = False  # once
+                    threading.Thread(target=measure, daemon=True).start()
 
 
 def follow_sync(job: dict[str, Any]) -> None:
@@ -70,15 +71,10 @@ def follow_sync(job: dict[str, Any]) -> None:
                         say("claimed", stream=notice.payload.data_stream_name, token=ownership.token)
 
 
-def usage(balancer: Any) -> None:
-    if len(balancer.owned) % 10_000 == 0:
-        threading.Thread(target=measure, daemon=True).start()
-
-
 def measure() -> None:
     """Says what the process costs over ten seconds."""
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
-    time.sleep(10)
+    time.sleep(10)  # a share is one of some time
     after = resource.getrusage(resource.RUSAGE_SELF)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     say("cost", core=spent / (time.monotonic() - began), peak_mb=peak_mb())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,15 +70,28 @@ def lost(process: WorkerProcess) -> list[str]:
     return [line["stream"] for line in process.said("StreamDisowned")]
 
 
-def owned_now(process: WorkerProcess) -> set[str]:
-    """Returns what a living process believes to own."""
+def owned_now(process: WorkerProcess) -> list[str]:
+    """Returns what a living process believes to own, in order; a stream that it was given twice comes twice."""
+    return sorted((Counter(gained(process)) - Counter(lost(process))).elements())
+
+
+def tokens(process: WorkerProcess) -> dict[str, int]:
+    """Returns the newest token that a process was given for each stream."""
     found: dict[str, int] = {}
-    for name in gained(process):
-        found[name] = found.get(name, 0) + 1
-    for name in lost(process):
-        found[name] -= 1
-    assert all(times in (0, 1) for times in found.values()), "owned twice"
-    return {name for name, times in found.items() if times}
+    for line in [*process.said("StreamAdded"), *process.said("claimed")]:
+        found[line["stream"]] = max(line["token"], found.get(line["stream"], 0))
+    return found
+
+
+def agree(raw: redis.Redis, processes: dict[str, WorkerProcess], streams: int) -> bool:
+    """Tells whether each stream has one owner, which knows it, as the locks have it and as the tokens do."""
+    owned = [(stream, name) for name, process in processes.items() for stream in owned_now(process)]
+    if len(owned) != streams:
+        return False
+    given = {name: tokens(process) for name, process in processes.items()}
+    newest = {stream: max(given, key=lambda name: given[name].get(stream, 0)) for stream, _ in owned}
+    locks = {stream: holder.removeprefix("redis-consumer-") for stream, holder in owners(raw).items()}
+    return len(newest) == streams and dict(owned) == newest == locks
 
 
 # Times mean something only with the machine to itself: `make test-failover` sets this, and does all the rounds.
@@ -90,6 +104,7 @@ def take_over(
 ) -> list[float]:  # fmt: skip
     """Kills owners of all streams, one after the other, and returns how long each take-over took."""
     took: list[float] = []
+    losses: list[str] = []
     add(raw, streams)
     job: dict[str, Any] = {"half": half, "settings": settings or {}, "deaf": is_deaf}
     victim = peer("victim-0", **job)
@@ -105,17 +120,17 @@ def take_over(
         )  # fmt: skip
         at_s = max(line["at"] for other in others for line in [*other.said("claimed"), *other.said("StreamAdded")])
         took.append(at_s - killed_s)
-        first, second = (owned_now(other) for other in others)
-        assert not first & second, "a stream has two owners"
-        assert len(first | second) == streams
-        assert sorted(counts(raw, [f"{number}-a", f"{number}-b"])) == sorted([len(first), len(second)])
-        assert not lost(others[0])
-        assert not lost(others[1])
-        # One of them leaves in order, and the other one is the next victim, with all streams.
+        named = {f"{number}-{letter}": other for letter, other in zip("ab", others, strict=True)}
+        # A process that the machine starves for longer than a lock lives may lose streams, and is told a moment later.
+        eventually(lambda named=named: agree(raw, named, streams), "all agree on the owners", 60, others[0].story)
+        losses += [*lost(others[0]), *lost(others[1])]
+        # One of them dies, and the other one is the next victim, with all streams.
         victim, leaver = others[0], others[1]
         leaver.close()
         eventually(lambda victim=victim: len(owned_now(victim)) == streams, "one has all", 60, victim.story)
     measured("worst take-over in s", round(max(took), 2))
+    measured("streams that live owners lost", len(losses))
+    assert not losses or not IS_TIMED, losses
     return took
 
 
@@ -171,7 +186,7 @@ def test_a_frozen_owner_is_disowned_when_it_comes_back_and_its_streams_stay_wher
     eventually(lambda: len(owned_now(other)) == 5, "the other has taken over", story=other.story)
     frozen.thaw()
     frozen.wait_for("StreamDisowned", count=5)
-    assert owned_now(frozen) == set()
+    assert owned_now(frozen) == []
     assert counts(raw, ["frozen", "other"]) == [0, 5]
     assert lost(other) == []
 
@@ -195,6 +210,14 @@ def test_the_commit_of_an_owner_that_was_frozen_is_refused(raw: redis.Redis, pee
     assert other.said("begin")[0]["position"] == frozen.said("committed")[0]["id"]
 
 
+def running(*processes: WorkerProcess) -> list[str]:
+    """Returns the streams whose handlers have begun and not ended, once for each handler."""
+    begun, ended = (
+        Counter(line["stream"] for process in processes for line in process.said(did)) for did in ("begin", "end")
+    )
+    return list((begun - ended).elements())
+
+
 @pytest.mark.usefixtures("default_server")
 def test_handlers_of_a_killed_process_go_on_in_others_from_where_they_were(
     raw: redis.Redis, peer: Start, measured: Callable[[str, object], None]
@@ -203,26 +226,31 @@ def test_handlers_of_a_killed_process_go_on_in_others_from_where_they_were(
     add(raw, 300)
     for number in range(300):
         raw.xadd(f"session-{number}", {"n": "1"})
-    eventually(lambda: len(victim.said("committed")) == 300, "all are read", 60, victim.story)
-    done = {line["stream"]: line["id"] for line in victim.said("committed")}
+    done: dict[str, str] = {}
+
+    def is_read() -> bool:
+        done.update((line["stream"], line["id"]) for line in victim.said("committed"))
+        return len(done) == 300
+
+    eventually(is_read, "all are read", 60, victim.story)
     # Two others that wait for it to die: while it lives, they would be given a part of its streams.
     victim.freeze()
     killed_s = time.monotonic()
     others = [peer(name, mode="run") for name in "ab"]
     victim.kill()
     eventually(lambda: sum(len(other.said("begin")) for other in others) >= 300, "all go on", 60, others[0].story)
+    # A stream may move on to the other one meanwhile: its first handler ends a moment after the second has begun.
+    eventually(lambda: sorted(running(*others)) == sorted(done), "each has one handler", 60, others[0].story)
     begun = [line for other in others for line in other.said("begin")]
     measured("handlers of a dead process went on after s", round(max(line["at"] for line in begun) - killed_s, 2))
-    assert {line["stream"]: line["position"] for line in begun} == done
-    owned = [len(other.said("begin")) - len(other.said("end")) for other in others]
-    assert sum(owned) == 300, owned
+    assert all(line["position"] == done[line["stream"]] for line in begun)
 
 
 @pytest.mark.usefixtures("default_server")
 def test_sigterm_hands_the_streams_of_a_process_over_before_their_locks_run_out(raw: redis.Redis, peer: Start) -> None:
     first = peer("first", mode="run")
     add(raw, 20)
-    eventually(lambda: len(first.said("begin")) == 20, "all are begun", story=first.story)
+    eventually(lambda: len(running(first)) == 20, "all are begun", story=first.story)
     second = peer("second", mode="run", settings={"capacity": 20, "sweep_interval_ms": 60_000})
     assert first.stop() == 0
     assert not counts(raw, ["first"])[0]
@@ -238,14 +266,23 @@ def test_ten_thousand_owned_streams_cost_little(
 ) -> None:
     owner = peer("owner", cpu=True)
     add(raw, 10_000)
-    cost = owner.wait_for("cost", timeout_s=120)
+    cost = owner.wait_for("cost", timeout_s=240)
     measured("share of a core for 10,000 streams", round(cost["core"], 3))
     measured("peak memory in MB", round(cost["peak_mb"], 1))
-    assert cost["core"] < 0.10, cost
+    assert cost["core"] < 0.10 or not IS_TIMED, cost
     assert cost["peak_mb"] < 60, cost
-    before = int(raw.info("commandstats")["cmdstat_evalsha"]["calls"])
-    began_s = time.monotonic()
-    eventually(lambda: time.monotonic() > began_s + 5, "five heartbeats have passed")
-    beats = int(raw.info("commandstats")["cmdstat_evalsha"]["calls"]) - before
-    measured("scripts a second", beats / 5)
-    assert len(owners(raw)) == 10_000
+    before = traffic(raw)
+    eventually(lambda: traffic(raw)["pexpire"] >= before["pexpire"] + 50_000, "all locks were extended five times", 60)
+    spent = traffic(raw) - before
+    measured("bytes for each stream and heartbeat", round(spent["bytes"] / spent["pexpire"], 1))
+    # A heartbeat refreshes the entries of 500 streams by one XCLAIM; one that has not ended yet is not whole.
+    assert spent["xclaim"] <= spent["pexpire"] / 500 + 20, spent
+    assert spent["bytes"] / spent["pexpire"] < 100, spent
+    eventually(lambda: len(owners(raw)) == 10_000, "all have an owner")
+
+
+def traffic(raw: redis.Redis) -> Counter[str]:
+    """Returns how often the server has executed the commands of a heartbeat, and the bytes that it has received."""
+    calls = raw.info("commandstats")
+    commands = {name: int(calls[f"cmdstat_{name}"]["calls"]) for name in ("pexpire", "xclaim")}
+    return Counter(commands, bytes=int(raw.info("stats")["total_net_input_bytes"]))

@@ -1,4 +1,4 @@
-"""Keeps the locks of all owned streams, from a thread of its own: whatever the application does, they are extended.
+"""Keeps the locks of all streams that are owned or asked for, from a thread of its own: whatever the application does.
 
 Shared by the async and the sync half: it speaks to Redis over the blocking lane.
 """
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from penstock.balancer.config import BalancerConfig
-from penstock.balancer.holdings import Holdings, Ownership
+from penstock.balancer.holdings import Claim, Holdings, Ownership
+from penstock.balancer.messages import LBSInfo
 from penstock.errors import PenstockError, ReadOnlyServer
 from penstock.keys import BalancerKeys
 from penstock.redis.blocking import Command, Connection, Reply
@@ -79,10 +80,10 @@ class Heartbeat:
         self._locator.close()
 
     def beat(self) -> None:
-        """Extend all locks once and tell which streams are lost."""
+        """Extend all locks once, also those of claims under way, and tell which streams are lost."""
         self._begun += 1
         try:
-            self._beat(self._holdings.beating())
+            self._beat(*self._holdings.beating())
         finally:
             self._ended = self._begun
 
@@ -95,54 +96,62 @@ class Heartbeat:
         """The number of the latest beat."""
         return self._begun
 
-    def _beat(self, owned: list[Ownership]) -> None:
-        refused = self._beat_in_cluster(owned) if self._settings.kind == "cluster" else self._beat_at_once(owned)
+    def _beat(self, owned: list[Ownership], claims: list[Claim]) -> None:
+        sent_s = time.monotonic()
+        held = [ownership.payload for ownership in owned] + [claim.payload for claim in claims]
+        is_cluster = self._settings.kind == "cluster"
+        refused = self._beat_in_cluster(held, len(owned)) if is_cluster else self._beat_at_once(held, len(owned))
+        for claim in claims:  # one that is refused is not granted, or not yet
+            if claim.payload.id_in_lbs not in refused:
+                claim.hold(sent_s, self._config.lock_ttl_ms)
         # Finished or handed over while the command was under way: not lost.
-        lost = [ownership for ownership in refused if self._holdings.lose(ownership)]
-        self._config.metrics_recorder.record_locks_extended(len(owned) - len(refused), len(lost))
+        lost = [item for item in owned if item.payload.id_in_lbs in refused and self._holdings.lose(item)]
+        self._config.metrics_recorder.record_locks_extended(len(held) - len(refused), len(lost))
         if lost:
             self._on_lost(lost)
 
-    def _beat_at_once(self, owned: list[Ownership]) -> list[Ownership]:
-        chunks = [owned[start : start + _CHUNK] for start in range(0, max(1, len(owned)), _CHUNK)]
-        commands = [self._beat_args(chunk, [item.payload.lock for item in chunk], len(owned)) for chunk in chunks]
-        replies = self._run_scripts(self._keys.stream, self._beat_script, commands)
-        return [found for chunk, reply in zip(chunks, replies, strict=True) for found in _named(chunk, reply)]
+    def _beat_at_once(self, held: list[LBSInfo], owned: int) -> set[str]:
+        commands: list[Command] = []
+        for start in range(0, max(1, len(held)), _CHUNK):
+            chunk = held[start : start + _CHUNK]
+            commands.append(self._beat_args(chunk, [info.lock for info in chunk], owned, owned - start))
+        return _ids(self._run_scripts(self._keys.stream, self._beat_script, commands))
 
-    def _beat_args(self, chunk: Sequence[Ownership], locks: Sequence[str], total: int) -> Command:
+    def _beat_args(self, chunk: Sequence[LBSInfo], locks: Sequence[str], owned: int, owned_from_here: int) -> Command:
         config, keys = self._config, (self._keys.stream, self._keys.peers, *locks)
         flags = (
-            self._keys.group, self._me, config.lock_ttl_ms, config.refreshed_idle_ms, total, config.capacity or 0,
-            config.peer_ttl_ms,
+            self._keys.group, self._me, config.lock_ttl_ms, config.refreshed_idle_ms, owned, config.capacity or 0,
+            config.peer_ttl_ms, owned_from_here,
         )  # fmt: skip
-        return (len(keys), *keys, *flags, *(ownership.payload.id_in_lbs for ownership in chunk))
+        return (len(keys), *keys, *flags, *(info.id_in_lbs for info in chunk))
 
-    def _beat_in_cluster(self, owned: list[Ownership]) -> list[Ownership]:
+    def _beat_in_cluster(self, held: list[LBSInfo], owned: int) -> set[str]:
         # The locks lie on any node: they are extended node by node, then the entries of those that are ours.
-        by_host: dict[Host, list[Ownership]] = {}
-        for ownership in owned:
-            by_host.setdefault(self._locator.locate(ownership.payload.lock), []).append(ownership)
-        mine: list[Ownership] = []
-        lost: list[Ownership] = []
+        by_host: dict[Host, list[LBSInfo]] = {}
+        for info in held:
+            by_host.setdefault(self._locator.locate(info.lock), []).append(info)
+        may_take = {info.id_in_lbs for info in held[:owned]}
+        refused: set[str] = set()
         for on_host in by_host.values():
-            for ownership, reply in zip(on_host, self._extend(on_host, may_take=False), strict=True):
-                is_ours = reply == 1 or (reply == 0 and self._take_again(ownership))
-                (mine if is_ours else lost).append(ownership)
+            for info, reply in zip(on_host, self._extend(on_host, may_take=False), strict=True):
+                is_ours = reply == 1 or (reply == 0 and info.id_in_lbs in may_take and self._take_again(info))
+                refused |= set() if is_ours else {info.id_in_lbs}
+        mine = [info for info in held if info.id_in_lbs not in refused]
+        owned = len(may_take - refused)
         chunks = [mine[start : start + _CHUNK] for start in range(0, max(1, len(mine)), _CHUNK)]
-        commands = [self._beat_args(chunk, (), len(mine)) for chunk in chunks]
-        answers = self._run_scripts(self._keys.stream, self._beat_script, commands)
-        return lost + [found for chunk, reply in zip(chunks, answers, strict=True) for found in _named(chunk, reply)]
+        commands = [self._beat_args(chunk, (), owned, 0) for chunk in chunks]
+        return refused | _ids(self._run_scripts(self._keys.stream, self._beat_script, commands))
 
-    def _extend(self, on_host: Sequence[Ownership], *, may_take: bool) -> list[Reply]:
+    def _extend(self, on_host: Sequence[LBSInfo], *, may_take: bool) -> list[Reply]:
         me, ttl_ms = self._me, self._config.lock_ttl_ms
-        commands: list[Command] = [(1, item.payload.lock, me, ttl_ms, int(may_take)) for item in on_host]
-        return self._run_scripts(on_host[0].payload.lock, self._extend_script, commands)
+        commands: list[Command] = [(1, info.lock, me, ttl_ms, int(may_take)) for info in on_host]
+        return self._run_scripts(on_host[0].lock, self._extend_script, commands)
 
-    def _take_again(self, ownership: Ownership) -> bool:
+    def _take_again(self, info: LBSInfo) -> bool:
         # A lock that ran out may be taken again only while the entry is pending with us.
-        key, entry_id = self._keys.stream, ownership.payload.id_in_lbs
+        key, entry_id = self._keys.stream, info.id_in_lbs
         is_ours = self._open(key).call("XPENDING", key, self._keys.group, entry_id, entry_id, 1, self._me)
-        return bool(is_ours) and self._extend([ownership], may_take=True)[0] == 1
+        return bool(is_ours) and self._extend([info], may_take=True)[0] == 1
 
     def _run_scripts(self, key: str, wanted: Script, commands: Sequence[Command]) -> list[Reply]:
         connection = self._open(key)
@@ -172,6 +181,5 @@ class Heartbeat:
             self._locator.refresh()
 
 
-def _named(chunk: Sequence[Ownership], reply: Reply) -> list[Ownership]:
-    ids = {item.decode() for item in reply}
-    return [ownership for ownership in chunk if ownership.payload.id_in_lbs in ids] if ids else []
+def _ids(replies: Sequence[Reply]) -> set[str]:
+    return {entry_id.decode() for reply in replies for entry_id in reply}

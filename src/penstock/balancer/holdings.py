@@ -1,4 +1,4 @@
-"""The data streams that this consumer owns, known to its event loop and to the heartbeat's thread."""
+"""The data streams that this consumer owns or has asked for, known to its event loop and to the heartbeat's thread."""
 
 from __future__ import annotations
 
@@ -21,6 +21,26 @@ class Ownership:
     since_s: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
 
+class Claim:
+    """A data stream that this consumer has asked for.
+
+    The server may have granted it long before the reply is handled: the lock is extended from the beginning.
+    """
+
+    def __init__(self, payload: LBSInfo) -> None:
+        self.payload = payload
+        self._held_until_s = 0.0
+
+    def hold(self, sent_s: float, ttl_ms: int) -> None:
+        """Record that a command sent at this time gives the lock its whole TTL, provided that the claim is granted."""
+        self._held_until_s = sent_s + ttl_ms / 1000
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock, if it was granted, cannot have run out yet."""
+        return time.monotonic() < self._held_until_s
+
+
 class Holdings:
     """Ownerships by the name of the data stream. Recorded before the first heartbeat, so that none is overlooked."""
 
@@ -28,15 +48,16 @@ class Holdings:
         self._by_name: dict[str, Ownership] = {}
         self._by_id: dict[str, Ownership] = {}
         self._settling: dict[str, bool] = {}  # entry id -> whether it is kept until that is done
-        self._claiming: set[str] = set()
+        self._claims: dict[str, Claim] = {}  # by entry id
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def add(self, ownership: Ownership) -> None:
-        """Record a stream that is owned from now on."""
+        """Record a stream that is owned from now on, in place of the claim that led to it."""
         with self._lock:
+            self._claims.pop(ownership.payload.id_in_lbs, None)
             self._by_name[ownership.payload.data_stream_name] = ownership
             self._by_id[ownership.payload.id_in_lbs] = ownership
 
@@ -48,21 +69,22 @@ class Holdings:
         """Tell whether a stream is owned by this entry."""
         return entry_id in self._by_id
 
-    def begin_claim(self, name: str) -> bool:
-        """Reserve a stream for one claim; False = it is owned, or another claim of this process is under way.
+    def begin_claim(self, payload: LBSInfo) -> Claim | None:
+        """Record that a stream is being asked for; None = it is owned, or another claim of this process is under way.
 
         To the server two claims of one process look like one that is repeated: it would grant both.
         """
         with self._lock:
-            if name in self._by_name or name in self._claiming:
-                return False
-            self._claiming.add(name)
-            return True
+            if payload.id_in_lbs in self._by_id or payload.id_in_lbs in self._claims:
+                return None
+            claim = self._claims[payload.id_in_lbs] = Claim(payload)
+            return claim
 
-    def end_claim(self, name: str) -> None:
-        """Give the reservation back, after the ownership, if there is one, was added."""
+    def end_claim(self, claim: Claim) -> None:
+        """Forget a claim, unless the ownership has taken its place."""
         with self._lock:
-            self._claiming.discard(name)
+            if self._claims.get(claim.payload.id_in_lbs) is claim:
+                del self._claims[claim.payload.id_in_lbs]
 
     def settle(self, ownership: Ownership, *, is_kept: bool) -> bool:
         """Mark an ownership that is about to be finished or handed over; False = it is about to be already.
@@ -102,11 +124,12 @@ class Holdings:
             del self._by_name[name]
         return True
 
-    def beating(self) -> list[Ownership]:
-        """Return the ownerships whose locks are to be extended."""
+    def beating(self) -> tuple[list[Ownership], list[Claim]]:
+        """Return the ownerships and the claims whose locks are to be extended."""
         with self._lock:
             settling = self._settling
-            return [item for entry_id, item in self._by_id.items() if settling.get(entry_id, True)]
+            owned = [item for entry_id, item in self._by_id.items() if settling.get(entry_id, True)]
+            return owned, list(self._claims.values())
 
     def all(self) -> list[Ownership]:
         """Return what is owned now, oldest first."""

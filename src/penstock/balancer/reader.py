@@ -145,16 +145,19 @@ class Reader:
 
     async def _own_one(self, info: LBSInfo, message: LBSInputMessage) -> None:
         recorder = self._config.metrics_recorder
-        if self._holdings.has_entry(info.id_in_lbs):
+        claim = self._holdings.begin_claim(info)
+        if claim is None:
             return  # handed out again after the group was lost: it is ours already
         try:
-            ownership: Ownership = await self._ledger.own_new(info, message.info, len(self._holdings))
+            ownership: Ownership = await self._ledger.own_new(claim, message.info, len(self._holdings))
+            self._holdings.add(ownership)
         except AlreadyClaimed as error:
             # A second entry of a name that has an owner waits for its turn; a sweep sees to it.
             self._config.logger.info("%s", error)
             recorder.record_lock_acquired(info.data_stream_name, is_success=False)
             return
-        self._holdings.add(ownership)
+        finally:
+            self._holdings.end_claim(claim)
         recorder.record_lock_acquired(info.data_stream_name, is_success=True)
         recorder.record_processing_started(info.data_stream_name)
         self._notices.put(StreamAdded(info, message.info, ownership.token))

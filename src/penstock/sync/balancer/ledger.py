@@ -12,11 +12,12 @@ new ----------> pending ---------> owned ------------------> done
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.balancer.config import BalancerConfig
-from penstock.balancer.holdings import Ownership
+from penstock.balancer.holdings import Claim, Ownership
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
 from penstock.errors import (
     AlreadyClaimed,
@@ -151,31 +152,42 @@ class Ledger:
 
     # --- owning -------------------------------------------------------------------------------------
 
-    def own_new(self, info: LBSInfo, additional_info: Info | None, owned: int) -> Ownership:
+    def own_new(self, claim: Claim, additional_info: Info | None, owned: int) -> Ownership:
         """Become the owner of a stream whose entry this consumer has just read; `owned` is how many it has by now."""
-        token, _, _ = self._own(info, "", 0, owned)
-        return Ownership(info, token, additional_info)
+        token, _, _ = self._own(claim, "", 0, owned)
+        return Ownership(claim.payload, token, additional_info)
 
-    def claim(self, info: LBSInfo, owned: int) -> Ownership:
+    def claim(self, claim: Claim, owned: int) -> Ownership:
         """Become the owner of a stream whose owner is gone.
 
         Raises AlreadyClaimed when it has an owner, is finished, or comes after another entry of its name.
         """
+        info = claim.payload
         if self._client.is_cluster:
             holder = self._client.call(info.lock, "GET", info.lock)
             if holder is not None and holder.decode() != self.me:
                 raise self._held(info, holder.decode())
         limit = self._config.max_deliveries or 0
-        token, deliveries, fields = self._own(info, self._config.lock_ttl_ms, limit, owned)
+        token, deliveries, fields = self._own(claim, self._config.lock_ttl_ms, limit, owned)
         message = LBSInputMessage.of_entry(fields)
         return Ownership(info, token, message.info, deliveries)
 
-    def _own(self, info: LBSInfo, min_idle_ms: int | str, limit: int, owned: int) -> tuple[int, int, list[bytes]]:
-        config, is_cluster, name = self._config, self._client.is_cluster, info.data_stream_name
+    def _own(self, claim: Claim, min_idle_ms: int | str, limit: int, owned: int) -> tuple[int, int, list[bytes]]:
+        token, deliveries, fields = self._ask(claim, min_idle_ms, limit, owned)
+        while not claim.is_held:
+            # The lock may have run out before the reply was handled, and the stream may be another's: ask again, as for
+            # an entry that was just read, which grants only what is still pending here and counts no delivery.
+            token, _, _ = self._ask(claim, "", 0, owned)
+        return token, deliveries, fields
+
+    def _ask(self, claim: Claim, min_idle_ms: int | str, limit: int, owned: int) -> tuple[int, int, list[bytes]]:
+        config, is_cluster, info = self._config, self._client.is_cluster, claim.payload
+        name = info.data_stream_name
         keys = [self.keys.stream, self.keys.owners, self.keys.token, self.keys.peers]
         keys += [] if is_cluster else [info.lock]
         args: list[str | int] = [self.keys.group, self.me, info.id_in_lbs, name, config.lock_ttl_ms, min_idle_ms, limit]
         args += [owned, config.capacity or 0, config.peer_ttl_ms]
+        claim.hold(time.monotonic(), config.lock_ttl_ms)
         reply = self._client.run("balancer_own", keys, args, Repeat.IDEMPOTENT)
         if reply[0] != b"own":
             raise self._refusal(info, reply)

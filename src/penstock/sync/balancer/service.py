@@ -190,16 +190,18 @@ class Service:
         capacity = self.config.capacity
         if capacity is not None and len(self._holdings) >= capacity:
             raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: capacity={capacity} is used up")
-        if not self._holdings.begin_claim(payload.data_stream_name):
+        is_owned = self._holdings.get(payload.data_stream_name) is not None
+        claim = None if is_owned else self._holdings.begin_claim(payload)
+        if claim is None:
             raise AlreadyClaimed(f"already claimed: {payload.data_stream_name!r} is with this very consumer")
         try:
-            ownership = self._ledger.claim(payload, len(self._holdings))
+            ownership = self._ledger.claim(claim, len(self._holdings))
             self._holdings.add(ownership)
         except Exhausted as error:
             self._give_up(payload, error)
             raise
         finally:
-            self._holdings.end_claim(payload.data_stream_name)
+            self._holdings.end_claim(claim)
         self._beat()  # also for a claim before the start: nothing is owned without a heartbeat
         if self._is_over:  # while the claim was under way; whoever hands over what is left may have passed by
             self._ledger.release([payload])
