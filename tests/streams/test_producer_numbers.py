@@ -9,7 +9,7 @@ import redis
 
 from penstock import StreamClient, StreamProducer
 from penstock.errors import ConfigurationError
-from tests.helpers.aio import eventually, outcomes, start
+from tests.helpers.aio import eventually, next_turn, outcomes, start
 from tests.streams.stage import GROUP, STREAM, calls
 
 # async only
@@ -95,7 +95,7 @@ async def test_linger_collects_more_into_one_batch(client: StreamClient, raw: re
 async def test_a_caller_that_is_cancelled_leaves_the_others_alone(client: StreamClient, raw: redis.Redis) -> None:
     producer = StreamProducer(client, STREAM)
     pushes = [start(producer.push, {"n": n}) for n in range(20)]
-    await asyncio.sleep(0)
+    await next_turn()
     for push in pushes[::2]:
         push.cancel()
     answers = await outcomes(pushes)
