@@ -13,6 +13,7 @@ from penstock import ConsumerConfig, StreamClient, StreamConsumer, StreamMessage
 from penstock.events import Event, EventName
 from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.helpers.aio import Task, eventually, join, start
+from tests.helpers.commandstats import calls
 
 STREAM = "orders"
 GROUP = "workers"
@@ -107,12 +108,6 @@ async def recoveries(raw: redis.Redis, count: int = 5) -> None:
     """Waits until consumers have looked for expired leases so often; set their `recovery_interval_ms`."""
     wanted = calls(raw, "xpending") + 2 * count  # every look asks for at least one page
     await eventually(lambda: calls(raw, "xpending") >= wanted)
-
-
-def calls(raw: redis.Redis, command: str) -> int:
-    """Returns how often the server has executed a command."""
-    stats = raw.info("commandstats").get(f"cmdstat_{command.lower()}")
-    return int(stats["calls"]) if stats else 0
 
 
 def dead_letters(raw: redis.Redis, key: str = DEAD_LETTERS) -> list[dict[str, bytes]]:

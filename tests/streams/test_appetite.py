@@ -9,7 +9,8 @@ import redis
 
 from penstock import StreamClient, StreamConsumer, StreamMessage
 from tests.helpers.aio import Event, eventually, wait_for
-from tests.streams.stage import STREAM, Recorder, all_ids, calls, pending_ids, publish, quick, recoveries, running
+from tests.helpers.commandstats import calls
+from tests.streams.stage import STREAM, Recorder, all_ids, pending_ids, publish, quick, recoveries, running
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -24,7 +25,7 @@ async def test_no_more_than_prefetch_waits_behind_the_running_batch(client: Stre
 
     consumer = StreamConsumer(client, STREAM, quick(batch_size=10, prefetch=20, recovery_interval_ms=20), handler)
     async with running(consumer):
-        await eventually(lambda: len(pending_ids(raw)) >= 20)
+        await eventually(lambda: consumer.metrics().total_read >= 20)
         await recoveries(raw)  # time enough for a read that must not come
         assert len(pending_ids(raw)) <= 10 + 20
         go_on.set()

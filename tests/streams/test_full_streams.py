@@ -11,7 +11,8 @@ from penstock import StreamClient, StreamConsumer, StreamProducer
 from penstock.errors import StreamFull
 from penstock.events import Event, EventName
 from tests.helpers.aio import eventually, is_done, join, start
-from tests.streams.stage import GROUP, STREAM, Recorder, calls, of_kind, quick, read_as, running
+from tests.helpers.commandstats import calls
+from tests.streams.stage import GROUP, STREAM, Recorder, of_kind, quick, read_as, running
 
 
 def numbers(raw: redis.Redis) -> list[int]:

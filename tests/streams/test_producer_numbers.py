@@ -10,7 +10,8 @@ import redis
 from penstock import StreamClient, StreamProducer
 from penstock.errors import ConfigurationError
 from tests.helpers.aio import eventually, next_turn, outcomes, start
-from tests.streams.stage import GROUP, STREAM, calls
+from tests.helpers.commandstats import calls
+from tests.streams.stage import GROUP, STREAM
 
 # async only
 import asyncio  # isort: skip

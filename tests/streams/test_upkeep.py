@@ -11,7 +11,8 @@ from penstock import ConsumerGroup, StreamClient, StreamConsumer
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from tests.helpers.aio import eventually
-from tests.streams.stage import GROUP, STREAM, Recorder, calls, of_kind, pending_ids, publish, quick, read_as, running
+from tests.helpers.commandstats import calls
+from tests.streams.stage import GROUP, STREAM, Recorder, of_kind, pending_ids, publish, quick, read_as, running
 
 OTHER = "auditors"
 

@@ -13,6 +13,7 @@ import redis
 from penstock.events import Event, EventName
 from penstock.sync import ConsumerConfig, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from tests.helpers.ageing import LEASE_MS, Ageing
+from tests.helpers.commandstats import calls
 from tests.helpers.threads import Task, eventually, join, start
 
 STREAM = "orders"
@@ -108,12 +109,6 @@ def recoveries(raw: redis.Redis, count: int = 5) -> None:
     """Waits until consumers have looked for expired leases so often; set their `recovery_interval_ms`."""
     wanted = calls(raw, "xpending") + 2 * count  # every look asks for at least one page
     eventually(lambda: calls(raw, "xpending") >= wanted)
-
-
-def calls(raw: redis.Redis, command: str) -> int:
-    """Returns how often the server has executed a command."""
-    stats = raw.info("commandstats").get(f"cmdstat_{command.lower()}")
-    return int(stats["calls"]) if stats else 0
 
 
 def dead_letters(raw: redis.Redis, key: str = DEAD_LETTERS) -> list[dict[str, bytes]]:

@@ -9,8 +9,9 @@ import pytest
 import redis
 
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
+from tests.helpers.commandstats import calls
 from tests.helpers.threads import Event, eventually, wait_for
-from tests.sync.stage import STREAM, Recorder, all_ids, calls, pending_ids, publish, quick, recoveries, running
+from tests.sync.stage import STREAM, Recorder, all_ids, pending_ids, publish, quick, recoveries, running
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -25,7 +26,7 @@ def test_no_more_than_prefetch_waits_behind_the_running_batch(client: StreamClie
 
     consumer = StreamConsumer(client, STREAM, quick(batch_size=10, prefetch=20, recovery_interval_ms=20), handler)
     with running(consumer):
-        eventually(lambda: len(pending_ids(raw)) >= 20)
+        eventually(lambda: consumer.metrics().total_read >= 20)
         recoveries(raw)  # time enough for a read that must not come
         assert len(pending_ids(raw)) <= 10 + 20
         go_on.set()

@@ -11,8 +11,9 @@ import redis
 from penstock.errors import StreamFull
 from penstock.events import Event, EventName
 from penstock.sync import StreamClient, StreamConsumer, StreamProducer
+from tests.helpers.commandstats import calls
 from tests.helpers.threads import eventually, is_done, join, start
-from tests.sync.stage import GROUP, STREAM, Recorder, calls, of_kind, quick, read_as, running
+from tests.sync.stage import GROUP, STREAM, Recorder, of_kind, quick, read_as, running
 
 
 def numbers(raw: redis.Redis) -> list[int]:

@@ -11,8 +11,9 @@ import redis
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.sync import ConsumerGroup, StreamClient, StreamConsumer
+from tests.helpers.commandstats import calls
 from tests.helpers.threads import eventually
-from tests.sync.stage import GROUP, STREAM, Recorder, calls, of_kind, pending_ids, publish, quick, read_as, running
+from tests.sync.stage import GROUP, STREAM, Recorder, of_kind, pending_ids, publish, quick, read_as, running
 
 OTHER = "auditors"
 
