@@ -83,13 +83,13 @@ def test_a_program_whose_main_thread_ends_is_not_kept_alive(
 def test_a_killed_program_had_one_message_at_most(
     server: EmbeddedServer, raw: redis.Redis, start: Start, how: str
 ) -> None:
-    messages = fill(server, 3_000)
-    killed = start(how, MANY, lease_s=1.5)
+    messages = fill(server, 1_500)
+    killed = start(how, MANY, lease_s=5.0)
     eventually(lambda: len(handled(raw)) > 500, "it is at work")
     killed.kill()
     killed.wait()
     assert held(raw) <= 1
-    start(how, MANY, lease_s=1.5)
+    start(how, MANY, lease_s=5.0)
     eventually(lambda: raw.xlen(QUEUE) == 0, "all is done")
     assert set(handled(raw)) == messages
     assert sum(handled(raw).values()) <= len(messages) + 1

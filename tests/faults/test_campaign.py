@@ -25,7 +25,7 @@ SEED = int(os.environ.get("PENSTOCK_CAMPAIGN_SEED", "20261115"))
 SECONDS = float(os.environ.get("PENSTOCK_CAMPAIGN_SECONDS", "10"))
 pytestmark = [pytest.mark.usefixtures("default_server"), pytest.mark.timeout(SECONDS + 120)]
 
-LEASE_S = 1.0
+LEASE_S = 2.0
 CONFIG = {
     "min_idle_claim_ms": int(LEASE_S * 1000),
     "max_deliveries": 50,
@@ -96,7 +96,7 @@ class Producers:
                         self.published.append(answer)
                     else:
                         self.unknown.add(data["n"])
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # its pace: it waits for nothing
 
 
 class Nemesis:
@@ -117,7 +117,7 @@ class Nemesis:
         """Does a deed every now and then until the time is over, and leaves everybody alive and well."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            time.sleep(self._chance.uniform(0.1, 0.5))
+            time.sleep(self._chance.uniform(0.1, 0.5))  # a random moment: it waits for nothing
             self._thaw(time.monotonic())
             deed = self._chance.choice([self._kill, self._freeze, self._reset, self._pause, self._forget, self._lose])
             self.deeds.append(deed.__name__.strip("_"))

@@ -21,7 +21,7 @@ from penstock.tasks import Handlers, RedisTaskQueue, Worker, blocking_reads
 from penstock.testing import FaultProxy
 from tests.faults.checker import body
 from tests.faults.conftest import GROUP, STREAM, Scene
-from tests.helpers.aio import eventually
+from tests.helpers.aio import eventually, pause
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -38,12 +38,12 @@ class Recorder:
 
     async def __call__(self, message: StreamMessage) -> None:
         self.attempts.add(message.attempts)
-        await asyncio.sleep(0.001)
+        await pause(0.001)
         self.done.append(message.id)
 
 
 async def _cancelled(step: asyncio.Task[object], after_s: float) -> None:
-    await asyncio.sleep(after_s)
+    await asyncio.sleep(after_s)  # any moment: there is nothing to wait for
     step.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await step
@@ -98,7 +98,7 @@ async def test_a_read_that_is_cancelled_while_it_waits_takes_no_message_along(sc
         await consumer.run_once()
         for n in range(20):
             reading = asyncio.create_task(consumer.run_once())
-            await asyncio.sleep(0.01)
+            await eventually(lambda reading=reading: reading.done() or scene.raw.info("clients")["blocked_clients"])
             published = asyncio.create_task(asyncio.to_thread(scene.publish, body(n)))
             await _cancelled(reading, 0.002 * (n % 5))
             await published
@@ -155,14 +155,15 @@ async def test_a_wait_of_a_queue_that_reaches_the_server_after_it_was_cancelled_
 async def test_a_read_that_reaches_the_server_after_it_timed_out_takes_no_message_along(
     scene: Scene, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_intake, "REPLY_MARGIN_S", 0.1)
     recorder = Recorder()
     async with StreamClient.from_url(fault_proxy.url) as client, StreamClient.from_url(scene.url) as other:
         consumer = StreamConsumer(client, STREAM, CONFIG, message_handler=recorder)
         await consumer.run_once()
         late = fault_proxy.late_request("XREADGROUP", 2.0)
-        with pytest.raises(CommandTimeout):
-            await consumer.run_once()
+        with monkeypatch.context() as patched:
+            patched.setattr(stream_intake, "REPLY_MARGIN_S", 0.1)
+            with pytest.raises(CommandTimeout):
+                await consumer.run_once()
         await consumer.run_once()
         ids = await asyncio.to_thread(scene.publish, body(1))
         assert await asyncio.to_thread(late.wait)
@@ -176,12 +177,12 @@ async def test_a_read_that_reaches_the_server_after_it_timed_out_takes_no_messag
 async def test_a_wait_of_a_queue_that_reaches_the_server_after_it_timed_out_takes_no_message_along(
     scene: Scene, fault_proxy: FaultProxy
 ) -> None:
-    async with StreamClient.from_url(fault_proxy.url, socket_timeout=0.3) as client:
+    async with StreamClient.from_url(fault_proxy.url, socket_timeout=1) as client:
         gateway = RedisGateway(redis_client=client, message_wait_interval_seconds=0.1, retry_budget_seconds=0)
         queue = RedisMessageQueue("jobs", gateway=gateway)
         async with queue.process_message() as message:
             assert message is None
-        late = fault_proxy.late_request("XREADGROUP", 2.0, containing=b"BLOCK")
+        late = fault_proxy.late_request("XREADGROUP", 4.0, containing=b"BLOCK")
         with pytest.raises(CommandTimeout):
             await queue.process_message().__aenter__()
         async with queue.process_message() as message:
@@ -200,16 +201,17 @@ async def test_a_wait_of_a_queue_that_reaches_the_server_after_it_timed_out_take
 async def test_a_pop_that_reaches_the_server_after_it_timed_out_takes_no_task_along(
     command: str, scene: Scene, fault_proxy: FaultProxy, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking_reads, "_REPLY_MARGIN_S", 0.1)
     raw.script_load(script("task_take").source)
-    url = f"{fault_proxy.url}?socket_timeout=0.4"
+    url = f"{fault_proxy.url}?socket_timeout=1"
     async with RedisTaskQueue(url, "jobs") as queue, RedisTaskQueue(scene.url, "jobs") as heir:
         assert await queue.pop(timeout=0.1) is None
         wanted = b"BLOCK" if command == "XREADGROUP" else script("task_take").sha.encode()
-        late = fault_proxy.late_request(command, 3.0, containing=wanted)
+        late = fault_proxy.late_request(command, 4.0, containing=wanted)
         if command == "XREADGROUP":
-            with pytest.raises(CommandTimeout):
-                await queue.pop(timeout=0.1)
+            with monkeypatch.context() as patched:
+                patched.setattr(blocking_reads, "_REPLY_MARGIN_S", 0.1)
+                with pytest.raises(CommandTimeout):
+                    await queue.pop(timeout=0.1)
         assert await queue.pop(timeout=0.1) is None
         await heir.enqueue(Task(kind="render", id="one"))
         assert await asyncio.to_thread(late.wait)
@@ -227,7 +229,7 @@ async def test_a_pop_that_reaches_the_server_after_it_was_cancelled_takes_no_tas
     async with RedisTaskQueue(scene.url, "jobs") as heir:
         queue = RedisTaskQueue(fault_proxy.url, "jobs")
         late = fault_proxy.late_request("XREADGROUP", 0.5)
-        waiting = asyncio.create_task(queue.pop(timeout=20))
+        waiting = asyncio.create_task(queue.pop(timeout=60))
         await asyncio.to_thread(fault_proxy.wait_for, "XREADGROUP")
         await _cancelled(waiting, 0.0)
         await queue.close()
@@ -252,7 +254,7 @@ async def test_a_task_that_was_handed_to_a_cancelled_pop_is_handed_back_at_the_e
             await heir.nack("one")
         assert await queue.pending_count() == 1  # the connection is there
         lost = fault_proxy.drop_reply("EVALSHA", containing=script(name).sha.encode(), ending="black_hole")
-        popping = asyncio.create_task(queue.pop(timeout=20))
+        popping = asyncio.create_task(queue.pop(timeout=60))
         assert await asyncio.to_thread(lost.wait)
         await _cancelled(popping, 0.0)
         fault_proxy.reset_all()

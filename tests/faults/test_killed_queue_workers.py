@@ -21,7 +21,7 @@ from tests.faults.worker_process import WorkerProcess
 from tests.helpers.ageing import LEASE_MS, Ageing
 
 QUEUE, COMPLETED, DEAD = "orders", "orders::completed", "orders::dlq"
-LEASE_S = 1.0
+LEASE_S = 2.0
 
 
 class Crew:

@@ -9,7 +9,7 @@ import pytest
 from penstock.redis.scripts import script
 from penstock.testing import Fault, FaultProxy
 from tests.faults.checker import body
-from tests.faults.conftest import Scene
+from tests.faults.conftest import LASTING, LEASE_MS, Scene
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
 
@@ -155,7 +155,7 @@ def test_recovered_messages_whose_hand_out_was_lost_are_handled_by_the_same_work
     dead = scene.worker(half)
     dead.wait_for("first", count=3)
     dead.kill()
-    eventually(lambda: _idle_ms(scene) > 700, "the lease is over")
+    eventually(lambda: _idle_ms(scene) > LEASE_MS, "the lease is over")
     fault = lose("recover")
 
     worker = scene.worker(half, url=fault_proxy.url)
@@ -202,9 +202,9 @@ def test_lost_heartbeats_cost_no_lease(
     gate = scene.gate()
     scene.publish(*(body(n, ["until", gate]) for n in range(3)))
     faults = [lose("renew", nth) for nth in (1, 2, 3)]
-    worker = scene.worker(half, url=fault_proxy.url, config={"min_idle_claim_ms": 2_000, "heartbeat_interval_ms": 100})
+    worker = scene.worker(half, url=fault_proxy.url, config=LASTING)
     worker.wait_for("began", count=3)
-    rival = scene.worker(half, config={"min_idle_claim_ms": 2_000})
+    rival = scene.worker(half, config=LASTING)
     assert all(fault.wait() for fault in faults)
     scene.open(gate)
     scene.check()

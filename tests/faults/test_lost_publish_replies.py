@@ -99,17 +99,18 @@ def test_when_the_budget_is_used_up_the_caller_learns_which_messages_are_in_doub
     half: str, scene: Scene, fault_proxy: FaultProxy
 ) -> None:
     scene.load_scripts()
-    fault_proxy.drop_reply("EVALSHA", nth=2, containing=PUBLISH)
+    # Silence first: the producer notices it only when nobody can connect any more.
+    fault = fault_proxy.drop_reply("EVALSHA", nth=2, containing=PUBLISH, ending="black_hole")
     bodies = [body(n) for n in range(30)]
 
     def go_away() -> None:
-        assert fault_proxy.wait_for("EVALSHA", 2)
+        assert fault.wait()
         fault_proxy.refuse()
 
     with ThreadPoolExecutor() as threads:
         threads.submit(go_away)
         with pytest.raises(PublishUnknown) as failure:
-            push_many(half, fault_proxy.url, STREAM, bodies, max_batch=10, retry_budget_s=0.5)
+            push_many(half, f"{fault_proxy.url}?socket_timeout=3", STREAM, bodies, max_batch=10, retry_budget_s=0.5)
 
     stored = {row[0].decode(): row[1][b"message_id"].decode() for row in scene.raw.xrange(STREAM)}
     in_doubt = set(failure.value.message_ids)

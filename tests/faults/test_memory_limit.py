@@ -133,7 +133,7 @@ def test_finished_entries_are_trimmed_at_the_limit(half: str, scene: Scene, full
     worker.wait_for("began", n=30)
     full()
     scene.open(gate)
-    eventually(lambda: scene.raw.xlen(STREAM) <= 3, "only the newest are kept", timeout_s=15)
+    eventually(lambda: scene.raw.xlen(STREAM) <= 3, "only the newest are kept")
 
 
 async def test_the_client_tells_what_the_server_would_do_to_the_data(

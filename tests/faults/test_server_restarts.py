@@ -15,7 +15,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from penstock.testing import TEST_SERVERS, ServerKind
 from tests.faults.checker import body
-from tests.faults.conftest import STREAM, Scene
+from tests.faults.conftest import LASTING, STREAM, Scene
 from tests.faults.waiting import eventually
 
 CONFIG = {"min_idle_claim_ms": 5_000, "batch_size": 20}
@@ -142,11 +142,11 @@ def test_every_transition_survives_forgotten_scripts(half: str, scene: Scene) ->
     ids = scene.publish(
         body(0, ["raise", "error"], runs=1), body(1, ["raise", "fatal"]), body(2, ["until", gate]), body(3)
     )
-    worker = scene.worker(half, config={"min_idle_claim_ms": 300, "retry_initial_delay_ms": 200})
+    worker = scene.worker(half, config={**LASTING, "retry_initial_delay_ms": 200})
     while len(worker.said("done")) < 2:
         scene.raw.script_flush()
-    dead = scene.worker(half)
-    dead.wait_for("ready")
+    peer = scene.worker(half, config=LASTING)
+    peer.wait_for("ready")
     scene.open(gate)
     while not scene.checker.is_quiet():
         scene.raw.script_flush()

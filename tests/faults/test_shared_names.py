@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.checker import body
-from tests.faults.conftest import Scene
+from tests.faults.conftest import LASTING, Scene
 
 CODE = 66  # of a process that was killed by its message
-NAMED = {"worker_name": "alpha", "min_idle_claim_ms": 1_000, "shutdown_grace_ms": 300}
+NAMED = {**LASTING, "worker_name": "alpha", "shutdown_grace_ms": 300}
 
 
 def test_the_older_process_under_a_name_is_fenced_off_and_told(half: str, scene: Scene) -> None:
@@ -60,7 +60,7 @@ def test_a_fenced_process_hands_nothing_back_that_the_newer_one_holds(half: str,
     older = scene.worker(half, config=NAMED)
     older.wait_for("began", count=6)
     newer = scene.worker(half, config=NAMED)
-    third = scene.worker(half, config={"min_idle_claim_ms": 1_000})
+    third = scene.worker(half, config=LASTING)
     assert older.wait() == 3
     newer.wait_for("began", count=6)
     scene.open(gate)
@@ -75,11 +75,11 @@ def test_a_fenced_process_hands_nothing_back_that_the_newer_one_holds(half: str,
 @pytest.mark.usefixtures("default_server")
 def test_a_process_that_comes_back_under_its_name_takes_up_its_own_messages_at_once(half: str, scene: Scene) -> None:
     ids = scene.publish(*(body(n, ["sleep", 3_600], runs=1) for n in range(4)))
-    before = scene.worker(half, config={**NAMED, "min_idle_claim_ms": 120_000})
+    before = scene.worker(half, config=NAMED)
     before.wait_for("began", count=4)
     before.kill()
 
-    again = scene.worker(half, config={**NAMED, "min_idle_claim_ms": 120_000})
+    again = scene.worker(half, config=NAMED)
     again.wait_for("began", count=4)
 
     assert {line["id"] for line in again.said("began")} == set(ids)

@@ -163,13 +163,13 @@ def test_an_entry_that_vanishes_under_its_handler_is_settled_by_the_end_of_the_h
         body(1, ["until", gate], ["raise", "fatal"]),
         body(2, ["until", gate], ["raise", "error"]),
     )
-    worker = scene.worker(half, config={"min_idle_claim_ms": 1_000 if has_heartbeats else 60_000})
+    worker = scene.worker(half, config={"min_idle_claim_ms": 4_000 if has_heartbeats else 60_000})
     worker.wait_for("began", count=3)
     scene.raw.xdel(STREAM, good, bad, again)
     if has_heartbeats:
         for _ in range(2):  # the second one of another worker, whose heartbeats and recovery find nothing to do
             _wait_for_heartbeats(scene, good, bad, again)
-            scene.worker(half, config={"min_idle_claim_ms": 1_000})
+            scene.worker(half, config={"min_idle_claim_ms": 4_000})
     scene.open(gate)
     worker.wait_for("event", name="dead_lettered", id=bad)
     scene.wait_until_quiet()

@@ -21,15 +21,22 @@ class Ageing:
 
     def age(self, *entry_ids: str) -> None:
         """Makes these messages, or all that are pending, as old as a holder lets them become only when it is dead."""
-        for row in self._pending(*entry_ids):
-            self._raw.xclaim(
-                self._stream, self._group, row["consumer"], 0, [row["message_id"]], idle=_OLD_MS, justid=True
-            )  # fmt: skip
+        self._set_idle(_OLD_MS, *entry_ids)
+
+    def expire(self, *entry_ids: str) -> None:
+        """Lets the leases of these messages, or of all that are pending, run out."""
+        self._set_idle(2 * LEASE_MS, *entry_ids)
 
     def is_renewed(self, *entry_ids: str) -> bool:
         """Tells whether the leases of these messages, or of all that are pending, have begun anew since."""
         rows = self._pending(*entry_ids)
         return bool(rows) and all(row["time_since_delivered"] < _YOUNG_MS for row in rows)
+
+    def _set_idle(self, idle_ms: int, *entry_ids: str) -> None:
+        for row in self._pending(*entry_ids):
+            self._raw.xclaim(
+                self._stream, self._group, row["consumer"], 0, [row["message_id"]], idle=idle_ms, justid=True
+            )  # fmt: skip
 
     def _pending(self, *entry_ids: str) -> list[dict[str, object]]:
         if not entry_ids:

@@ -43,6 +43,11 @@ async def wait_for(event: Event) -> None:
         await event.wait()
 
 
+async def next_turn() -> None:
+    """Gives every other task that is ready one turn of the event loop."""
+    await asyncio.sleep(0)
+
+
 async def pause(seconds: float) -> None:
     """Lets time pass: for what a handler does, never to wait for something."""
     await asyncio.sleep(seconds)

@@ -74,6 +74,11 @@ def wait_for(event: Event) -> None:
     assert event.wait(DEADLINE_S), "the event was not set"
 
 
+def next_turn() -> None:
+    """Gives every other thread that is ready a turn."""
+    time.sleep(0)
+
+
 def pause(seconds: float) -> None:
     """Lets time pass: for what a handler does, never to wait for something."""
     time.sleep(seconds)

@@ -9,7 +9,7 @@ from penstock import QueueStats, RedisMessageQueue, StreamClient
 from penstock.errors import ConfigurationError, FatalError, QueueDrained
 from penstock.events import Event, EventName
 from tests.helpers.aio import Event as Signal
-from tests.helpers.aio import eventually, is_done, join, outcomes, start, throughout, wait_for
+from tests.helpers.aio import eventually, is_done, join, outcomes, start, wait_for
 from tests.queue.stage import (
     COMPLETED,
     DEAD_LETTERS,
@@ -236,21 +236,28 @@ async def test_a_drained_queue_takes_nothing_in_or_out(client: StreamClient, raw
 
 async def test_drain_waits_for_what_is_in_hand(client: StreamClient, raw: redis.Redis) -> None:
     queue, began, may_end = make_queue(client), Signal(), Signal()
+    ended: list[str] = []
 
     async def work() -> None:
         async with queue.process_message():
             began.set()
             await wait_for(may_end)
+            ended.append("working")
+
+    async def drain() -> bool:
+        is_drained = await queue.drain()
+        ended.append("draining")
+        return is_drained
 
     await queue.publish("hello")
     working = start(work)
     await wait_for(began)
-    draining = start(queue.drain)
+    draining = start(drain)
     await eventually(lambda: queue.is_draining)
-    await throughout(0.1, lambda: not is_done(draining))
     may_end.set()
     assert await join(draining) is True
     await join(working)
+    assert ended == ["working", "draining"]
     assert raw.xlen(NAME) == 0
 
 

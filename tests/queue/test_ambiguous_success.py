@@ -43,11 +43,11 @@ async def recorded(
     name: str, client: StreamClient, raw: redis.Redis, proxy: FaultProxy
 ) -> tuple[dict[str, Any], list[Request]]:
     with Recorder(proxy) as recorder:
-        expected = await told(name, client, raw, 20.0)
+        expected = await told(name, client, raw, 60.0)
     return expected, recorder.requests()
 
 
-@pytest.mark.parametrize("budget_s", [20.0, 0.0], ids=["budget", "no-budget"])
+@pytest.mark.parametrize("budget_s", [60.0, 0.0], ids=["budget", "no-budget"])
 @pytest.mark.parametrize("loses", ["reply", "request"])
 @pytest.mark.parametrize("name", STORIES)
 async def test_every_command_may_get_lost(

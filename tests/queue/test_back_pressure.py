@@ -8,7 +8,8 @@ import redis
 from penstock import EventDrivenInterruptHandler, RedisMessageQueue, StreamClient
 from penstock.errors import QueueFull, StreamFull
 from penstock.events import Event, EventName
-from tests.helpers.aio import eventually, is_done, join, outcomes, start, throughout
+from tests.helpers.aio import eventually, is_done, join, outcomes, start
+from tests.helpers.commandstats import calls
 from tests.queue.stage import NAME, fail, in_flight, make_queue, markers, of_kind, payloads, take, take_all
 
 # --- raise ------------------------------------------------------------------------------------------
@@ -65,8 +66,11 @@ async def test_block_waits_for_room(client: StreamClient, raw: redis.Redis) -> N
     queue = make_queue(client, max_pending_length=2, pending_overload_policy="block")
     await queue.publish("a")
     await queue.publish("b")
+    tries = calls(raw, "evalsha")
     publishing = start(queue.publish, "c")
-    await throughout(0.1, lambda: not is_done(publishing) and raw.xlen(NAME) == 2)
+    await eventually(lambda: calls(raw, "evalsha") >= tries + 3)
+    assert not is_done(publishing)
+    assert raw.xlen(NAME) == 2
     consumer = make_queue(client)
     assert await take(consumer) == "a"
     assert await join(publishing) is True
@@ -84,7 +88,7 @@ async def test_block_gives_up_after_its_time(client: StreamClient, raw: redis.Re
 
 
 @pytest.mark.usefixtures("default_server")
-async def test_block_ends_when_it_is_interrupted(client: StreamClient) -> None:
+async def test_block_ends_when_it_is_interrupted(client: StreamClient, raw: redis.Redis) -> None:
     import threading
 
     stop = threading.Event()
@@ -93,8 +97,10 @@ async def test_block_ends_when_it_is_interrupted(client: StreamClient) -> None:
         interrupt=EventDrivenInterruptHandler(stop),
     )  # fmt: skip
     await queue.publish("a")
+    tries = calls(raw, "evalsha")
     publishing = start(queue.publish, "b")
-    await throughout(0.05, lambda: not is_done(publishing))
+    await eventually(lambda: calls(raw, "evalsha") >= tries + 3)
+    assert not is_done(publishing)
     stop.set()
     [answer] = await outcomes([publishing])
     assert isinstance(answer, QueueFull)

@@ -80,7 +80,7 @@ async def test_for_a_client_that_decodes_what_is_no_utf8_becomes_a_dead_letter_a
     client: StreamClient, raw: redis.Redis
 ) -> None:
     entry_id = raw.xadd(NAME, {"data": NOT_UTF8})
-    queue = make_queue(client, message_wait_interval_seconds=5)
+    queue = make_queue(client, message_wait_interval_seconds=60)
     await queue.publish("hello")
     assert await take(queue) == "hello"
     [(_, record)] = raw.xrange(DEAD_LETTERS)

@@ -66,7 +66,7 @@ async def test_a_log_changes_nothing_about_the_events(client: StreamClient) -> N
 
 async def test_the_life_of_a_message_that_dies(client: StreamClient) -> None:
     witness = Witness()
-    queue = make_queue(client, on_event=witness, max_delivery_count=2, message_wait_interval_seconds=30)
+    queue = make_queue(client, on_event=witness, max_delivery_count=2, message_wait_interval_seconds=60)
     await queue.publish("hello")
     await fail(queue, ValueError("no such customer"))
     await fail(queue, ValueError("no such customer"))
@@ -113,7 +113,7 @@ async def test_a_message_of_a_silent_consumer_is_reclaimed_and_the_late_one_is_s
     witness, late = Witness(), Witness()
     slow = make_queue(client, on_event=late, message_visibility_timeout_seconds=0.2)
     quick = make_queue(
-        client, on_event=witness, message_visibility_timeout_seconds=0.2, message_wait_interval_seconds=30
+        client, on_event=witness, message_visibility_timeout_seconds=0.2, message_wait_interval_seconds=60
     )
     await slow.publish("hello")
     processing = slow.process_message()
@@ -147,7 +147,7 @@ async def test_a_renewed_lease_and_one_that_is_lost(client: StreamClient, raw: r
 async def test_outages_are_told_and_so_is_what_could_not_be_settled(fault_proxy: FaultProxy, raw: redis.Redis) -> None:
     witness = Witness()
     async with StreamClient.from_url(fault_proxy.url) as client:
-        queue = make_queue(client, on_event=witness, retry_budget_seconds=0.2, enable_completed_queue=True)
+        queue = make_queue(client, on_event=witness, retry_budget_seconds=2, enable_completed_queue=True)
         await queue.publish("hello")
 
         async def work() -> None:
@@ -177,7 +177,12 @@ async def test_missing_bodies_and_lost_groups_are_told(client: StreamClient, raw
     processing = holder.process_message()
     await processing.__aenter__()
     raw.xtrim(NAME, maxlen=0)
-    await take(queue)
+
+    async def is_missed() -> bool:
+        await take(queue)
+        return "missing" in witness.names
+
+    await eventually(is_missed)
     assert len(witness.fields("missing")["ids"]) == 1
     raw.xgroup_destroy(NAME, "queue")
     await queue.publish("again")
@@ -189,7 +194,7 @@ async def test_a_listener_that_raises_disturbs_nothing(client: StreamClient, raw
     def listen(event: Event) -> None:
         raise RuntimeError(f"cannot bear {event.name}")
 
-    queue = make_queue(client, on_event=listen, enable_completed_queue=True, message_wait_interval_seconds=30)
+    queue = make_queue(client, on_event=listen, enable_completed_queue=True, message_wait_interval_seconds=60)
     await queue.publish("hello")
     await fail(queue)
     assert await take(queue) == "hello"

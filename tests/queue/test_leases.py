@@ -17,7 +17,7 @@ from penstock.errors import FatalError
 from penstock.events import EventName
 from penstock.runtime.aio import Cancelled
 from penstock.testing import FaultProxy
-from tests.helpers.aio import eventually, join, start
+from tests.helpers.aio import eventually, join, next_turn, start
 from tests.queue.scenes import (
     COMPLETED,
     DEAD_LETTERS,
@@ -92,7 +92,7 @@ async def test_a_message_whose_holder_is_silent_is_handed_out_again(two_queues: 
 
 async def test_a_short_lease_runs_out_by_itself(lease_client: StreamClient) -> None:
     gateway = quick_gateway(
-        lease_client, message_visibility_timeout_seconds=0.2, message_wait_interval_seconds=5, max_delivery_count=3
+        lease_client, message_visibility_timeout_seconds=0.2, message_wait_interval_seconds=60, max_delivery_count=3
     )
     queue = queue_of(gateway)
     await queue.publish("a")
@@ -209,7 +209,7 @@ async def test_a_token_opens_one_message_only(lease_client: StreamClient, raw: r
 
 
 async def test_tokens_rise_whatever_ended_the_lease(lease_client: StreamClient, raw: redis.Redis) -> None:
-    gateway = quick_gateway(lease_client, message_wait_interval_seconds=5)
+    gateway = quick_gateway(lease_client, message_wait_interval_seconds=60)
     queue = queue_of(gateway)
     await queue.publish("a")
     numbers, tokens = [], []
@@ -233,7 +233,7 @@ async def test_tokens_rise_whatever_ended_the_lease(lease_client: StreamClient, 
 async def test_what_is_interrupted_goes_back_and_counts_no_attempt(
     lease_client: StreamClient, raw: redis.Redis, error: BaseException
 ) -> None:
-    gateway = quick_gateway(lease_client, max_delivery_count=1, message_wait_interval_seconds=5)
+    gateway = quick_gateway(lease_client, max_delivery_count=1, message_wait_interval_seconds=60)
     queue = queue_of(gateway)
     await queue.publish("a")
     for deliveries in (1, 2, 3):
@@ -256,14 +256,14 @@ async def test_another_process_gets_what_was_handed_back_at_once(two_queues: Any
 
 # async only
 async def test_a_cancelled_handler_hands_its_message_back(lease_client: StreamClient, raw: redis.Redis) -> None:
-    queue = queue_of(quick_gateway(lease_client, max_delivery_count=1, message_wait_interval_seconds=5))
+    queue = queue_of(quick_gateway(lease_client, max_delivery_count=1, message_wait_interval_seconds=60))
     await queue.publish("a")
     has_begun = asyncio.Event()
 
     async def work() -> None:
         async with queue.process_message():
             has_begun.set()
-            await asyncio.sleep(1_000)
+            await asyncio.Event().wait()
 
     task = start(work)
     await has_begun.wait()
@@ -303,7 +303,7 @@ async def test_the_end_of_a_message_survives_cancellation(
         await eventually(lambda: fault_proxy.count("EVALSHA") > seen)
         for _ in range(cancellations):
             ending.cancel()
-            await asyncio.sleep(0)
+            await next_turn()
         fault_proxy.let_replies_go()
         with pytest.raises(asyncio.CancelledError):
             await join(ending)
@@ -316,7 +316,7 @@ async def test_the_end_of_a_message_survives_cancellation(
 
 
 async def test_a_cancelled_wait_loses_nothing(lease_client: StreamClient, raw: redis.Redis) -> None:
-    gateway = quick_gateway(lease_client, message_wait_interval_seconds=30)
+    gateway = quick_gateway(lease_client, message_wait_interval_seconds=60)
     queue = queue_of(gateway)
     for number in range(20):
         waiting = start(take, queue)

@@ -131,7 +131,7 @@ async def test_a_context_may_be_entered_again_when_it_has_ended(client: StreamCl
 
 @pytest.mark.usefixtures("default_server")
 async def test_the_context_tells_what_was_handed_out(client: StreamClient, raw: redis.Redis) -> None:
-    queue = make_queue(client, message_wait_interval_seconds=30)
+    queue = make_queue(client, message_wait_interval_seconds=60)
     await queue.publish("hello")
     [(entry_id, _)] = raw.xrange(NAME)
     tokens = []
@@ -192,7 +192,7 @@ async def test_an_entry_without_a_payload_becomes_a_dead_letter_and_stops_nobody
     client: StreamClient, raw: redis.Redis
 ) -> None:
     raw.xadd(NAME, {"something": "else"})
-    queue = make_queue(client, message_wait_interval_seconds=5)
+    queue = make_queue(client, message_wait_interval_seconds=60)
     await queue.publish("hello")
     assert await take(queue) == "hello"
     [(_, record)] = raw.xrange(DEAD_LETTERS)
@@ -220,7 +220,7 @@ async def test_consumers_in_two_clients_share_the_work(redis_url: str) -> None:
 
 
 async def test_a_vanished_stream_is_no_reason_to_stop(client: StreamClient, raw: redis.Redis) -> None:
-    queue = make_queue(client, message_wait_interval_seconds=5)
+    queue = make_queue(client, message_wait_interval_seconds=60)
     await queue.publish("before")
     assert await take(queue) == "before"
     raw.delete(NAME)
@@ -295,7 +295,7 @@ async def test_what_a_cancelled_wait_was_handed_goes_to_the_next_one_in_the_same
 async def test_closing_the_queue_hands_back_what_a_cancelled_wait_was_handed(
     client: StreamClient, raw: redis.Redis
 ) -> None:
-    heir = make_queue(client, message_wait_interval_seconds=30)
+    heir = make_queue(client, message_wait_interval_seconds=60)
     for n in range(5):
         queue = make_queue(client, message_wait_interval_seconds=600)
         waiting = start(take, queue)

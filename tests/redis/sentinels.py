@@ -72,7 +72,7 @@ class SentinelGroup:
         settings = self._folder / f"sentinel{number}.conf"
         settings.write_text(
             f"sentinel monitor {SERVICE} {LOOPBACK} {master.port} {self._count // 2 + 1}\n"
-            f"sentinel down-after-milliseconds {SERVICE} 500\n"
+            f"sentinel down-after-milliseconds {SERVICE} 2000\n"
             f"sentinel failover-timeout {SERVICE} 3000\n"
         )
         # A Sentinel is the same program with its own configuration file in front of the options.

@@ -62,7 +62,7 @@ def _next_reply(link: socket.socket, reader: hiredis.Reader) -> Any:
 
 def tell(address: Address, *command: Any) -> Any:
     """Sends a command to one node and returns its reply, or raises it."""
-    reply = ask(address, *command, timeout_s=10.0)
+    reply = ask(address, *command, timeout_s=30.0)
     if isinstance(reply, Exception):
         raise reply
     return reply

@@ -123,13 +123,13 @@ def test_max_connections_is_a_limit_and_pool_timeout_the_patience_at_it(half: Ha
 
 
 def test_a_free_connection_is_waited_for(half: Half, redis_url: str, fault_proxy: FaultProxy) -> None:
-    client = half.client(redis_url, max_connections=1, pool_timeout=20)
+    client = half.client(redis_url, max_connections=1, pool_timeout=60)
     first = half.do(client.dedicated, "")
     waiting = half.start(client.ping)
     with pytest.raises(TimeoutError):
         waiting.result(0.1)
     half.do(first.close)
-    assert waiting.result(20) is True
+    assert waiting.result(30) is True
 
 
 # --- URLs -------------------------------------------------------------------------------------------

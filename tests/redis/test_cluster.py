@@ -21,7 +21,7 @@ def url(cluster: Cluster) -> str:
 
 
 def config(**settings: Any) -> ConsumerConfig:
-    quick = {"block_ms": 100, "min_idle_claim_ms": 500, "retry_initial_delay_ms": 50, "handle_signals": False}
+    quick = {"block_ms": 100, "min_idle_claim_ms": 60_000, "retry_initial_delay_ms": 50, "handle_signals": False}
     return ConsumerConfig(group="g", **{**quick, **settings})
 
 

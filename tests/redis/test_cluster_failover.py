@@ -16,7 +16,7 @@ from tests.redis.halves import Half, eventually
 from tests.redis.slots import node_id, owner, tell
 
 STREAM = "{doomed}_main"
-QUICK = {"cluster-node-timeout": "500", "repl-diskless-sync-delay": "0"}
+QUICK = {"cluster-node-timeout": "2000", "repl-diskless-sync-delay": "0"}
 
 
 @pytest.fixture

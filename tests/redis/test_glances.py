@@ -22,6 +22,7 @@ from penstock.errors import ConnectionFailed, ConnectionLost
 from penstock.redis import glances
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.glances import Glances
+from tests.helpers.aio import next_turn
 from tests.redis.halves import AsyncHalf, Half, SyncHalf, eventually
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -197,7 +198,7 @@ def test_a_task_whose_replies_are_always_there_starves_nobody(async_half: AsyncH
             nonlocal ticks
             while not is_over:
                 ticks += 1
-                await asyncio.sleep(0)
+                await next_turn()
 
         ticker = asyncio.create_task(tick())
         for number in range(5_000):

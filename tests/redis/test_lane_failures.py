@@ -14,6 +14,7 @@ import redis
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost
 from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import FaultProxy
+from tests.helpers.aio import next_turn
 from tests.redis.halves import AsyncHalf, Half, SyncHalf, eventually
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -100,13 +101,13 @@ def test_a_command_that_blocks_may_take_longer_than_the_timeout_of_the_connectio
     half: Half, fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:
     connection = half.connect(fault_proxy.port, socket_timeout_s=0.2)
-    call = half.start(connection.call, "BLPOP", "list", 20, timeout_s=20)
+    call = half.start(connection.call, "BLPOP", "list", 60, timeout_s=60)
     fault_proxy.wait_for("BLPOP")
     with pytest.raises(TimeoutError):
         call.result(0.5)
     raw.rpush("list", "x")
     assert call.result(30) == [b"list", b"x"]
-    assert half.do(connection.call, "PING") == b"PONG"
+    assert half.do(connection.call, "PING", timeout_s=30) == b"PONG"
 
 
 def test_the_caller_with_the_shortest_patience_ends_the_wait_of_all(
@@ -125,7 +126,7 @@ def test_the_caller_with_the_shortest_patience_ends_the_wait_of_all(
 def test_a_reset_tells_whoever_waits_that_the_outcome_is_unknown(
     half: Half, connection: Any, fault_proxy: FaultProxy
 ) -> None:
-    waiting = half.start(connection.call, "BLPOP", "list", 20)
+    waiting = half.start(connection.call, "BLPOP", "list", 60)
     assert fault_proxy.wait_for("BLPOP")
     fault_proxy.reset_all()
     with pytest.raises(ConnectionLost, match=f"127.0.0.1:{fault_proxy.port}") as told:
@@ -144,9 +145,9 @@ def test_everybody_who_waits_is_told(async_half: AsyncHalf, fault_proxy: FaultPr
     answers: list[Any] = []
 
     async def story() -> list[Any]:
-        waiting = [asyncio.ensure_future(connection.call("BLPOP", "list", 20)) for _ in range(10)]
+        waiting = [asyncio.ensure_future(connection.call("BLPOP", "list", 60)) for _ in range(10)]
         waiting.append(asyncio.ensure_future(connection.pipeline([("PING",), ("PING",)])))
-        await asyncio.sleep(0)
+        await next_turn()
         connection.post(answers.append, ("PING",), ("PING",))
         await asyncio.to_thread(fault_proxy.wait_for, "PING", 4)
         await asyncio.to_thread(fault_proxy.reset_all)
@@ -159,7 +160,7 @@ def test_everybody_who_waits_is_told(async_half: AsyncHalf, fault_proxy: FaultPr
 def test_a_server_that_hangs_up_is_noticed_without_a_call(
     half: Half, connection: Any, raw: redis.Redis, fault_proxy: FaultProxy
 ) -> None:
-    waiting = half.start(connection.call, "BLPOP", "list", 20)
+    waiting = half.start(connection.call, "BLPOP", "list", 60)
     assert fault_proxy.wait_for("BLPOP")
     raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     with pytest.raises(ConnectionLost):
@@ -176,11 +177,11 @@ def test_replies_before_the_break_were_told(half: Half, connection: Any, fault_p
 
 
 def test_abort_ends_a_wait_at_once(half: Half, connection: Any, fault_proxy: FaultProxy) -> None:
-    waiting = half.start(connection.call, "BLPOP", "list", 20)
+    waiting = half.start(connection.call, "BLPOP", "list", 60)
     assert fault_proxy.wait_for("BLPOP")
     half.do(connection.abort)
     with pytest.raises(ConnectionLost):
-        waiting.result(10)
+        waiting.result(30)
     assert not connection.is_open
     with pytest.raises(ConnectionFailed):
         half.do(connection.call, "PING")

@@ -16,6 +16,7 @@ import redis.asyncio
 from penstock.errors import ConnectionFailed, ConnectionLost, PenstockError, ServerError, UnsupportedServer, WrongType
 from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import FaultProxy
+from tests.helpers.aio import next_turn
 from tests.redis.halves import AsyncHalf, Half, eventually
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -150,7 +151,7 @@ def test_a_cancelled_call_does_not_shift_the_replies_of_others(async_half: Async
         fault_proxy.hold_replies()
         tasks = [asyncio.ensure_future(connection.call("ECHO", n)) for n in range(30)]
         pipelines = [asyncio.ensure_future(connection.pipeline([("ECHO", "x"), ("ECHO", "y")])) for _ in range(10)]
-        await asyncio.sleep(0)  # all of them are sent now
+        await next_turn()  # all of them are sent now
         for task in [*tasks[::3], *pipelines[::2]]:
             task.cancel()
         fault_proxy.let_replies_go()
@@ -178,7 +179,7 @@ def test_a_cancellation_that_the_driver_forgets_ends_the_caller_all_the_same(
         assert task is not None
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)
+            await next_turn()
 
     monkeypatch.setattr(redis.asyncio.Connection, "connect", forgetful)
     with pytest.raises(concurrent.futures.CancelledError):

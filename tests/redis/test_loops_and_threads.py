@@ -16,6 +16,7 @@ import redis
 from penstock import ConsumerConfig, StreamClient, StreamConsumer, StreamProducer, sync
 from penstock.errors import ConnectionFailed, NotDurable
 from penstock.testing import FaultProxy
+from tests.helpers.aio import next_turn
 from tests.redis.halves import eventually, nothing_left_open
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -118,12 +119,12 @@ def test_a_producer_survives_a_loop_that_ended_in_the_middle_of_a_push(
     async def give_up() -> None:
         pushing = [asyncio.ensure_future(producer.push(number)) for number in range(3)]
         await asyncio.to_thread(fault_proxy.wait_for, "EVALSHA")
-        await asyncio.sleep(0)
+        await next_turn()
         for task in pushing:
             task.cancel()
 
     async def publish() -> str:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             return await producer.push("again")
 
     with nothing_left_open():
@@ -149,8 +150,7 @@ def test_a_connection_attempt_that_is_cancelled_leaves_nothing_open(fault_proxy:
     async def program() -> None:
         async with StreamClient.from_url(fault_proxy.url) as client:
             attempt = asyncio.ensure_future(client.ping())
-            while fault_proxy.connections == 0:  # noqa: ASYNC110  # another thread counts them
-                await asyncio.sleep(0.005)
+            await asyncio.to_thread(eventually, lambda: fault_proxy.connections)
             attempt.cancel()
             await asyncio.gather(attempt, return_exceptions=True)
 

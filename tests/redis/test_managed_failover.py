@@ -15,7 +15,7 @@ from penstock.redis.retry import Repeat
 from penstock.testing import FaultProxy
 from tests.redis.halves import Half, eventually
 
-LEASE_MS = 600
+LEASE_MS = 6_000
 
 
 class Pair:

@@ -65,7 +65,7 @@ def test_what_may_happen_once_is_never_sent_again_after_a_lost_reply(
 
 
 def test_a_timeout_is_a_lost_reply(half: Half, fault_proxy: FaultProxy, raw: redis.Redis) -> None:
-    client = half.client(fault_proxy.url, socket_timeout=0.2)
+    client = half.client(fault_proxy.url, socket_timeout=2)
     fault_proxy.drop_reply("GET", ending="black_hole")
     assert half.do(client.call, "k", "GET", "k") is None
     assert fault_proxy.count("GET") == 2
@@ -194,7 +194,7 @@ def endless_script(server: EmbeddedServer) -> Iterator[Callable[[], None]]:
 
     def kill() -> None:
         ask(address, "SCRIPT", "KILL")
-        runner.join(10)
+        runner.join(30)
 
     eventually(is_busy)
     try:

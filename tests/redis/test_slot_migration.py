@@ -20,7 +20,7 @@ from tests.redis.halves import Half, eventually
 from tests.redis.slots import SlotMove, tell
 
 STREAM = "{moving}_main"
-LEASE_MS = 600
+LEASE_MS = 60_000
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def older_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def config(**settings: Any) -> ConsumerConfig:
-    quick = {"block_ms": 100, "min_idle_claim_ms": LEASE_MS, "handle_signals": False}
+    quick = {"block_ms": 100, "min_idle_claim_ms": LEASE_MS, "recovery_interval_ms": 300, "handle_signals": False}
     return ConsumerConfig(group="g", **{**quick, **settings})
 
 
@@ -113,9 +113,9 @@ def move_to_and_fro(cluster: Cluster) -> Any:
             line.progress()
             move = SlotMove(cluster, STREAM).begin()
             move.move(STREAM)  # the stream first, the keys beside it later: nobody can work in between
-            time.sleep(0.1)  # the length of the fault
+            time.sleep(0.1)  # the length of the fault: who waits meanwhile does not say so
             move.move()
-            time.sleep(0.1)
+            time.sleep(0.1)  # the same
             move.finish()
         line.progress()
 

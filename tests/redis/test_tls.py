@@ -205,11 +205,11 @@ def test_five_megabytes_travel_in_both_directions(half: Half, tls: TlsServer, au
 def test_abort_ends_a_wait_at_once(half: Half, tls: TlsServer, authority: Authority) -> None:
     connection = connect(half, tls, authority)
     ask(tls.server.unix_socket, "DEL", "list")
-    waiting = half.start(connection.call, "BLPOP", "list", 20)
+    waiting = half.start(connection.call, "BLPOP", "list", 60)
     eventually(lambda: b"blocked_clients:1" in ask(tls.server.unix_socket, "INFO", "clients"))
     half.do(connection.abort)
     with pytest.raises(ConnectionLost):
-        waiting.result(10)
+        waiting.result(30)
     eventually(lambda: b"blocked_clients:0" in ask(tls.server.unix_socket, "INFO", "clients"))
 
 
@@ -217,14 +217,14 @@ def test_a_silent_and_a_broken_line_are_noticed(half: Half, tls: TlsServer, auth
     with FaultProxy(("127.0.0.1", tls.port)) as proxy:
         mute = connect(half, tls, authority, proxy.port)
         broken = connect(half, tls, authority, proxy.port)
-        waiting = half.start(broken.call, "BLPOP", "list", 20)
+        waiting = half.start(broken.call, "BLPOP", "list", 60)
         eventually(lambda: b"blocked_clients:1" in ask(tls.server.unix_socket, "INFO", "clients"))
         proxy.black_hole()
         with pytest.raises(CommandTimeout):
             half.do(mute.call, "PING", timeout_s=0.2)
         proxy.reset_all()
         with pytest.raises(ConnectionLost):
-            waiting.result(10)
+            waiting.result(30)
         with pytest.raises(ConnectionFailed):
             half.do(broken.call, "PING")
 

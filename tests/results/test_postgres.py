@@ -16,7 +16,7 @@ from penstock.results.postgres import PostgresBackend
 from penstock.task import Result, Status
 from penstock.testing import FaultProxy
 from penstock.testing.result_backend_contract import all_of
-from tests.helpers.aio import eventually, join, outcomes, start
+from tests.helpers.aio import eventually, join, next_turn, outcomes, start
 from tests.helpers.postgres import PostgresServer
 
 FINISHED = datetime(2025, 6, 1, 12, tzinfo=UTC)
@@ -221,7 +221,7 @@ async def test_a_connection_that_breaks_during_an_iteration_is_an_error_and_not_
     postgres: PostgresServer,
 ) -> None:
     with FaultProxy(("127.0.0.1", postgres.port)) as proxy:
-        async with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=3) as backend:
+        async with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=30) as backend:
             await backend.save_many([result_of(f"t{number}") for number in range(1_200)])
             found = backend.iter()
             await anext(found)
@@ -233,7 +233,7 @@ async def test_a_connection_that_breaks_during_an_iteration_is_an_error_and_not_
 
 async def test_a_connection_that_was_reset_is_made_anew(postgres: PostgresServer) -> None:
     with FaultProxy(("127.0.0.1", postgres.port)) as proxy:
-        async with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=5) as backend:
+        async with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=30) as backend:
             await backend.save(result_of("before"))
             proxy.reset_all()
             assert await backend.save(result_of()) is True
@@ -256,7 +256,7 @@ async def test_a_cancelled_save_leaves_a_usable_back_end(backend: PostgresBacken
     await backend.save(result_of("before"))
     for _ in range(5):
         task = start(backend.save_many, [result_of(f"t{number}") for number in range(2_000)])
-        await asyncio.sleep(0)
+        await next_turn()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -1,4 +1,4 @@
-"""The stage on which the tests of streams play: names, short times, a handler with a memory, a consumer that runs."""
+"""The stage on which the tests of streams play: names, times, a handler with a memory, a consumer that runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import redis
 
 from penstock import ConsumerConfig, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.events import Event, EventName
-from tests.helpers.aio import Task, join, start
+from tests.helpers.ageing import LEASE_MS, Ageing
+from tests.helpers.aio import Task, eventually, join, start
+from tests.helpers.commandstats import calls
 
 STREAM = "orders"
 GROUP = "workers"
@@ -19,8 +21,8 @@ DEAD_LETTERS = "orders_dlq"
 
 
 def quick(**settings: Any) -> ConsumerConfig:
-    """Returns a configuration whose times are short."""
-    times = {"block_ms": 200, "min_idle_claim_ms": 300, "retry_initial_delay_ms": 10, "retry_max_delay_ms": 100}
+    """Returns a configuration that waits briefly, with leases that run out only when a test says so."""
+    times = {"block_ms": 200, "min_idle_claim_ms": LEASE_MS, "retry_initial_delay_ms": 10, "retry_max_delay_ms": 100}
     return ConsumerConfig(**{"group": GROUP, "batch_size": 10, **times, **settings})
 
 
@@ -97,10 +99,15 @@ def read_as(raw: redis.Redis, consumer: str, count: int = 1_000) -> list[str]:
     return [entry_id.decode() for _, rows in reply for entry_id, _ in rows]
 
 
-def calls(raw: redis.Redis, command: str) -> int:
-    """Returns how often the server has executed a command."""
-    stats = raw.info("commandstats").get(f"cmdstat_{command.lower()}")
-    return int(stats["calls"]) if stats else 0
+def expire(raw: redis.Redis) -> None:
+    """Lets the leases of all messages that are pending in the group run out."""
+    Ageing(raw, STREAM, GROUP).expire()
+
+
+async def recoveries(raw: redis.Redis, count: int = 5) -> None:
+    """Waits until consumers have looked for expired leases so often; set their `recovery_interval_ms`."""
+    wanted = calls(raw, "xpending") + 2 * count  # every look asks for at least one page
+    await eventually(lambda: calls(raw, "xpending") >= wanted)
 
 
 def dead_letters(raw: redis.Redis, key: str = DEAD_LETTERS) -> list[dict[str, bytes]]:

@@ -8,8 +8,9 @@ import pytest
 import redis
 
 from penstock import StreamClient, StreamConsumer, StreamMessage
-from tests.helpers.aio import Event, eventually, throughout, wait_for
-from tests.streams.stage import STREAM, Recorder, all_ids, calls, pending_ids, publish, quick, running
+from tests.helpers.aio import Event, eventually, wait_for
+from tests.helpers.commandstats import calls
+from tests.streams.stage import STREAM, Recorder, all_ids, pending_ids, publish, quick, recoveries, running
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -22,10 +23,11 @@ async def test_no_more_than_prefetch_waits_behind_the_running_batch(client: Stre
         await wait_for(go_on)
         return all_ids(messages)
 
-    consumer = StreamConsumer(client, STREAM, quick(batch_size=10, prefetch=20), handler)
+    consumer = StreamConsumer(client, STREAM, quick(batch_size=10, prefetch=20, recovery_interval_ms=20), handler)
     async with running(consumer):
-        await eventually(lambda: consumer.metrics().total_read)
-        await throughout(0.3, lambda: len(pending_ids(raw)) <= 10 + 20)
+        await eventually(lambda: consumer.metrics().total_read >= 20)
+        await recoveries(raw)  # time enough for a read that must not come
+        assert len(pending_ids(raw)) <= 10 + 20
         go_on.set()
         await eventually(lambda: consumer.metrics().total_acked == 500)
 
@@ -107,7 +109,7 @@ async def test_as_many_handlers_run_side_by_side_as_concurrency_says(client: Str
 
 async def test_plain_functions_run_side_by_side_too(client: StreamClient) -> None:
     await publish(client, range(4))
-    together = threading.Barrier(4, timeout=20)
+    together = threading.Barrier(4, timeout=60)
 
     def handle(message: StreamMessage) -> None:
         together.wait()

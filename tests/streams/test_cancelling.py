@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from penstock import StreamClient, StreamConsumer, StreamMessage
-from tests.helpers.aio import eventually, start
+from tests.helpers.aio import eventually, next_turn, pause, start
 from tests.streams.stage import STREAM, Recorder, all_ids, pending_ids, publish, quick, running
 
 FOREVER_MS = 60_000  # no lease runs out in these tests: what comes back was handed back
@@ -22,18 +22,18 @@ async def test_cancelling_at_random_moments_strands_nothing(client: StreamClient
     ended: list[int] = []
 
     async def handler(messages: list[StreamMessage]) -> list[str]:
-        await asyncio.sleep(chance.uniform(0, 0.004))
+        await pause(chance.uniform(0, 0.004))
         ended.extend(message.data for message in messages)
         return all_ids(messages)
 
-    config = quick(min_idle_claim_ms=FOREVER_MS, batch_size=5, block_ms=20, shutdown_grace_ms=1_000, max_deliveries=50)
+    config = quick(min_idle_claim_ms=FOREVER_MS, batch_size=5, block_ms=20, max_deliveries=50)
     consumers = []
     for turn in range(40):
         await publish(client, range(turn * 5, turn * 5 + 5))
         consumer = StreamConsumer(client, STREAM, config, handler)
         consumers.append(consumer)
         run = start(consumer.run)
-        await asyncio.sleep(chance.uniform(0, 0.02))
+        await asyncio.sleep(chance.uniform(0, 0.02))  # a random moment: there is nothing to wait for
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
@@ -53,7 +53,7 @@ async def test_a_cancelled_run_hands_back_at_once_and_burns_no_attempt(client: S
 
     async def endless(messages: list[StreamMessage]) -> list[str]:
         began.set()
-        await asyncio.sleep(FOREVER_MS)
+        await pause(FOREVER_MS)
         return all_ids(messages)
 
     config = quick(min_idle_claim_ms=FOREVER_MS)
@@ -78,7 +78,7 @@ async def test_a_second_cancellation_does_not_stop_the_hand_back(client: StreamC
 
     async def endless(messages: list[StreamMessage]) -> list[str]:
         began.set()
-        await asyncio.sleep(FOREVER_MS)
+        await pause(FOREVER_MS)
         return all_ids(messages)
 
     consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=FOREVER_MS), endless)
@@ -86,7 +86,7 @@ async def test_a_second_cancellation_does_not_stop_the_hand_back(client: StreamC
     await began.wait()
     for _ in range(3):
         run.cancel()
-        await asyncio.sleep(0)
+        await next_turn()
     with pytest.raises(asyncio.CancelledError):
         await run
     assert consumer.metrics().total_handed_back == len(pending_ids(raw)) > 0
@@ -96,10 +96,19 @@ async def test_a_second_cancellation_does_not_stop_the_hand_back(client: StreamC
 async def test_a_timeout_around_run_works_as_for_any_coroutine(client: StreamClient) -> None:
     await publish(client, range(10))
     consumer = StreamConsumer(client, STREAM, quick(), Recorder())
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
+
+    async def run_out_of_time(limit: asyncio.Timeout) -> None:
+        await eventually(lambda: consumer.metrics().total_acked == 10)
+        limit.reschedule(0)
+
+    async def run_in_time() -> None:
+        async with asyncio.timeout(None) as limit:
+            running_out = start(run_out_of_time, limit)
             await consumer.run()
-    assert consumer.metrics().total_acked == 10
+        await running_out
+
+    with pytest.raises(TimeoutError):
+        await run_in_time()
 
 
 # end async only

@@ -11,8 +11,7 @@ import redis
 from penstock import StreamClient, StreamConsumer, StreamMessage
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
-from penstock.runtime.aio import pause
-from tests.helpers.aio import eventually
+from tests.helpers.aio import eventually, next_turn
 from tests.streams.stage import GROUP, STREAM, Recorder, all_ids, fail, publish, quick, read_as, running
 
 # async only
@@ -128,7 +127,7 @@ async def test_a_heartbeat_calls_no_message_lost_that_is_being_buried(client: St
     async def bury_slowly(message: StreamMessage, *told: object) -> bool:
         is_ours = await bury(message, *told)
         consumer._leases_lost([message.id])  # the heartbeat found it pending with nobody
-        await pause(0.05)
+        await next_turn()
         return is_ours
 
     consumer._workers._undertaker.bury = bury_slowly

@@ -48,7 +48,7 @@ async def test_replicated_returns_when_the_replica_has_confirmed(start_server: S
         follower.replicaof("127.0.0.1", primary.port)
         await eventually(lambda: leader.wait(1, 50) == 1)
         async with StreamClient.from_url(primary.unix_url) as client:
-            producer = StreamProducer(client, STREAM, durability="replicated")
+            producer = StreamProducer(client, STREAM, durability="replicated", durability_timeout_ms=60_000)
             entry_id = await producer.push({"n": 1})
             await producer.close()
         assert follower.xrange(STREAM)[0][0].decode() == entry_id

@@ -16,7 +16,7 @@ from penstock.events import EventName
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.scripts import script
 from penstock.testing import FaultProxy
-from tests.helpers.aio import Event, eventually, is_done, join, pause, start, throughout, wait_for
+from tests.helpers.aio import Event, eventually, is_done, join, start, throughout, wait_for
 from tests.streams.stage import (
     GROUP,
     STREAM,
@@ -26,6 +26,7 @@ from tests.streams.stage import (
     pending_ids,
     publish,
     quick,
+    recoveries,
     running,
 )
 
@@ -115,7 +116,7 @@ async def test_a_password_that_changes_stops_the_consumer_at_the_next_connection
 
 async def test_a_paused_server_is_waited_for(client: StreamClient, raw: redis.Redis) -> None:
     handler = Recorder()
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=2_000), handler)
+    consumer = StreamConsumer(client, STREAM, quick(), handler)
     async with running(consumer):
         await publish(client, range(10))
         await eventually(lambda: consumer.metrics().total_acked == 10)
@@ -136,7 +137,7 @@ async def test_broken_connections_are_replaced_and_cost_no_message(client: Strea
         for turn in range(10):
             await producer.push_many(range(turn * 10, turn * 10 + 10))
             kill_connections(raw)
-            await pause(0.02)
+            await eventually(lambda: consumer.metrics().total_acked >= turn * 10)  # noqa: B023  # in this turn
         await eventually(lambda: consumer.metrics().total_acked == 100)
     assert set(handler.seen) == set(range(100))
     assert of_kind(events, EventName.RECONNECTED)
@@ -208,7 +209,7 @@ def is_busy(raw: redis.Redis) -> bool:
 
 
 async def test_an_ack_that_a_busy_server_refused_is_said_again(
-    client: StreamClient, server: EmbeddedServer, raw: redis.Redis
+    client: StreamClient, server: EmbeddedServer, raw: redis.Redis, fault_proxy: FaultProxy
 ) -> None:
     began, go_on = Event(), Event()
     runs: list[int] = []
@@ -221,18 +222,21 @@ async def test_an_ack_that_a_busy_server_refused_is_said_again(
         return all_ids(messages)
 
     # The consumer looks for what it has forgotten every 20 ms: a lost ack would soon be a second run.
-    consumer = StreamConsumer(
-        client, STREAM, quick(block_ms=20, min_idle_claim_ms=60_000, recovery_interval_ms=20), slow
-    )
-    async with running(consumer):
-        await publish(client, range(5))
-        await wait_for(began)
-        with busy(server, raw):
-            await eventually(lambda: is_busy(raw))
-            go_on.set()
-            await pause(0.2)
-        await eventually(lambda: consumer.metrics().total_acked == 5)
-        await throughout(0.2, lambda: sorted(runs) == list(range(5)))
+    config = quick(block_ms=20, recovery_interval_ms=20)
+    async with StreamClient.from_url(fault_proxy.url) as observed:
+        consumer = StreamConsumer(observed, STREAM, config, slow)
+        async with running(consumer):
+            await publish(client, range(5))
+            await wait_for(began)
+            with busy(server, raw):
+                await eventually(lambda: is_busy(raw))
+                acks = script("ack").sha.encode()
+                said_again = fault_proxy.late_request("EVALSHA", 0.001, nth=2, containing=acks)
+                go_on.set()
+                await eventually(lambda: said_again.has_happened)
+            await eventually(lambda: consumer.metrics().total_acked == 5)
+            await recoveries(raw)
+    assert sorted(runs) == list(range(5))
     assert pending_ids(raw) == []
 
 

@@ -10,7 +10,8 @@ import redis
 from penstock import StreamClient, StreamConsumer, StreamProducer
 from penstock.errors import StreamFull
 from penstock.events import Event, EventName
-from tests.helpers.aio import eventually, is_done, join, start, throughout
+from tests.helpers.aio import eventually, is_done, join, start
+from tests.helpers.commandstats import calls
 from tests.streams.stage import GROUP, STREAM, Recorder, of_kind, quick, read_as, running
 
 pytestmark = pytest.mark.every_server
@@ -105,8 +106,10 @@ async def test_block_waits_until_a_consumer_acknowledges(client: StreamClient, r
     producer = StreamProducer(client, STREAM, GROUP, max_len=10, on_full="block")
     await producer.ensure_group()
     await producer.push_many(items(*range(10)))
+    attempts = calls(raw, "evalsha")
     blocked = start(producer.push, {"n": 10})
-    await throughout(0.2, lambda: not is_done(blocked))
+    await eventually(lambda: calls(raw, "evalsha") >= attempts + 3)
+    assert not is_done(blocked)
     raw.xack(STREAM, GROUP, *read_as(raw, "someone"))
     assert await join(blocked) == raw.xrevrange(STREAM, count=1)[0][0].decode()
 

@@ -16,6 +16,7 @@ from tests.streams.stage import (
     STREAM,
     Recorder,
     all_ids,
+    expire,
     fail,
     pending_ids,
     publish,
@@ -132,8 +133,9 @@ async def test_a_thousand_orphans_come_in_batches_of_batch_size_too(client: Stre
     await publish(client, range(1_000))
     raw.xgroup_create(STREAM, GROUP, "0")
     assert len(read_as(raw, "dead")) == 1_000
+    expire(raw)
     handler = Recorder()
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=100), handler)
+    consumer = StreamConsumer(client, STREAM, quick(recovery_interval_ms=20), handler)
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_acked == 1_000)
     assert max(len(batch) for batch in handler.batches) <= 10

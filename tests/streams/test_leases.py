@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import redis
@@ -13,8 +12,9 @@ from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.redis.scripts import script
 from penstock.testing import FaultProxy
+from tests.helpers import threads
 from tests.helpers.ageing import LEASE_MS, Ageing
-from tests.helpers.aio import Event, eventually, wait_for
+from tests.helpers.aio import DEADLINE_S, Event, eventually, pause, wait_for
 from tests.streams.stage import (
     DEAD_LETTERS,
     GROUP,
@@ -115,10 +115,8 @@ def outlive(leases: Ageing, count: int) -> list[bool]:
     renewed = []
     for _ in range(count):
         leases.age()
-        until = time.monotonic() + 15
-        while not (is_renewed := leases.is_renewed()) and time.monotonic() < until:
-            time.sleep(0.005)
-        renewed.append(is_renewed)
+        threads.eventually(leases.is_renewed)
+        renewed.append(True)
     return renewed
 
 
@@ -152,7 +150,7 @@ async def test_a_heartbeat_whose_reply_never_comes_is_sent_again_while_the_lease
             await wait_for(go_on)
             return all_ids(messages)
 
-        consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=40_000, heartbeat_interval_ms=50), slow)
+        consumer = StreamConsumer(client, STREAM, quick(heartbeat_interval_ms=50), slow)
         mute = fault_proxy.drop_reply("EVALSHA", containing=renew, ending="black_hole")
         again = fault_proxy.drop_reply("EVALSHA", nth=2, containing=renew)
         async with running(consumer):
@@ -176,12 +174,10 @@ async def test_a_plain_handler_sees_that_its_lease_is_lost_and_what_it_says_is_r
 
     def zombie(message: StreamMessage) -> None:
         began.set()
-        deadline = time.monotonic() + 20
-        while not message.lease_lost and time.monotonic() < deadline:
-            time.sleep(0.005)
+        threads.eventually(lambda: message.lease_lost)
         flags.append(message.lease_lost)
 
-    config = quick(min_idle_claim_ms=5_000, heartbeat_interval_ms=20)
+    config = quick(heartbeat_interval_ms=20)
     consumer = StreamConsumer(client, STREAM, config, message_handler=zombie, on_event=events.append)
     async with running(consumer):
         await eventually(began.is_set)
@@ -206,12 +202,12 @@ async def test_an_async_handler_is_cancelled_when_its_lease_is_lost_and_the_cons
         began.set()
         try:
             if message.data == 1:
-                await asyncio.sleep(30)
+                await pause(DEADLINE_S)
         except asyncio.CancelledError:
             seen.append(message.lease_lost)
             raise
 
-    config = quick(min_idle_claim_ms=5_000, heartbeat_interval_ms=20, concurrency=1)
+    config = quick(heartbeat_interval_ms=20, concurrency=1)
     consumer = StreamConsumer(client, STREAM, config, message_handler=zombie)
     async with running(consumer):
         await wait_for(began)
@@ -234,11 +230,11 @@ async def test_a_handler_that_swallows_its_cancellation_can_be_cancelled_the_nex
     async def stubborn(message: StreamMessage) -> None:
         began.append(message.data)
         try:
-            await asyncio.sleep(30)
+            await pause(DEADLINE_S)
         except asyncio.CancelledError:
             cancelled.append(message.data)
 
-    config = quick(min_idle_claim_ms=5_000, heartbeat_interval_ms=20, concurrency=1)
+    config = quick(heartbeat_interval_ms=20, concurrency=1)
     consumer = StreamConsumer(client, STREAM, config, message_handler=stubborn)
     async with running(consumer):
         await eventually(lambda: began == [1])

@@ -9,8 +9,9 @@ import redis
 
 from penstock import StreamClient, StreamProducer
 from penstock.errors import ConfigurationError
-from tests.helpers.aio import eventually, outcomes, start
-from tests.streams.stage import GROUP, STREAM, calls
+from tests.helpers.aio import eventually, next_turn, outcomes, start
+from tests.helpers.commandstats import calls
+from tests.streams.stage import GROUP, STREAM
 
 # async only
 import asyncio  # isort: skip
@@ -95,7 +96,7 @@ async def test_linger_collects_more_into_one_batch(client: StreamClient, raw: re
 async def test_a_caller_that_is_cancelled_leaves_the_others_alone(client: StreamClient, raw: redis.Redis) -> None:
     producer = StreamProducer(client, STREAM)
     pushes = [start(producer.push, {"n": n}) for n in range(20)]
-    await asyncio.sleep(0)
+    await next_turn()
     for push in pushes[::2]:
         push.cancel()
     answers = await outcomes(pushes)

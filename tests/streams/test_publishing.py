@@ -11,7 +11,8 @@ import redis
 from penstock import JsonSerializer, MsgpackSerializer, StreamClient, StreamProducer
 from penstock.errors import ConfigurationError, EncodeError, PayloadTooLarge, WrongType
 from tests.helpers.aio import outcomes, start
-from tests.streams.stage import STREAM, calls
+from tests.helpers.commandstats import calls
+from tests.streams.stage import STREAM
 
 
 def entries(raw: redis.Redis) -> list[tuple[str, dict[bytes, bytes]]]:

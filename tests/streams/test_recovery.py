@@ -9,18 +9,20 @@ from penstock import DeadLetters, StreamClient, StreamConsumer, StreamMessage
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from tests.helpers.ageing import LEASE_MS, Ageing
-from tests.helpers.aio import Event, eventually, throughout, wait_for
+from tests.helpers.aio import Event, eventually, wait_for
 from tests.streams.stage import (
     DEAD_LETTERS,
     GROUP,
     STREAM,
     Recorder,
     all_ids,
+    expire,
     of_kind,
     pending_ids,
     publish,
     quick,
     read_as,
+    recoveries,
     running,
 )
 
@@ -40,7 +42,8 @@ async def test_the_messages_of_a_dead_consumer_are_handled_by_another(
 ) -> None:
     handler = Recorder()
     events: list[Occurrence] = []
-    consumer = StreamConsumer(client, STREAM, quick(), handler, on_event=events.append)
+    expire(raw)
+    consumer = StreamConsumer(client, STREAM, quick(recovery_interval_ms=20), handler, on_event=events.append)
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_acked == 30)
     assert sorted(handler.seen) == list(range(30))
@@ -54,9 +57,10 @@ async def test_the_messages_of_a_dead_consumer_are_handled_by_another(
 async def test_nothing_is_taken_before_its_lease_has_run_out(
     client: StreamClient, raw: redis.Redis, orphans: list[str]
 ) -> None:
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=60_000, recovery_interval_ms=20), Recorder())
+    consumer = StreamConsumer(client, STREAM, quick(recovery_interval_ms=20), Recorder())
     async with running(consumer):
-        await throughout(0.3, lambda: consumer.metrics().total_read == 0)
+        await recoveries(raw)
+    assert consumer.metrics().total_read == 0
     assert pending_ids(raw) == orphans
 
 
@@ -64,7 +68,8 @@ async def test_an_entry_that_a_living_consumer_has_forgotten_is_found_too(
     client: StreamClient, raw: redis.Redis, orphans: list[str]
 ) -> None:
     handler = Recorder()
-    consumer = StreamConsumer(client, STREAM, quick(), handler)
+    expire(raw)
+    consumer = StreamConsumer(client, STREAM, quick(recovery_interval_ms=20), handler)
 
     def is_found() -> bool:
         raw.xreadgroup(GROUP, "dead", {STREAM: ">"}, count=1)  # not dead at all: it only forgot what it holds
@@ -76,10 +81,11 @@ async def test_an_entry_that_a_living_consumer_has_forgotten_is_found_too(
 
 
 async def test_several_consumers_share_the_orphans_and_each_is_handled_once(
-    client: StreamClient, orphans: list[str]
+    client: StreamClient, raw: redis.Redis, orphans: list[str]
 ) -> None:
     handler = Recorder()
-    config = quick(min_idle_claim_ms=500, recovery_interval_ms=50)
+    expire(raw)
+    config = quick(recovery_interval_ms=50)
     consumers = [StreamConsumer(client, STREAM, config, handler) for _ in range(3)]
     async with running(*consumers):
         await eventually(lambda: sum(consumer.metrics().total_acked for consumer in consumers) == 30)
@@ -112,8 +118,9 @@ async def test_poison_anywhere_among_300_pending_entries_is_found(
     ids = read_as(raw, "dead")
     for place in places:  # handed out three times, and each time the process died
         raw.xclaim(STREAM, GROUP, "dead", 0, [ids[place]], retrycount=3, justid=True)
+    expire(raw)
     handler = Recorder()
-    consumer = StreamConsumer(client, STREAM, quick(batch_size=10, min_idle_claim_ms=100), handler)
+    consumer = StreamConsumer(client, STREAM, quick(batch_size=10, recovery_interval_ms=20), handler)
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_acked + consumer.metrics().total_dlq == 300)
     letters = await DeadLetters(client, STREAM).list(1_000)
@@ -159,11 +166,10 @@ async def test_max_claim_passes_bounds_the_work_of_one_recovery(client: StreamCl
     await publish(client, range(250))
     raw.xgroup_create(STREAM, GROUP, "0")
     read_as(raw, "dead")
+    expire(raw)
     handler = Recorder()
-    config = quick(batch_size=100, min_idle_claim_ms=50, max_claim_passes=1)
+    config = quick(batch_size=100, max_claim_passes=1)
     consumer = StreamConsumer(client, STREAM, config, handler)
-    idle_ms = "time_since_delivered"
-    await eventually(lambda: raw.xpending_range(STREAM, GROUP, "-", "+", 1)[0][idle_ms] > 50)
     report = await consumer.run_once()
     await consumer.close()
     assert report.reclaimed == 100

@@ -10,7 +10,7 @@ import redis
 from penstock import DeadLetters, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.errors import ConfigurationError, FatalError, WrongType
 from tests.helpers.aio import eventually, outcomes, start
-from tests.streams.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, fail, publish, quick, read_as, running
+from tests.streams.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, expire, fail, publish, quick, read_as, running
 
 pytestmark = pytest.mark.every_server
 
@@ -146,8 +146,10 @@ async def test_two_operators_who_redrive_at_once_put_each_back_once(client: Stre
 async def test_a_record_without_a_payload_stays(client: StreamClient, raw: redis.Redis) -> None:
     await publish(client, [1])
     raw.xgroup_create(STREAM, GROUP, "0")
-    raw.xdel(STREAM, *read_as(raw, "dead"))
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=50), Recorder())
+    ids = read_as(raw, "dead")
+    expire(raw)
+    raw.xdel(STREAM, *ids)
+    consumer = StreamConsumer(client, STREAM, quick(recovery_interval_ms=20), Recorder())
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_missing == 1)
     letters = DeadLetters(client, STREAM)

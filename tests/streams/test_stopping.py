@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 
 import pytest
 import redis
@@ -14,7 +13,7 @@ from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.testing import FaultProxy
 from tests.helpers.ageing import LEASE_MS, Ageing
-from tests.helpers.aio import Event, eventually, is_done, join, pause, start, throughout, wait_for
+from tests.helpers.aio import Event, eventually, is_done, join, pause, start, wait_for
 from tests.streams.stage import GROUP, STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, running
 
 FOREVER_MS = 60_000  # no lease runs out in these tests: what comes back was handed back
@@ -25,10 +24,8 @@ async def test_stop_ends_a_run_that_waits_for_messages(client: StreamClient) -> 
     run = start(consumer.run)
     await publish(client, [1])
     await eventually(lambda: consumer.metrics().total_acked == 1)
-    stopped_s = time.monotonic()
     consumer.stop()
-    await join(run)
-    assert time.monotonic() - stopped_s < FOREVER_MS / 1000 / 2
+    await join(run)  # which waits for less than the read would
 
 
 @pytest.mark.usefixtures("default_server")
@@ -215,7 +212,7 @@ async def test_stopping_at_random_moments_strands_nothing(client: StreamClient, 
     for turn, consumer in enumerate(consumers[:-1]):
         await publish(client, range(turn * 5, turn * 5 + 5))
         run = start(consumer.run)
-        await pause(chance.uniform(0, 0.02))
+        await pause(chance.uniform(0, 0.02))  # a random moment: there is nothing to wait for
         consumer.stop()
         await join(run)
     async with running(consumers[-1]):
@@ -239,9 +236,11 @@ async def test_nothing_new_begins_after_stop(client: StreamClient) -> None:
     consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=FOREVER_MS), slow)
     run = start(consumer.run)
     await wait_for(began)
+    await eventually(lambda: consumer.metrics().total_read == 30)
     consumer.stop()
     await publish(client, range(30, 40))
-    await throughout(0.2, lambda: not is_done(run))
+    await eventually(lambda: consumer.metrics().total_handed_back == 20)
+    assert not is_done(run)
     go_on.set()
     await join(run)
     assert seen == list(range(10))

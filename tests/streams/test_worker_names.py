@@ -7,8 +7,19 @@ import redis
 
 from penstock import StreamClient, StreamConsumer, StreamMessage
 from penstock.errors import ConsumerNameTaken
-from tests.helpers.aio import Event, eventually, join, start, throughout, wait_for
-from tests.streams.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, all_ids, pending_ids, publish, quick, running
+from tests.helpers.aio import Event, eventually, join, start, wait_for
+from tests.streams.stage import (
+    DEAD_LETTERS,
+    GROUP,
+    STREAM,
+    Recorder,
+    all_ids,
+    pending_ids,
+    publish,
+    quick,
+    recoveries,
+    running,
+)
 
 NAMED = {"worker_name": "worker-1", "min_idle_claim_ms": 60_000, "heartbeat_interval_ms": 20}
 
@@ -95,7 +106,7 @@ async def test_the_older_one_does_not_hand_back_what_the_newer_one_is_working_on
     config = quick(**NAMED, shutdown_grace_ms=0)
     older, newer = StreamConsumer(client, STREAM, config, old), StreamConsumer(client, STREAM, config, new)
     peer_saw = Recorder()
-    peer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=60_000), peer_saw)
+    peer = StreamConsumer(client, STREAM, quick(recovery_interval_ms=20), peer_saw)
     old_run = start(older.run)
     await eventually(lambda: old.seen == [1])
     async with running(newer):
@@ -103,7 +114,8 @@ async def test_the_older_one_does_not_hand_back_what_the_newer_one_is_working_on
         with pytest.raises(ConsumerNameTaken):
             await join(old_run)
         async with running(peer):
-            await throughout(0.3, lambda: peer_saw.seen == [])
+            await recoveries(raw)
+        assert peer_saw.seen == []
         new.go_on.set()
         await eventually(lambda: newer.metrics().total_acked == 1)
     old.go_on.set()

@@ -11,9 +11,8 @@ import redis
 
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
-from penstock.runtime.threads import pause
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
-from tests.helpers.threads import eventually
+from tests.helpers.threads import eventually, next_turn
 from tests.sync.stage import GROUP, STREAM, Recorder, all_ids, fail, publish, quick, read_as, running
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -125,7 +124,7 @@ def test_a_heartbeat_calls_no_message_lost_that_is_being_buried(client: StreamCl
     def bury_slowly(message: StreamMessage, *told: object) -> bool:
         is_ours = bury(message, *told)
         consumer._leases_lost([message.id])  # the heartbeat found it pending with nobody
-        pause(0.05)
+        next_turn()
         return is_ours
 
     consumer._workers._undertaker.bury = bury_slowly

@@ -18,12 +18,14 @@ from tests.sync.stage import (
     Recorder,
     all_ids,
     dead_letters,
+    expire,
     fail,
     of_kind,
     pending_ids,
     publish,
     quick,
     read_as,
+    recoveries,
     running,
 )
 
@@ -101,11 +103,12 @@ def test_entries_of_a_dead_consumer_that_are_gone_are_recorded_and_leave_the_pen
     publish(client, range(10))
     raw.xgroup_create(STREAM, GROUP, "0")
     ids = read_as(raw, "dead")
+    expire(raw)
     gone = ids[:4] if how == "XTRIM" else ids[::3]
     raw.xtrim(STREAM, maxlen=6, approximate=False) if how == "XTRIM" else raw.xdel(STREAM, *gone)
     events: list[Occurrence] = []
     handler = Recorder()
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=100), handler, on_event=events.append)
+    consumer = StreamConsumer(client, STREAM, quick(recovery_interval_ms=20), handler, on_event=events.append)
     with running(consumer):
         eventually(lambda: consumer.metrics().total_missing == 4 and consumer.metrics().total_acked == 6)
     assert sorted(handler.seen) == [n for n in range(10) if ids[n] not in gone]
@@ -160,13 +163,13 @@ def test_an_entry_that_is_gone_stays_pending_while_the_record_cannot_be_written(
     publish(client, range(3))
     raw.xgroup_create(STREAM, GROUP, "0")
     ids = read_as(raw, "dead")
+    expire(raw)
     raw.xdel(STREAM, *ids)
     raw.config_set("maxmemory", 1)
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=50), Recorder())
+    consumer = StreamConsumer(client, STREAM, quick(recovery_interval_ms=20), Recorder())
     with running(consumer):
         eventually(lambda: consumer._is_open)
-        raw.config_resetstat()
-        eventually(lambda: raw.info("commandstats").get("cmdstat_xpending", {}).get("calls", 0) > 20)
+        recoveries(raw)
         assert pending_ids(raw) == ids
         raw.config_set("maxmemory", 0)
         eventually(lambda: consumer.metrics().total_missing == 3)

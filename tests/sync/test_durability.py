@@ -47,7 +47,7 @@ def test_replicated_returns_when_the_replica_has_confirmed(start_server: StartSe
         follower.replicaof("127.0.0.1", primary.port)
         eventually(lambda: leader.wait(1, 50) == 1)
         with StreamClient.from_url(primary.unix_url) as client:
-            producer = StreamProducer(client, STREAM, durability="replicated")
+            producer = StreamProducer(client, STREAM, durability="replicated", durability_timeout_ms=60_000)
             entry_id = producer.push({"n": 1})
             producer.close()
         assert follower.xrange(STREAM)[0][0].decode() == entry_id

@@ -17,7 +17,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.scripts import script
 from penstock.sync import ConsumerGroup, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.testing import FaultProxy
-from tests.helpers.threads import Event, eventually, is_done, join, pause, start, throughout, wait_for
+from tests.helpers.threads import Event, eventually, is_done, join, start, throughout, wait_for
 from tests.sync.stage import (
     GROUP,
     STREAM,
@@ -27,6 +27,7 @@ from tests.sync.stage import (
     pending_ids,
     publish,
     quick,
+    recoveries,
     running,
 )
 
@@ -116,7 +117,7 @@ def test_a_password_that_changes_stops_the_consumer_at_the_next_connection(start
 
 def test_a_paused_server_is_waited_for(client: StreamClient, raw: redis.Redis) -> None:
     handler = Recorder()
-    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=2_000), handler)
+    consumer = StreamConsumer(client, STREAM, quick(), handler)
     with running(consumer):
         publish(client, range(10))
         eventually(lambda: consumer.metrics().total_acked == 10)
@@ -137,7 +138,7 @@ def test_broken_connections_are_replaced_and_cost_no_message(client: StreamClien
         for turn in range(10):
             producer.push_many(range(turn * 10, turn * 10 + 10))
             kill_connections(raw)
-            pause(0.02)
+            eventually(lambda: consumer.metrics().total_acked >= turn * 10)  # noqa: B023  # in this turn
         eventually(lambda: consumer.metrics().total_acked == 100)
     assert set(handler.seen) == set(range(100))
     assert of_kind(events, EventName.RECONNECTED)
@@ -209,7 +210,7 @@ def is_busy(raw: redis.Redis) -> bool:
 
 
 def test_an_ack_that_a_busy_server_refused_is_said_again(
-    client: StreamClient, server: EmbeddedServer, raw: redis.Redis
+    client: StreamClient, server: EmbeddedServer, raw: redis.Redis, fault_proxy: FaultProxy
 ) -> None:
     began, go_on = Event(), Event()
     runs: list[int] = []
@@ -222,18 +223,21 @@ def test_an_ack_that_a_busy_server_refused_is_said_again(
         return all_ids(messages)
 
     # The consumer looks for what it has forgotten every 20 ms: a lost ack would soon be a second run.
-    consumer = StreamConsumer(
-        client, STREAM, quick(block_ms=20, min_idle_claim_ms=60_000, recovery_interval_ms=20), slow
-    )
-    with running(consumer):
-        publish(client, range(5))
-        wait_for(began)
-        with busy(server, raw):
-            eventually(lambda: is_busy(raw))
-            go_on.set()
-            pause(0.2)
-        eventually(lambda: consumer.metrics().total_acked == 5)
-        throughout(0.2, lambda: sorted(runs) == list(range(5)))
+    config = quick(block_ms=20, recovery_interval_ms=20)
+    with StreamClient.from_url(fault_proxy.url) as observed:
+        consumer = StreamConsumer(observed, STREAM, config, slow)
+        with running(consumer):
+            publish(client, range(5))
+            wait_for(began)
+            with busy(server, raw):
+                eventually(lambda: is_busy(raw))
+                acks = script("ack").sha.encode()
+                said_again = fault_proxy.late_request("EVALSHA", 0.001, nth=2, containing=acks)
+                go_on.set()
+                eventually(lambda: said_again.has_happened)
+            eventually(lambda: consumer.metrics().total_acked == 5)
+            recoveries(raw)
+    assert sorted(runs) == list(range(5))
     assert pending_ids(raw) == []
 
 

@@ -11,7 +11,8 @@ import redis
 from penstock.errors import StreamFull
 from penstock.events import Event, EventName
 from penstock.sync import StreamClient, StreamConsumer, StreamProducer
-from tests.helpers.threads import eventually, is_done, join, start, throughout
+from tests.helpers.commandstats import calls
+from tests.helpers.threads import eventually, is_done, join, start
 from tests.sync.stage import GROUP, STREAM, Recorder, of_kind, quick, read_as, running
 
 pytestmark = pytest.mark.every_server
@@ -106,8 +107,10 @@ def test_block_waits_until_a_consumer_acknowledges(client: StreamClient, raw: re
     producer = StreamProducer(client, STREAM, GROUP, max_len=10, on_full="block")
     producer.ensure_group()
     producer.push_many(items(*range(10)))
+    attempts = calls(raw, "evalsha")
     blocked = start(producer.push, {"n": 10})
-    throughout(0.2, lambda: not is_done(blocked))
+    eventually(lambda: calls(raw, "evalsha") >= attempts + 3)
+    assert not is_done(blocked)
     raw.xack(STREAM, GROUP, *read_as(raw, "someone"))
     assert join(blocked) == raw.xrevrange(STREAM, count=1)[0][0].decode()
 

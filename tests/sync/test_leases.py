@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import redis
@@ -14,6 +13,7 @@ from penstock.events import EventName
 from penstock.redis.scripts import script
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
 from penstock.testing import FaultProxy
+from tests.helpers import threads
 from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.helpers.threads import Event, eventually, wait_for
 from tests.sync.stage import (
@@ -112,10 +112,8 @@ def outlive(leases: Ageing, count: int) -> list[bool]:
     renewed = []
     for _ in range(count):
         leases.age()
-        until = time.monotonic() + 15
-        while not (is_renewed := leases.is_renewed()) and time.monotonic() < until:
-            time.sleep(0.005)
-        renewed.append(is_renewed)
+        threads.eventually(leases.is_renewed)
+        renewed.append(True)
     return renewed
 
 
@@ -149,7 +147,7 @@ def test_a_heartbeat_whose_reply_never_comes_is_sent_again_while_the_lease_holds
             wait_for(go_on)
             return all_ids(messages)
 
-        consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=40_000, heartbeat_interval_ms=50), slow)
+        consumer = StreamConsumer(client, STREAM, quick(heartbeat_interval_ms=50), slow)
         mute = fault_proxy.drop_reply("EVALSHA", containing=renew, ending="black_hole")
         again = fault_proxy.drop_reply("EVALSHA", nth=2, containing=renew)
         with running(consumer):
@@ -173,12 +171,10 @@ def test_a_plain_handler_sees_that_its_lease_is_lost_and_what_it_says_is_refused
 
     def zombie(message: StreamMessage) -> None:
         began.set()
-        deadline = time.monotonic() + 20
-        while not message.lease_lost and time.monotonic() < deadline:
-            time.sleep(0.005)
+        threads.eventually(lambda: message.lease_lost)
         flags.append(message.lease_lost)
 
-    config = quick(min_idle_claim_ms=5_000, heartbeat_interval_ms=20)
+    config = quick(heartbeat_interval_ms=20)
     consumer = StreamConsumer(client, STREAM, config, message_handler=zombie, on_event=events.append)
     with running(consumer):
         eventually(began.is_set)

@@ -67,21 +67,20 @@ def test_what_is_done_beside_a_long_handler_is_soon_on_record(client: StreamClie
 
 def test_what_was_not_acknowledged_comes_again_and_only_that(client: StreamClient, raw: redis.Redis) -> None:
     publish(client, range(20))
-    is_open = False
 
     def leave_some(messages: list[StreamMessage]) -> list[str]:
-        return [message.id for message in messages if is_open or message.data not in (3, 11, 19)]
+        return [message.id for message in messages if message.attempts > 1 or message.data not in (3, 11, 19)]
 
     handler = Recorder(leave_some)
     events: list[Occurrence] = []
-    config = quick(retry_initial_delay_ms=1_000, retry_max_delay_ms=1_000, max_deliveries=100)
+    delay = {"retry_initial_delay_ms": 2_000, "retry_max_delay_ms": 2_000}
+    config = quick(**delay, recovery_interval_ms=100)
     consumer = StreamConsumer(client, STREAM, config, handler, on_event=events.append)
     with running(consumer):
         eventually(lambda: consumer.metrics().total_acked == 17 and consumer.metrics().total_retried == 3)
-        is_open = True
         destroy_group(raw)
+        eventually(lambda: of_kind(events, EventName.GROUP_LOST))
         eventually(lambda: consumer.metrics().total_acked == 20)
-    assert of_kind(events, EventName.GROUP_LOST)
     assert handler.runs == {n: 2 if n in (3, 11, 19) else 1 for n in range(20)}
     assert pending_ids(raw) == []
 
@@ -131,8 +130,8 @@ def test_the_consumer_goes_on_with_what_is_published_afterwards(
 def test_a_stream_that_is_deleted_under_a_blocked_read_is_noticed(client: StreamClient, raw: redis.Redis) -> None:
     events: list[Occurrence] = []
     handler = Recorder()
-    # Recovery looks in every half second; the read itself would wait for a minute.
-    config = quick(block_ms=60_000, min_idle_claim_ms=1_000)
+    # Recovery looks in ten times a second; the read itself would wait for a minute.
+    config = quick(block_ms=60_000, recovery_interval_ms=100)
     consumer = StreamConsumer(client, STREAM, config, handler, on_event=events.append)
     with running(consumer):
         eventually(lambda: raw.info("clients")["blocked_clients"] == 1)
@@ -144,7 +143,7 @@ def test_a_stream_that_is_deleted_under_a_blocked_read_is_noticed(client: Stream
 
 def test_several_consumers_survive_it_together(client: StreamClient, raw: redis.Redis) -> None:
     handler = Recorder()
-    consumers = [StreamConsumer(client, STREAM, quick(min_idle_claim_ms=1_000), handler) for _ in range(3)]
+    consumers = [StreamConsumer(client, STREAM, quick(recovery_interval_ms=500), handler) for _ in range(3)]
 
     def acked() -> int:
         return sum(consumer.metrics().total_acked for consumer in consumers)

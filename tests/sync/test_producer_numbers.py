@@ -10,8 +10,9 @@ import redis
 
 from penstock.errors import ConfigurationError
 from penstock.sync import StreamClient, StreamProducer
+from tests.helpers.commandstats import calls
 from tests.helpers.threads import eventually, outcomes, start
-from tests.sync.stage import GROUP, STREAM, calls
+from tests.sync.stage import GROUP, STREAM
 
 pytestmark = pytest.mark.usefixtures("default_server")
 

@@ -11,8 +11,9 @@ import redis
 
 from penstock.errors import ConfigurationError, EncodeError, PayloadTooLarge, WrongType
 from penstock.sync import JsonSerializer, MsgpackSerializer, StreamClient, StreamProducer
+from tests.helpers.commandstats import calls
 from tests.helpers.threads import outcomes, start
-from tests.sync.stage import STREAM, calls
+from tests.sync.stage import STREAM
 
 
 def entries(raw: redis.Redis) -> list[tuple[str, dict[bytes, bytes]]]:

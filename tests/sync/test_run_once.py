@@ -11,12 +11,13 @@ import pytest
 import redis
 
 from penstock.sync import DeadLetters, PassReport, StreamClient, StreamConsumer
-from tests.helpers.threads import eventually
+from tests.helpers.threads import eventually, join, start
 from tests.sync.stage import (
     GROUP,
     STREAM,
     Recorder,
     all_ids,
+    expire,
     fail,
     pending_ids,
     publish,
@@ -75,10 +76,9 @@ def test_a_pass_recovers_what_a_dead_consumer_held_and_buries_poison(
     raw.xgroup_create(STREAM, GROUP, "0")
     ids = read_as(raw, "dead")
     raw.xclaim(STREAM, GROUP, "dead", 0, [ids[13]], retrycount=3, justid=True)
+    expire(raw)
     handler = Recorder()
-    consumer = consumer_of(handler, min_idle_claim_ms=100)
-    idle_ms = "time_since_delivered"
-    eventually(lambda: raw.xpending_range(STREAM, GROUP, ids[13], ids[13], 1)[0][idle_ms] >= 100)
+    consumer = consumer_of(handler)
     assert consumer.run_once() == PassReport(reclaimed=20, acked=19, dead_lettered=1)
     assert sorted(handler.seen) == [n for n in range(20) if n != 13]
     assert max(len(batch) for batch in handler.batches) <= 10
@@ -92,10 +92,9 @@ def test_a_pass_reports_entries_that_are_gone(
     publish(client, range(5))
     raw.xgroup_create(STREAM, GROUP, "0")
     ids = read_as(raw, "dead")
+    expire(raw)
     raw.xdel(STREAM, ids[1], ids[2])
-    consumer = consumer_of(Recorder(), min_idle_claim_ms=50)
-    idle_ms = "time_since_delivered"
-    eventually(lambda: raw.xpending_range(STREAM, GROUP, "-", "+", 1)[0][idle_ms] >= 50)
+    consumer = consumer_of(Recorder())
     assert consumer.run_once() == PassReport(reclaimed=3, acked=3, dead_lettered=2, missing=2)
     assert pending_ids(raw) == []
 
@@ -107,21 +106,19 @@ def test_a_pass_reports_what_it_buried(client: StreamClient, consumer_of: MakeCo
     assert consumer.run_once() == PassReport(read=4, dead_lettered=4)
 
 
-def test_block_ms_0_does_not_block(client: StreamClient, consumer_of: MakeConsumer) -> None:
+def test_block_ms_0_does_not_block(consumer_of: MakeConsumer) -> None:
     consumer = consumer_of(Recorder())
-    began_s = time.monotonic()
     for _ in range(5):
-        assert consumer.run_once() == PassReport()
-    assert time.monotonic() - began_s < client.settings.socket_timeout_s / 2
+        assert join(start(consumer.run_once)) == PassReport()
 
 
 @pytest.mark.usefixtures("default_server")
-def test_a_pass_waits_for_a_message_no_longer_than_block_ms(client: StreamClient, consumer_of: MakeConsumer) -> None:
+def test_a_pass_waits_for_a_message_for_block_ms(client: StreamClient, consumer_of: MakeConsumer) -> None:
     consumer = consumer_of(Recorder(), block_ms=100)
     consumer.run_once()
     began_s = time.monotonic()
     assert consumer.run_once() == PassReport()
-    assert 0.09 < time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s > 0.09
 
 
 @pytest.mark.usefixtures("default_server")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 
 import pytest
 import redis
@@ -15,7 +14,7 @@ from penstock.events import EventName
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
 from penstock.testing import FaultProxy
 from tests.helpers.ageing import LEASE_MS, Ageing
-from tests.helpers.threads import Event, eventually, is_done, join, pause, start, throughout, wait_for
+from tests.helpers.threads import Event, eventually, is_done, join, pause, start, wait_for
 from tests.sync.stage import GROUP, STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, running
 
 FOREVER_MS = 60_000  # no lease runs out in these tests: what comes back was handed back
@@ -26,10 +25,8 @@ def test_stop_ends_a_run_that_waits_for_messages(client: StreamClient) -> None:
     run = start(consumer.run)
     publish(client, [1])
     eventually(lambda: consumer.metrics().total_acked == 1)
-    stopped_s = time.monotonic()
     consumer.stop()
-    join(run)
-    assert time.monotonic() - stopped_s < FOREVER_MS / 1000 / 2
+    join(run)  # which waits for less than the read would
 
 
 @pytest.mark.usefixtures("default_server")
@@ -216,7 +213,7 @@ def test_stopping_at_random_moments_strands_nothing(client: StreamClient, raw: r
     for turn, consumer in enumerate(consumers[:-1]):
         publish(client, range(turn * 5, turn * 5 + 5))
         run = start(consumer.run)
-        pause(chance.uniform(0, 0.02))
+        pause(chance.uniform(0, 0.02))  # a random moment: there is nothing to wait for
         consumer.stop()
         join(run)
     with running(consumers[-1]):
@@ -240,9 +237,11 @@ def test_nothing_new_begins_after_stop(client: StreamClient) -> None:
     consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=FOREVER_MS), slow)
     run = start(consumer.run)
     wait_for(began)
+    eventually(lambda: consumer.metrics().total_read == 30)
     consumer.stop()
     publish(client, range(30, 40))
-    throughout(0.2, lambda: not is_done(run))
+    eventually(lambda: consumer.metrics().total_handed_back == 20)
+    assert not is_done(run)
     go_on.set()
     join(run)
     assert seen == list(range(10))

@@ -8,8 +8,19 @@ import redis
 
 from penstock.errors import ConsumerNameTaken
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
-from tests.helpers.threads import Event, eventually, join, start, throughout, wait_for
-from tests.sync.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, all_ids, pending_ids, publish, quick, running
+from tests.helpers.threads import Event, eventually, join, start, wait_for
+from tests.sync.stage import (
+    DEAD_LETTERS,
+    GROUP,
+    STREAM,
+    Recorder,
+    all_ids,
+    pending_ids,
+    publish,
+    quick,
+    recoveries,
+    running,
+)
 
 NAMED = {"worker_name": "worker-1", "min_idle_claim_ms": 60_000, "heartbeat_interval_ms": 20}
 
@@ -96,7 +107,7 @@ def test_the_older_one_does_not_hand_back_what_the_newer_one_is_working_on(
     config = quick(**NAMED, shutdown_grace_ms=0)
     older, newer = StreamConsumer(client, STREAM, config, old), StreamConsumer(client, STREAM, config, new)
     peer_saw = Recorder()
-    peer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=60_000), peer_saw)
+    peer = StreamConsumer(client, STREAM, quick(recovery_interval_ms=20), peer_saw)
     old_run = start(older.run)
     eventually(lambda: old.seen == [1])
     with running(newer):
@@ -104,7 +115,8 @@ def test_the_older_one_does_not_hand_back_what_the_newer_one_is_working_on(
         with pytest.raises(ConsumerNameTaken):
             join(old_run)
         with running(peer):
-            throughout(0.3, lambda: peer_saw.seen == [])
+            recoveries(raw)
+        assert peer_saw.seen == []
         new.go_on.set()
         eventually(lambda: newer.metrics().total_acked == 1)
     old.go_on.set()

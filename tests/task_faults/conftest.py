@@ -13,7 +13,7 @@ import pytest
 from penstock.sync.tasks import RedisTaskQueue
 
 ROOT = Path(__file__).resolve().parents[2]
-IDLE_MS = 600
+IDLE_MS = 2_000  # must run out, and hold meanwhile on a busy machine
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 

@@ -78,10 +78,10 @@ def test_a_task_that_kills_its_workers_is_given_up_and_takes_no_neighbour_along(
 
 
 def test_a_handler_that_blocks_the_loop_keeps_its_task(queue: RedisTaskQueue, start_worker: Start) -> None:
-    task = Task(kind="block", payload={"seconds": 4.5})
+    task = Task(kind="block", payload={"seconds": 6.5})
     queue.enqueue(task)
     for _ in range(2):  # so long a lease that it holds though the machine may be slow
-        start_worker(idle_ms=3_000, concurrency=2)
+        start_worker(idle_ms=5_000, concurrency=2)
     result = queue.wait_for_result(task.id, PATIENCE_S)
     assert result is not None
     assert result.data == "run 0"
@@ -90,9 +90,9 @@ def test_a_handler_that_blocks_the_loop_keeps_its_task(queue: RedisTaskQueue, st
 def test_a_frozen_worker_that_wakes_up_late_changes_nothing(
     queue: RedisTaskQueue, start_worker: Start, raw: redis.Redis
 ) -> None:
-    task = Task(kind="nap", payload={"seconds": 3})
+    task = Task(kind="hang")
     queue.enqueue(task)
-    frozen = start_worker(concurrency=2)
+    frozen = start_worker(concurrency=2, grace_s=1)
     eventually(lambda: held(raw) == 1, "the worker has the task in hand")
     frozen.send_signal(signal.SIGSTOP)
     other = start_worker(concurrency=2)
@@ -110,7 +110,7 @@ def test_a_frozen_worker_that_wakes_up_late_changes_nothing(
 def test_a_worker_that_is_told_to_end_finishes_what_it_does_and_hands_back_the_rest(
     queue: RedisTaskQueue, start_worker: Start, raw: redis.Redis
 ) -> None:
-    tasks = [Task(kind="nap", payload={"seconds": 0.4}) for _ in range(20)]
+    tasks = [Task(kind="nap", payload={"seconds": 2}) for _ in range(20)]
     queue.enqueue_many(tasks)
     worker = start_worker(concurrency=4)
     eventually(lambda: held(raw) >= 4, "the worker has begun")

@@ -33,8 +33,8 @@ async def queues(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterato
 class Crowd:
     """A handler that knows how many of it run."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, together: int = 1) -> None:
+        self._seconds, self._together = seconds, together
         self.now: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
         self.attempts: Counter[int] = Counter()
@@ -46,6 +46,7 @@ class Crowd:
         for name in ("all", task.key or ""):
             self.now[name] += 1
             self.most[name] = max(self.most[name], self.now[name])
+        await eventually(lambda: self.most["all"] >= self._together)
         await pause(self._seconds)
         for name in ("all", task.key or ""):
             self.now[name] -= 1
@@ -59,7 +60,7 @@ async def work_off(queues: list[TaskQueue], handlers: Handlers, tasks: list[Task
 
 
 async def test_no_more_tasks_of_a_kind_run_at_once_than_it_allows(queues: list[TaskQueue]) -> None:
-    handlers, crowd = Handlers(), Crowd(0.02)
+    handlers, crowd = Handlers(), Crowd(0.02, together=3)
     handlers.task("few", max_concurrency=3)(crowd)
     await work_off(queues, handlers, [Task(kind="few") for _ in range(40)])
     assert crowd.most["all"] == 3
@@ -67,7 +68,7 @@ async def test_no_more_tasks_of_a_kind_run_at_once_than_it_allows(queues: list[T
 
 
 async def test_no_more_tasks_of_a_key_run_at_once_and_other_keys_go_on(queues: list[TaskQueue]) -> None:
-    handlers, crowd = Handlers(), Crowd(0.02)
+    handlers, crowd = Handlers(), Crowd(0.02, together=2)
     handlers.task("orders", max_concurrency_per_key=1)(crowd)
     tasks = [Task(kind="orders", key=f"customer {n % 4}") for n in range(24)]
     await work_off(queues, handlers, tasks)
@@ -119,7 +120,7 @@ async def test_a_rate_per_key_holds_for_each(queues: list[TaskQueue]) -> None:
 async def test_permits_of_a_worker_that_died_are_free_again(redis_url: str, raw: redis.Redis) -> None:
     tasks = [Task(kind="few") for _ in range(3)]
     limits = Limits(max_concurrency=1)
-    async with RedisTaskQueue(redis_url, "jobs", idle_ms=300) as living, RedisTaskQueue(redis_url, "jobs") as patient:
+    async with RedisTaskQueue(redis_url, "jobs", idle_ms=2_000) as living, RedisTaskQueue(redis_url, "jobs") as patient:
         async with RedisTaskQueue(redis_url, "jobs") as dead:
             await dead.enqueue_many(tasks)
             [first] = await dead.pop_many(1)
@@ -128,7 +129,7 @@ async def test_permits_of_a_worker_that_died_are_free_again(redis_url: str, raw:
         assert not await patient.admit(second, limits)
         handlers, crowd = Handlers(), Crowd(0)
         handlers.task("few", max_concurrency=1)(crowd)
-        async with running(quick(living, handlers, idle_ms=300)):
+        async with running(quick(living, handlers, idle_ms=2_000)):
             for task in tasks:
                 assert await living.wait_for_result(task.id, DEADLINE_S) is not None
     assert crowd.most["all"] == 1

@@ -79,7 +79,7 @@ async def test_a_retry_that_was_handed_out_to_nobody_is_taken_up(
     assert task is not None
     await lossy.nack(task.id)
     lose(fault_proxy, name)
-    again = await lossy.pop(timeout=5)
+    again = await lossy.pop(timeout=30)
     assert again is not None
     assert (again.id, again.attempts) == (task.id, 1)
 

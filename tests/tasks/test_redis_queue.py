@@ -75,13 +75,13 @@ async def test_a_settled_queue_keeps_nothing_but_results(queue: RedisTaskQueue, 
 
 
 async def test_work_never_expires_and_results_do(redis_url: str, raw: redis.Redis) -> None:
-    async with RedisTaskQueue(redis_url, "jobs", result_ttl_s=1) as queue:
+    async with RedisTaskQueue(redis_url, "jobs", result_ttl_s=3) as queue:
         old, new, waiting = Task(kind="render"), Task(kind="render"), Task(kind="render")
         await queue.enqueue_many([old, waiting])
         await queue.pop()
         await finish(queue, old)
         assert {raw.ttl(key) for key in raw.scan_iter()} == {-1}
-        expires_at = time.time() + 1.01
+        expires_at = time.time() + 3.01
         while time.time() < expires_at:
             assert await queue.wait_for_result("nothing", 0.1) is None
         await queue.enqueue(new)

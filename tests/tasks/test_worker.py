@@ -348,7 +348,6 @@ async def test_a_worker_that_stops_lets_handlers_end_and_hands_the_rest_back(que
     call = start(worker.run)
     await wait_for(begun)
     worker.stop()
-    await pause(0.05)
     may_end.set()
     report = await join(call)
     assert (report.ok, report.reason) == (1, "stopped")

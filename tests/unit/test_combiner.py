@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from penstock.runtime.aio import Combiner
-from tests.helpers.aio import eventually
+from tests.helpers.aio import eventually, next_turn
 
 
 class Road:
@@ -34,7 +33,7 @@ async def test_a_lone_caller_is_served_at_once_from_the_second_time_on() -> None
     road = Road()
     road.combiner.put(1)
     assert road.sent == [], "perhaps others come in the same turn of the event loop"
-    await asyncio.sleep(0)
+    await next_turn()
     assert road.sent == [[1]]
     road.arrive()
     road.combiner.put(2)
@@ -44,16 +43,16 @@ async def test_a_lone_caller_is_served_at_once_from_the_second_time_on() -> None
 async def test_two_callers_find_together() -> None:
     road = Road()
     road.combiner.put(1)
-    await asyncio.sleep(0)
+    await next_turn()
     road.combiner.put(2)
     road.arrive()
     road.combiner.put(3)  # the first caller, who comes again as soon as it is served
-    await asyncio.sleep(0)
+    await next_turn()
     assert road.sent == [[1], [2, 3]]
     road.arrive()
     road.combiner.put(4)
     road.combiner.put(5)
-    await asyncio.sleep(0)
+    await next_turn()
     assert road.sent[2:] == [[4, 5]]
 
 
@@ -61,7 +60,7 @@ async def test_of_many_callers_one_half_travels_while_the_other_prepares() -> No
     road = Road()
     for number in range(20):
         road.combiner.put(number)
-    await asyncio.sleep(0)
+    await next_turn()
     assert road.sent == [list(range(10))]
     road.arrive()
     assert road.sent[1] == list(range(10, 20)), "at once, in the order in which they came"

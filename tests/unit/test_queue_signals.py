@@ -29,6 +29,10 @@ def refused(make):
         say("TypeError" if isinstance(error, TypeError) else "ValueError", error)
     else:
         say("accepted")
+
+def wait_until(is_interrupted):
+    while not is_interrupted():
+        time.sleep(0.01)  # a handler of signals is asked: it has no event to wait for
 """
 
 DEFAULT_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -60,7 +64,7 @@ class Child:
 
     def end(self) -> tuple[int, str]:
         """Its exit code, and what else it said."""
-        said, _ = self._process.communicate(timeout=60)
+        said, _ = self._process.communicate(timeout=100)
         return self._process.returncode, said.strip()
 
 
@@ -77,8 +81,7 @@ def test_the_first_signal_is_noticed_and_the_process_goes_on(number: signal.Sign
     with Child("""
         handler = GracefulInterruptHandler()
         say("ready", handler.is_interrupted())
-        while not handler.is_interrupted():
-            time.sleep(0.01)
+        wait_until(handler.is_interrupted)
         say("noticed")
         sys.exit(7)
     """) as child:
@@ -93,11 +96,10 @@ def test_the_second_signal_has_its_usual_effect(number: signal.Signals) -> None:
     with Child("""
         handler = GracefulInterruptHandler(verbose=False)
         say("ready")
-        while not handler.is_interrupted():
-            time.sleep(0.01)
+        wait_until(handler.is_interrupted)
         try:
             say("noticed")
-            time.sleep(600)
+            threading.Event().wait()
         except KeyboardInterrupt:
             say("KeyboardInterrupt")
             raise
@@ -114,10 +116,9 @@ def test_another_signal_than_the_first_ends_too() -> None:
     with Child("""
         handler = GracefulInterruptHandler()
         say("ready")
-        while not handler.is_interrupted():
-            time.sleep(0.01)
+        wait_until(handler.is_interrupted)
         say("noticed")
-        time.sleep(600)
+        threading.Event().wait()
     """) as child:
         child.line()
         child.send(signal.SIGINT)
@@ -168,8 +169,7 @@ def test_it_is_made_before_asyncio_run_which_then_leaves_it_alone() -> None:
 
         async def work():
             os.kill(os.getpid(), signal.SIGINT)
-            while not handler.is_interrupted():
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(wait_until, handler.is_interrupted)
             say("noticed")
 
         asyncio.run(work())
@@ -228,8 +228,7 @@ def work_sync():
             with queue.process_message() as message:
                 if message is not None:
                     say("began", message)
-                    while not handler.is_interrupted():
-                        time.sleep(0.01)
+                    wait_until(handler.is_interrupted)
                     say("finished", message)
         say("drained", queue.drain())
         queue.close()
@@ -241,8 +240,7 @@ async def work():
             async with queue.process_message() as message:
                 if message is not None:
                     say("began", message)
-                    while not handler.is_interrupted():
-                        await asyncio.sleep(0.01)
+                    await asyncio.to_thread(wait_until, handler.is_interrupted)
                     say("finished", message)
         say("drained", await queue.drain())
         await queue.close()

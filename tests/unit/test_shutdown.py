@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.threads import eventually
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 
 PRELUDE = """
-import asyncio, os, signal, sys, threading, time
+import asyncio, os, signal, sys, threading
 from penstock.shutdown import SignalWatch
 
 def say(*words):
@@ -68,8 +69,8 @@ say("stopped")
 """,
 }
 PROMPT = "async def linger(): pass\n"
-SLOW = "async def linger(): await asyncio.sleep(60)\n"
-BLOCKED = "async def linger(): time.sleep(60)\n"
+SLOW = "async def linger(): await asyncio.Event().wait()\n"
+BLOCKED = "async def linger(): threading.Event().wait()\n"
 
 every_worker = pytest.mark.parametrize("worker", WORKERS)
 both_signals = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -91,7 +92,7 @@ class Child:
         assert self._process.stdout is not None
         text = self._process.stdout.readline().strip()
         if not text:
-            raise AssertionError(f"the child ended: {self._process.communicate(timeout=20)[1]}")
+            raise AssertionError(f"the child ended: {self._process.communicate(timeout=60)[1]}")
         return text
 
     def send(self, number: signal.Signals) -> None:
@@ -105,13 +106,10 @@ class Child:
         noticed only with the next one: CPython's locks and selectors have that gap.
         """
         state = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/stat")
-        deadline = time.monotonic() + 20
-        while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "S":
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        eventually(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "S")
 
     def end(self) -> tuple[int, list[str], str]:
-        output, errors = self._process.communicate(timeout=20)
+        output, errors = self._process.communicate(timeout=60)
         return self._process.returncode, output.splitlines(), errors
 
     def kill(self) -> None:
@@ -286,7 +284,7 @@ def test_the_sigint_handler_of_asyncio_run_comes_back(start: Start) -> None:
             leave()
             say(dispositions()[1] is before[1])
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         try:
             asyncio.run(main())
         except KeyboardInterrupt:
@@ -335,7 +333,7 @@ def test_a_signal_after_the_last_left_in_another_thread_has_its_old_effect(
         thread = threading.Thread(target=leave)
         thread.start(); thread.join()
         say("ready")
-        time.sleep(60)
+        threading.Event().wait()
         """
     )
     assert child.line() == "ready"

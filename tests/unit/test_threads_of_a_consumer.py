@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -21,6 +20,7 @@ from penstock.sync.streams.inbox import Batch, Inbox, Row
 from penstock.sync.streams.ledger import MAX_IDS, Ledger
 from penstock.sync.streams.settler import Settler
 from penstock.sync.streams.workers import Workers
+from tests.helpers.threads import eventually
 
 
 def _message(number: int) -> StreamMessage:
@@ -54,12 +54,10 @@ def test_the_reader_goes_on_when_all_that_it_read_is_rejected() -> None:
     inbox.add_fresh([_row(n) for n in range(10)])
     reader = threading.Thread(target=lambda: inbox.wait_for_room(2), daemon=True)
     reader.start()
-    deadline = time.monotonic() + 30
-    while not inbox._room._condition._waiters and time.monotonic() < deadline:  # type: ignore[attr-defined]
-        time.sleep(0.001)
+    eventually(lambda: inbox._room._condition._waiters)  # type: ignore[attr-defined]
     worker = threading.Thread(target=lambda: inbox.take(1), daemon=True)
     worker.start()
-    reader.join(10)
+    reader.join(30)
     assert not reader.is_alive()
     inbox.close()
     worker.join(30)
@@ -128,11 +126,8 @@ def test_the_heart_goes_on_beating_whatever_goes_wrong(caplog: pytest.LogCapture
     nobody: Any = lambda *_: None  # noqa: E731
     heart = Troubled(settings, StreamKeys.of("orders", ""), "g", "me", 0.001, 1_000, Held(), nobody, nobody, nobody)
     heart.start()
-    deadline = time.monotonic() + 30
-    while heart.beats < 3 and time.monotonic() < deadline:
-        time.sleep(0.001)
+    eventually(lambda: heart.beats >= 3)
     heart.stop()
-    assert heart.beats >= 3
     assert "what nobody expected" in caplog.text
 
 

@@ -236,6 +236,9 @@ class Worker:
         self._slots.append(slot)
         done = 0
         while (task := await self._inbox.take()) is not None:
+            if self._reason:  # stop() was called, and the inbox is not closed yet: nothing new begins
+                await self._hand_back([task])
+                continue
             self.tally.running += 1
             try:
                 outcome = await self._runner.run(task, slot)

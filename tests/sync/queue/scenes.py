@@ -21,7 +21,7 @@ LONG_S = 60.0  # a lease that runs out only when the test says so
 
 def quick_gateway(client: StreamClient, **settings: Any) -> RedisGateway:
     """Returns a gateway with a long lease, which `age` ends, and short waits."""
-    times = {"retry_budget_seconds": 20, "retry_max_delay_seconds": 0.1, "message_wait_interval_seconds": 0.3}
+    times = {"retry_budget_seconds": 60, "retry_max_delay_seconds": 0.1, "message_wait_interval_seconds": 0.3}
     lease = {"message_visibility_timeout_seconds": LONG_S, "max_delivery_count": 10, "dead_letter_queue": DEAD_LETTERS}
     return RedisGateway(redis_client=client, **{**times, **lease, **settings})
 

@@ -10,7 +10,7 @@ from penstock.errors import ConfigurationError, FatalError, QueueDrained
 from penstock.events import Event, EventName
 from penstock.sync import QueueStats, RedisMessageQueue, StreamClient
 from tests.helpers.threads import Event as Signal
-from tests.helpers.threads import eventually, is_done, join, outcomes, start, throughout, wait_for
+from tests.helpers.threads import eventually, is_done, join, outcomes, start, wait_for
 from tests.sync.queue.stage import (
     COMPLETED,
     DEAD_LETTERS,
@@ -235,21 +235,28 @@ def test_a_drained_queue_takes_nothing_in_or_out(client: StreamClient, raw: redi
 
 def test_drain_waits_for_what_is_in_hand(client: StreamClient, raw: redis.Redis) -> None:
     queue, began, may_end = make_queue(client), Signal(), Signal()
+    ended: list[str] = []
 
     def work() -> None:
         with queue.process_message():
             began.set()
             wait_for(may_end)
+            ended.append("working")
+
+    def drain() -> bool:
+        is_drained = queue.drain()
+        ended.append("draining")
+        return is_drained
 
     queue.publish("hello")
     working = start(work)
     wait_for(began)
-    draining = start(queue.drain)
+    draining = start(drain)
     eventually(lambda: queue.is_draining)
-    throughout(0.1, lambda: not is_done(draining))
     may_end.set()
     assert join(draining) is True
     join(working)
+    assert ended == ["working", "draining"]
     assert raw.xlen(NAME) == 0
 
 

@@ -9,7 +9,8 @@ import redis
 from penstock.errors import QueueFull, StreamFull
 from penstock.events import Event, EventName
 from penstock.sync import EventDrivenInterruptHandler, RedisMessageQueue, StreamClient
-from tests.helpers.threads import eventually, is_done, join, outcomes, start, throughout
+from tests.helpers.commandstats import calls
+from tests.helpers.threads import eventually, is_done, join, outcomes, start
 from tests.sync.queue.stage import NAME, fail, in_flight, make_queue, markers, of_kind, payloads, take, take_all
 
 # --- raise ------------------------------------------------------------------------------------------
@@ -66,8 +67,11 @@ def test_block_waits_for_room(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client, max_pending_length=2, pending_overload_policy="block")
     queue.publish("a")
     queue.publish("b")
+    tries = calls(raw, "evalsha")
     publishing = start(queue.publish, "c")
-    throughout(0.1, lambda: not is_done(publishing) and raw.xlen(NAME) == 2)
+    eventually(lambda: calls(raw, "evalsha") >= tries + 3)
+    assert not is_done(publishing)
+    assert raw.xlen(NAME) == 2
     consumer = make_queue(client)
     assert take(consumer) == "a"
     assert join(publishing) is True
@@ -85,7 +89,7 @@ def test_block_gives_up_after_its_time(client: StreamClient, raw: redis.Redis) -
 
 
 @pytest.mark.usefixtures("default_server")
-def test_block_ends_when_it_is_interrupted(client: StreamClient) -> None:
+def test_block_ends_when_it_is_interrupted(client: StreamClient, raw: redis.Redis) -> None:
     import threading
 
     stop = threading.Event()
@@ -94,8 +98,10 @@ def test_block_ends_when_it_is_interrupted(client: StreamClient) -> None:
         interrupt=EventDrivenInterruptHandler(stop),
     )  # fmt: skip
     queue.publish("a")
+    tries = calls(raw, "evalsha")
     publishing = start(queue.publish, "b")
-    throughout(0.05, lambda: not is_done(publishing))
+    eventually(lambda: calls(raw, "evalsha") >= tries + 3)
+    assert not is_done(publishing)
     stop.set()
     [answer] = outcomes([publishing])
     assert isinstance(answer, QueueFull)

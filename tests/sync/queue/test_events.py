@@ -67,7 +67,7 @@ def test_a_log_changes_nothing_about_the_events(client: StreamClient) -> None:
 
 def test_the_life_of_a_message_that_dies(client: StreamClient) -> None:
     witness = Witness()
-    queue = make_queue(client, on_event=witness, max_delivery_count=2, message_wait_interval_seconds=30)
+    queue = make_queue(client, on_event=witness, max_delivery_count=2, message_wait_interval_seconds=60)
     queue.publish("hello")
     fail(queue, ValueError("no such customer"))
     fail(queue, ValueError("no such customer"))
@@ -114,7 +114,7 @@ def test_a_message_of_a_silent_consumer_is_reclaimed_and_the_late_one_is_stale(
     witness, late = Witness(), Witness()
     slow = make_queue(client, on_event=late, message_visibility_timeout_seconds=0.2)
     quick = make_queue(
-        client, on_event=witness, message_visibility_timeout_seconds=0.2, message_wait_interval_seconds=30
+        client, on_event=witness, message_visibility_timeout_seconds=0.2, message_wait_interval_seconds=60
     )
     slow.publish("hello")
     processing = slow.process_message()
@@ -148,7 +148,7 @@ def test_a_renewed_lease_and_one_that_is_lost(client: StreamClient, raw: redis.R
 def test_outages_are_told_and_so_is_what_could_not_be_settled(fault_proxy: FaultProxy, raw: redis.Redis) -> None:
     witness = Witness()
     with StreamClient.from_url(fault_proxy.url) as client:
-        queue = make_queue(client, on_event=witness, retry_budget_seconds=0.2, enable_completed_queue=True)
+        queue = make_queue(client, on_event=witness, retry_budget_seconds=2, enable_completed_queue=True)
         queue.publish("hello")
 
         def work() -> None:
@@ -178,7 +178,12 @@ def test_missing_bodies_and_lost_groups_are_told(client: StreamClient, raw: redi
     processing = holder.process_message()
     processing.__enter__()
     raw.xtrim(NAME, maxlen=0)
-    take(queue)
+
+    def is_missed() -> bool:
+        take(queue)
+        return "missing" in witness.names
+
+    eventually(is_missed)
     assert len(witness.fields("missing")["ids"]) == 1
     raw.xgroup_destroy(NAME, "queue")
     queue.publish("again")
@@ -190,7 +195,7 @@ def test_a_listener_that_raises_disturbs_nothing(client: StreamClient, raw: redi
     def listen(event: Event) -> None:
         raise RuntimeError(f"cannot bear {event.name}")
 
-    queue = make_queue(client, on_event=listen, enable_completed_queue=True, message_wait_interval_seconds=30)
+    queue = make_queue(client, on_event=listen, enable_completed_queue=True, message_wait_interval_seconds=60)
     queue.publish("hello")
     fail(queue)
     assert take(queue) == "hello"

@@ -4,24 +4,25 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
 
 from penstock.events import EventName
 from penstock.redis.scripts import script
-from penstock.sync import StreamClient
+from penstock.sync import RedisMessageQueue, StreamClient
 from penstock.testing import FaultProxy
+from tests.helpers import threads
 from tests.helpers.ageing import LEASE_MS, Ageing
-from tests.helpers.threads import eventually, pause, throughout
+from tests.helpers.threads import eventually
 from tests.sync.queue.scenes import GROUP, QUEUE, Events, pending, queue_of, quick_gateway, take, taken
 
 pytestmark = pytest.mark.usefixtures("default_server")
 LEASE_S = LEASE_MS / 1000  # so long that it does not run out here
-SHORT_S = 1.0  # a lease that must run out
+SHORT_S = 3.0  # a lease that must run out
 BEAT_S = 0.05
 RENEW = script("renew").sha.encode()
 
@@ -54,6 +55,15 @@ def outlive(leases: Ageing, count: int, *entry_ids: str) -> None:
         eventually(lambda: leases.is_renewed(*entry_ids))
 
 
+def beats(queue: RedisMessageQueue, leases: Ageing, raw: redis.Redis, count: int = 3) -> None:
+    """Waits for so many heartbeats of the queue, which are heard of by a message that it holds meanwhile."""
+    before = set(pending(raw))
+    queue.publish(f"message {uuid4()}")
+    held = taken(queue)
+    outlive(leases, count, *(set(pending(raw)) - before))
+    held.end()
+
+
 # --- kept -------------------------------------------------------------------------------------------
 
 
@@ -77,10 +87,7 @@ def test_a_handler_that_blocks_its_thread_keeps_its_message(
     held = taken(queue)
     for _ in range(3):
         leases.age()
-        until = time.monotonic() + 15
-        while not leases.is_renewed():
-            assert time.monotonic() < until
-            time.sleep(0.005)  # noqa: ASYNC251 (that is the point)
+        threads.eventually(leases.is_renewed)  # which gives the event loop no turn
     assert [count for _, count in pending(raw).values()] == [1]
     held.end()
     assert raw.xlen(QUEUE) == 0
@@ -110,7 +117,9 @@ def test_a_heartbeat_that_is_lost_is_followed_by_another(
 ) -> None:
     failures: list[int] = []
     queue = queue_of(
-        leased(proxied), heartbeat_interval_seconds=BEAT_S, on_heartbeat_failure=lambda: failures.append(1)
+        leased(proxied, message_visibility_timeout_seconds=LEASE_S / 2),  # a third of it is waited for a lost reply
+        heartbeat_interval_seconds=BEAT_S,
+        on_heartbeat_failure=lambda: failures.append(1),
     )
     queue.publish("a")
     fault = fault_proxy.drop_reply("EVALSHA", containing=RENEW, ending=ending)
@@ -143,17 +152,23 @@ def test_a_message_whose_entry_vanishes_is_kept_as_long_as_its_handler_runs(
 # --- ended ------------------------------------------------------------------------------------------
 
 
-def test_a_settled_message_is_renewed_no_more(proxied: StreamClient, fault_proxy: FaultProxy) -> None:
-    queue = queue_of(leased(proxied), heartbeat_interval_seconds=0.05)
+def test_a_settled_message_is_renewed_no_more(
+    proxied: StreamClient, fault_proxy: FaultProxy, leases: Ageing, raw: redis.Redis
+) -> None:
+    queue = queue_of(leased(proxied), heartbeat_interval_seconds=BEAT_S)
     queue.publish("a")
     held = taken(queue)
-    eventually(lambda: fault_proxy.count("EVALSHA") > 5)
+    [entry_id] = pending(raw)
+    renewed = fault_proxy.late_request("EVALSHA", 0.001, containing=entry_id.encode())
+    eventually(lambda: renewed.has_happened)
     held.end()
-    seen = fault_proxy.count("EVALSHA")
-    throughout(0.3, lambda: fault_proxy.count("EVALSHA") <= seen + 1)  # one may have been under way
+    beats(queue, leases, raw, 1)  # one may have been under way
+    renewed_again = fault_proxy.late_request("EVALSHA", 0.001, containing=entry_id.encode())
+    beats(queue, leases, raw)
+    assert not renewed_again.has_happened
 
 
-def test_who_has_lost_the_lease_is_told(beat_client: StreamClient, raw: redis.Redis) -> None:
+def test_who_has_lost_the_lease_is_told(beat_client: StreamClient, leases: Ageing, raw: redis.Redis) -> None:
     failures: list[int] = []
     events = Events()
     queue = queue_of(
@@ -167,7 +182,7 @@ def test_who_has_lost_the_lease_is_told(beat_client: StreamClient, raw: redis.Re
     raw.xclaim(QUEUE, GROUP, "thief", 0, list(pending(raw)), justid=True)
     eventually(lambda: failures and held.processing.lease_lost)
     held.end()
-    pause(3 * BEAT_S)
+    beats(queue, leases, raw)
     assert failures == [1]
     assert len(events.of(EventName.RENEWAL_FAILED)) == 1
     assert len(events.of(EventName.STALE)) == 1
@@ -187,7 +202,7 @@ def test_redis_away_for_longer_than_the_lease_is_told_and_a_late_end_is_refused(
     held = taken(queue)
     fault_proxy.black_hole()
     eventually(lambda: failures and held.processing.lease_lost)
-    other = queue_of(leased(beat_client, message_visibility_timeout_seconds=SHORT_S, message_wait_interval_seconds=10))
+    other = queue_of(leased(beat_client, message_visibility_timeout_seconds=SHORT_S, message_wait_interval_seconds=60))
     live = taken(other)
     assert (live.message, live.number) == ("a", 2)
     fault_proxy.heal()
@@ -217,7 +232,9 @@ def test_redis_away_for_longer_than_the_lease_does_not_matter_if_nobody_took_the
     assert raw.xlen(QUEUE) == 0
 
 
-def test_everybody_is_told_however_many_leases_run_out(proxied: StreamClient, fault_proxy: FaultProxy) -> None:
+def test_everybody_is_told_however_many_leases_run_out(
+    proxied: StreamClient, beat_client: StreamClient, fault_proxy: FaultProxy, leases: Ageing, raw: redis.Redis
+) -> None:
     failures: list[int] = []
     queue = queue_of(
         leased(proxied, message_visibility_timeout_seconds=SHORT_S),
@@ -232,13 +249,14 @@ def test_everybody_is_told_however_many_leases_run_out(proxied: StreamClient, fa
     # Nothing is tried beyond the end of the leases: when Redis is back, no heartbeat is heard of.
     fault_proxy.heal()
     seen = fault_proxy.count("EVALSHA")
-    throughout(3 * BEAT_S, lambda: fault_proxy.count("EVALSHA") == seen)
+    beats(queue_of(leased(beat_client), heartbeat_interval_seconds=BEAT_S), leases, raw)
+    assert fault_proxy.count("EVALSHA") == seen
     assert all(one.processing.lease_lost for one in held)
 
 
 def test_a_hung_handler_is_renewed_no_longer_than_it_may_take(beat_client: StreamClient) -> None:
     failures: list[int] = []
-    lease = {"message_visibility_timeout_seconds": SHORT_S, "message_wait_interval_seconds": 30}
+    lease = {"message_visibility_timeout_seconds": SHORT_S, "message_wait_interval_seconds": 60}
     queue = queue_of(
         leased(beat_client, **lease),
         heartbeat_interval_seconds=BEAT_S,
@@ -259,22 +277,23 @@ def test_a_hung_handler_is_renewed_no_longer_than_it_may_take(beat_client: Strea
 def test_a_callback_that_takes_its_time_costs_no_other_lease(
     beat_client: StreamClient, leases: Ageing, raw: redis.Redis
 ) -> None:
-    is_called, may_end = threading.Event(), threading.Event()
+    has_pondered = threading.Event()
 
     def ponder() -> None:
-        is_called.set()
-        may_end.wait(60)
+        for _ in range(3):
+            leases.age(other)
+            threads.eventually(lambda: leases.is_renewed(other))
+        has_pondered.set()
 
     queue = queue_of(leased(beat_client), heartbeat_interval_seconds=BEAT_S, on_heartbeat_failure=ponder)
     queue.publish("a")
     queue.publish("b")
-    taken(queue)
+    lost = taken(queue)
     kept = taken(queue)
-    (stolen, _), (other, _) = pending(raw).items()
+    stolen, other = pending(raw)
     raw.xclaim(QUEUE, GROUP, "keeper", 0, [stolen], justid=True)
-    eventually(is_called.is_set)
-    outlive(leases, 3, other)
-    may_end.set()
+    eventually(has_pondered.is_set)
+    assert lost.processing.lease_lost
     assert not kept.processing.lease_lost
     kept.end()
 

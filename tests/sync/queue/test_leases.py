@@ -87,7 +87,7 @@ def test_a_message_whose_holder_is_silent_is_handed_out_again(two_queues: Any, r
 
 def test_a_short_lease_runs_out_by_itself(lease_client: StreamClient) -> None:
     gateway = quick_gateway(
-        lease_client, message_visibility_timeout_seconds=0.2, message_wait_interval_seconds=5, max_delivery_count=3
+        lease_client, message_visibility_timeout_seconds=0.2, message_wait_interval_seconds=60, max_delivery_count=3
     )
     queue = queue_of(gateway)
     queue.publish("a")
@@ -200,7 +200,7 @@ def test_a_token_opens_one_message_only(lease_client: StreamClient, raw: redis.R
 
 
 def test_tokens_rise_whatever_ended_the_lease(lease_client: StreamClient, raw: redis.Redis) -> None:
-    gateway = quick_gateway(lease_client, message_wait_interval_seconds=5)
+    gateway = quick_gateway(lease_client, message_wait_interval_seconds=60)
     queue = queue_of(gateway)
     queue.publish("a")
     numbers, tokens = [], []
@@ -224,7 +224,7 @@ def test_tokens_rise_whatever_ended_the_lease(lease_client: StreamClient, raw: r
 def test_what_is_interrupted_goes_back_and_counts_no_attempt(
     lease_client: StreamClient, raw: redis.Redis, error: BaseException
 ) -> None:
-    gateway = quick_gateway(lease_client, max_delivery_count=1, message_wait_interval_seconds=5)
+    gateway = quick_gateway(lease_client, max_delivery_count=1, message_wait_interval_seconds=60)
     queue = queue_of(gateway)
     queue.publish("a")
     for deliveries in (1, 2, 3):

@@ -130,7 +130,7 @@ def test_a_context_may_be_entered_again_when_it_has_ended(client: StreamClient, 
 
 @pytest.mark.usefixtures("default_server")
 def test_the_context_tells_what_was_handed_out(client: StreamClient, raw: redis.Redis) -> None:
-    queue = make_queue(client, message_wait_interval_seconds=30)
+    queue = make_queue(client, message_wait_interval_seconds=60)
     queue.publish("hello")
     [(entry_id, _)] = raw.xrange(NAME)
     tokens = []
@@ -191,7 +191,7 @@ def test_an_entry_without_a_payload_becomes_a_dead_letter_and_stops_nobody(
     client: StreamClient, raw: redis.Redis
 ) -> None:
     raw.xadd(NAME, {"something": "else"})
-    queue = make_queue(client, message_wait_interval_seconds=5)
+    queue = make_queue(client, message_wait_interval_seconds=60)
     queue.publish("hello")
     assert take(queue) == "hello"
     [(_, record)] = raw.xrange(DEAD_LETTERS)
@@ -219,7 +219,7 @@ def test_consumers_in_two_clients_share_the_work(redis_url: str) -> None:
 
 
 def test_a_vanished_stream_is_no_reason_to_stop(client: StreamClient, raw: redis.Redis) -> None:
-    queue = make_queue(client, message_wait_interval_seconds=5)
+    queue = make_queue(client, message_wait_interval_seconds=60)
     queue.publish("before")
     assert take(queue) == "before"
     raw.delete(NAME)

@@ -219,7 +219,7 @@ def test_a_connection_that_breaks_during_an_iteration_is_an_error_and_not_an_end
     postgres: PostgresServer,
 ) -> None:
     with FaultProxy(("127.0.0.1", postgres.port)) as proxy:
-        with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=3) as backend:
+        with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=30) as backend:
             backend.save_many([result_of(f"t{number}") for number in range(1_200)])
             found = backend.iter()
             next(found)
@@ -231,7 +231,7 @@ def test_a_connection_that_breaks_during_an_iteration_is_an_error_and_not_an_end
 
 def test_a_connection_that_was_reset_is_made_anew(postgres: PostgresServer) -> None:
     with FaultProxy(("127.0.0.1", postgres.port)) as proxy:
-        with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=5) as backend:
+        with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=30) as backend:
             backend.save(result_of("before"))
             proxy.reset_all()
             assert backend.save(result_of()) is True

@@ -41,7 +41,7 @@ class MemoryBackend:
 
 def quick(queue: TaskQueue, handlers: Handlers, **options: Any) -> Worker:
     """Returns a worker whose times are short."""
-    return Worker(queue, handlers, **{"handles_signals": False, "idle_ms": 500, "grace_s": 20.0, **options})
+    return Worker(queue, handlers, **{"handles_signals": False, "idle_ms": 60_000, "grace_s": 20.0, **options})
 
 
 @contextmanager

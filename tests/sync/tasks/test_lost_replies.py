@@ -78,7 +78,7 @@ def test_a_retry_that_was_handed_out_to_nobody_is_taken_up(
     assert task is not None
     lossy.nack(task.id)
     lose(fault_proxy, name)
-    again = lossy.pop(timeout=5)
+    again = lossy.pop(timeout=30)
     assert again is not None
     assert (again.id, again.attempts) == (task.id, 1)
 

@@ -349,7 +349,6 @@ def test_a_worker_that_stops_lets_handlers_end_and_hands_the_rest_back(queue: Ta
     call = start(worker.run)
     wait_for(begun)
     worker.stop()
-    pause(0.05)
     may_end.set()
     report = join(call)
     assert (report.ok, report.reason) == (1, "stopped")

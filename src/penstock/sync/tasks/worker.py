@@ -237,6 +237,9 @@ class Worker:
         self._slots.append(slot)
         done = 0
         while (task := self._inbox.take()) is not None:
+            if self._reason:  # stop() was called, and the inbox is not closed yet: nothing new begins
+                self._hand_back([task])
+                continue
             self.tally.running += 1
             try:
                 outcome = self._runner.run(task, slot)
