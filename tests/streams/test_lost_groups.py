@@ -65,7 +65,8 @@ async def test_what_is_done_beside_a_long_handler_is_soon_on_record(client: Stre
 
 
 async def test_what_was_not_acknowledged_comes_again_and_only_that(client: StreamClient, raw: redis.Redis) -> None:
-    await publish(client, range(20))
+    ids = await publish(client, range(20))
+    record = " ".join([ids[19], ids[3], ids[11], ids[19]]).encode()  # handed out up to the last, and three are pending
 
     def leave_some(messages: list[StreamMessage]) -> list[str]:
         return [message.id for message in messages if message.attempts > 1 or message.data not in (3, 11, 19)]
@@ -77,6 +78,7 @@ async def test_what_was_not_acknowledged_comes_again_and_only_that(client: Strea
     consumer = StreamConsumer(client, STREAM, config, handler, on_event=events.append)
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_acked == 17 and consumer.metrics().total_retried == 3)
+        await eventually(lambda: raw.get(f"{{{STREAM}}}:position:{GROUP}") == record)
         destroy_group(raw)
         await eventually(lambda: of_kind(events, EventName.GROUP_LOST))
         await eventually(lambda: consumer.metrics().total_acked == 20)

@@ -66,7 +66,8 @@ def test_what_is_done_beside_a_long_handler_is_soon_on_record(client: StreamClie
 
 
 def test_what_was_not_acknowledged_comes_again_and_only_that(client: StreamClient, raw: redis.Redis) -> None:
-    publish(client, range(20))
+    ids = publish(client, range(20))
+    record = " ".join([ids[19], ids[3], ids[11], ids[19]]).encode()  # handed out up to the last, and three are pending
 
     def leave_some(messages: list[StreamMessage]) -> list[str]:
         return [message.id for message in messages if message.attempts > 1 or message.data not in (3, 11, 19)]
@@ -78,6 +79,7 @@ def test_what_was_not_acknowledged_comes_again_and_only_that(client: StreamClien
     consumer = StreamConsumer(client, STREAM, config, handler, on_event=events.append)
     with running(consumer):
         eventually(lambda: consumer.metrics().total_acked == 17 and consumer.metrics().total_retried == 3)
+        eventually(lambda: raw.get(f"{{{STREAM}}}:position:{GROUP}") == record)
         destroy_group(raw)
         eventually(lambda: of_kind(events, EventName.GROUP_LOST))
         eventually(lambda: consumer.metrics().total_acked == 20)
