@@ -15,6 +15,7 @@ import redis.asyncio
 import penstock
 from penstock import sync
 from penstock.errors import OutOfMemory, TransientError
+from penstock.queue.returner import Returner
 from penstock.redis.embedded import EmbeddedServer
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
@@ -157,6 +158,35 @@ def test_a_forked_process_has_slots_of_its_own(server: EmbeddedServer, raw: redi
     assert [fields[b"data"] for _, fields in raw.xrange(QUEUE)] == [b"c", b"d"]
     with queue.process_message() as message:
         assert message == "c"
+    queue.close()
+    client.close()
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_forked_process_that_closes_the_queue_leaves_the_messages_of_its_parent_alone(
+    server: EmbeddedServer, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Returner, "start", lambda _self: None)
+    client = redis.Redis.from_url(server.url, decode_responses=True)
+    gateway = sync.RedisGateway(redis_client=client, message_visibility_timeout_seconds=60)
+    gateway._desk(QUEUE)._take_ahead_after = 0
+    queue = sync.RedisMessageQueue(QUEUE, gateway=gateway)
+    for message in ("a", "b"):
+        queue.publish(message)
+    with queue.process_message() as message:
+        assert message == "a"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            queue.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert raw.zcard(f"{{{QUEUE}}}:retries:queue") == 0
+    with queue.process_message() as message:
+        assert message == "b"
     queue.close()
     client.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import FatalError, QueueFull, Snooze
 from tests.queue.audit import Stage
-from tests.queue.scenes import FAILED, GROUP, QUEUE, always_ahead, at_most_once, pending, take
+from tests.queue.scenes import FAILED, GROUP, QUEUE, always_ahead, at_most_once, pending, take, until
 
 Story = Callable[[Stage], Awaitable[None]]
 STORIES: dict[str, Story] = {}
@@ -69,6 +69,18 @@ async def take_ahead_and_leave(stage: Stage) -> None:
     other = stage.queue()
     for _ in range(2):
         await stage.end(await stage.take(other))
+
+
+@story
+async def take_ahead_and_pause(stage: Stage) -> None:
+    queue = stage.queue(always_ahead)
+    for message in ("a", "b", "c"):
+        await stage.do(queue.publish, message)
+    await stage.end(await stage.take(queue))
+    slots = queue._gateway._desk(QUEUE)._slots  # type: ignore[attr-defined]
+    await until(lambda: slots._returner is None, "what was taken ahead is put back")
+    for _ in range(2):
+        await stage.end(await stage.take(queue))
 
 
 @story

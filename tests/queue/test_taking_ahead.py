@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,7 +16,11 @@ from penstock import RedisGateway, RedisMessageQueue, StreamClient
 from penstock.errors import ConnectionLost
 from penstock.queue.desk import Desk
 from penstock.queue.returner import Returner
-from penstock.testing import FaultProxy
+from penstock.redis.scripts import script
+from penstock.redis.side_lane import SideLane
+from penstock.runtime.aio import Event
+from penstock.streams.ledger import Ledger
+from penstock.testing import Fault, FaultProxy
 from tests.queue.scenes import (
     GROUP,
     QUEUE,
@@ -26,18 +31,10 @@ from tests.queue.scenes import (
     queue_of,
     quick_gateway,
     taken,
+    until,
 )
 
 pytestmark = pytest.mark.usefixtures("default_server")
-_TRIES = 1_500
-
-
-async def until(is_true: Callable[[], Any], what: str) -> None:
-    for _ in range(_TRIES):
-        if is_true():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"never: {what}")
 
 
 def desk_of(gateway: RedisGateway) -> Desk:
@@ -68,6 +65,38 @@ async def process(queue: RedisMessageQueue, count: int) -> list[Any]:
 def no_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody puts back what was taken ahead."""
     monkeypatch.setattr(Returner, "start", lambda _self: None)
+
+
+@dataclass
+class HeldReturn:
+    """The step that puts a message back, held until a caller waits for it: before it is taken, or after it."""
+
+    comes_after: bool = False
+    error: Exception | None = None
+    has_begun: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
+    held, put_back, wait = HeldReturn(), SideLane.run, Event.wait
+
+    def put_back_when_somebody_waits(*args: Any) -> Any:
+        answer = put_back(*args) if held.comes_after else None
+        held.has_begun.set()
+        assert held.may_end.wait(30)
+        if held.error is not None:
+            raise held.error
+        return answer if held.comes_after else put_back(*args)
+
+    async def wait_and_have_it_put_back(*args: Any) -> bool:
+        held.may_end.set()
+        return await wait(*args)
+
+    monkeypatch.setattr(SideLane, "run", put_back_when_somebody_waits)
+    monkeypatch.setattr(Event, "wait", wait_and_have_it_put_back)
+    yield held
+    held.may_end.set()
 
 
 # --- what it is for ---------------------------------------------------------------------------------
@@ -200,6 +229,94 @@ async def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: re
     assert raw.xlen(QUEUE) == 0
 
 
+@pytest.mark.parametrize("error", [None, ConnectionLost("not now")])
+@pytest.mark.parametrize("comes_after", [False, True])
+async def test_who_comes_while_it_is_put_back_gets_it_before_any_newer_one(
+    client: StreamClient, raw: redis.Redis, held_return: HeldReturn, comes_after: bool, error: Exception | None
+) -> None:
+    held_return.comes_after, held_return.error = comes_after, error
+    gateway = always_ahead(client)
+    queue = queue_of(gateway)
+    await publish(queue, 4)
+    await process(queue, 1)
+    await until(held_return.has_begun.is_set, "it is about to be put back")
+    held = await taken(queue)
+    assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
+    await held.end()
+    assert await process(queue, 2) == ["message 2", "message 3"]
+    await queue.close()
+    assert raw.xlen(QUEUE) == 0
+
+
+@pytest.mark.parametrize("leave", [RedisMessageQueue.drain, RedisMessageQueue.close])
+async def test_drain_and_close_wait_until_it_is_put_back(
+    client: StreamClient, held_return: HeldReturn, leave: Callable[..., Any]
+) -> None:
+    queue = queue_of(always_ahead(client))
+    await publish(queue, 3)
+    await process(queue, 1)
+    await until(held_return.has_begun.is_set, "it is about to be put back")
+    await leave(queue)
+    other = queue_of(quick_gateway(client))
+    assert await process(other, 2) == ["message 1", "message 2"]
+    await other.close()
+    await queue.close()
+
+
+async def test_nothing_newer_is_taken_ahead_while_it_is_put_back(client: StreamClient, held_return: HeldReturn) -> None:
+    gateway = always_ahead(client)
+    queue = queue_of(gateway)
+    await publish(queue, 4)
+    first = await taken(queue)
+    second = await taken(queue)
+    await first.end()
+    await until(held_return.has_begun.is_set, "it is about to be put back")
+    await second.end()
+    assert ahead_of(gateway) == []
+    assert await process(queue, 2) == ["message 2", "message 3"]
+    await queue.close()
+
+
+# async only
+async def test_who_is_cancelled_while_it_is_put_back_takes_nothing(
+    client: StreamClient, raw: redis.Redis, held_return: HeldReturn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_waiting = asyncio.Event()
+
+    async def wait_for_ever(*_: object) -> bool:
+        is_waiting.set()
+        return await asyncio.Event().wait()
+
+    queue = queue_of(always_ahead(client))
+    await publish(queue, 3)
+    await process(queue, 1)
+    await until(held_return.has_begun.is_set, "it is about to be put back")
+    with monkeypatch.context() as patch:
+        patch.setattr(Event, "wait", wait_for_ever)
+        caller = asyncio.create_task(taken(queue))
+        await is_waiting.wait()
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+    assert await process(queue, 2) == ["message 1", "message 2"]
+    await queue.close()
+    assert raw.xlen(QUEUE) == 0
+
+
+# end async only
+async def test_a_queue_that_is_used_on_after_close_gets_first_what_close_put_back(
+    client: StreamClient, no_returns: None
+) -> None:
+    gateway = always_ahead(client)
+    queue = queue_of(gateway)
+    await publish(queue, 3)
+    await process(queue, 1)
+    assert ahead_of(gateway)
+    await queue.close()
+    assert await process(queue, 2) == ["message 1", "message 2"]
+    await queue.close()
+
+
 @pytest.mark.parametrize("leave", [RedisMessageQueue.drain, RedisMessageQueue.close])
 async def test_drain_and_close_put_it_back(
     client: StreamClient, raw: redis.Redis, no_returns: None, leave: Callable[..., Any]
@@ -238,6 +355,57 @@ async def test_what_could_not_be_put_back_is_found_by_the_next_call(
     await held.end()
     await queue.close()
     assert raw.xlen(QUEUE) == 0
+
+
+@pytest.mark.parametrize("lose", [FaultProxy.drop_request, FaultProxy.drop_reply])
+async def test_a_return_without_an_answer_does_not_hold_the_next_caller_up_for_ever(
+    fault_proxy: FaultProxy, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lose: Callable[..., Fault]
+) -> None:
+    monkeypatch.setattr("penstock.queue.returner._LONGEST_S", 0.2)
+    raw.script_load(script("hand_back").source)
+    async with StreamClient.from_url(fault_proxy.url) as client:
+        queue = queue_of(always_ahead(client))
+        await publish(queue, 3)
+        fault = lose(fault_proxy, "EVALSHA", containing=script("hand_back").sha.encode(), ending="black_hole")
+        await process(queue, 1)
+        await until(lambda: fault.has_happened, "it is lost")
+        assert await process(queue, 2) == ["message 1", "message 2"]
+        await queue.close()
+    assert raw.xlen(QUEUE) == 0
+
+
+@pytest.mark.parametrize("last_step", ["take", "begin"])
+async def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, last_step: str
+) -> None:
+    sent: list[Any] = []
+    lane = SideLane(client.settings, QUEUE)
+    run, step = SideLane.run, getattr(Ledger, last_step)
+
+    def give_up(_lane: SideLane, *args: Any) -> None:
+        sent.append(args)
+        raise ConnectionLost("no reply in time")
+
+    async def and_then_it_arrives(*args: Any, **more: Any) -> Any:
+        answer = await step(*args, **more)
+        assert run(lane, *sent.pop()) == 0
+        return answer
+
+    monkeypatch.setattr(SideLane, "run", give_up)
+    monkeypatch.setattr(Ledger, last_step, and_then_it_arrives)
+    gateway = always_ahead(client)
+    queue = queue_of(gateway)
+    await publish(queue, 2)
+    await process(queue, 1)
+    await until(lambda: sent and desk_of(gateway)._slots._returner is None, "the thread has given up")
+    held = await taken(queue)
+    assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
+    assert sent == []
+    assert raw.zcard(f"{{{QUEUE}}}:retries:{GROUP}") == 0
+    await held.end()
+    assert raw.xlen(QUEUE) == 0
+    await queue.close()
+    lane.close()
 
 
 async def test_who_was_frozen_does_not_begin_what_another_has_by_now(

@@ -87,9 +87,10 @@ class Desk:
             self._begin_anew()
         if self._unsettled.steps:
             await self._unsettled.settle_again()
+        slot, claim = await self._slots.borrow(), None  # before the clock starts: this may wait for a hand-back
         started_s, trial, may_take_new, has_looked = time.monotonic(), None, True, False
         self._brisk_turns = self._brisk_turns + 1 if started_s - self._ended_s < _BRISK_S else 0
-        deadline, slot, claim = started_s + wait_s, self._slots.borrow(), None
+        deadline = started_s + wait_s
         try:
             while True:
                 try:
@@ -361,8 +362,10 @@ class Desk:
 
     async def hand_back(self) -> bool:
         """Put back what a lost reply may have handed out to nobody; False = Redis is out of reach."""
+        if self._slots.is_foreign:
+            self._begin_anew()  # what is in doubt is the parent's, which may still process it
         is_settled = await self._unsettled.settle_again()
-        doubtful = self._slots.borrow_doubtful()
+        doubtful = await self._slots.borrow_doubtful()
         try:
             while doubtful:
                 is_settled = await self._clear_up(doubtful[-1]) and is_settled
@@ -379,6 +382,7 @@ class Desk:
             parkings = [Parking(found.id, 0, *slot.counts_of(found)) for found in claims]
             if parkings:
                 await slot.ledger.park(parkings)
+                self._look_soon()
         except GroupLost:
             pass  # the pending list went with the group
         except TransientError as error:

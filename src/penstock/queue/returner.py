@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from penstock.errors import PenstockError
@@ -19,6 +20,7 @@ from penstock.redis.side_lane import SideLane
 
 logger = logging.getLogger("penstock.queue")
 PATIENCE_S = 0.05  # how long a message that was taken ahead waits for its caller
+_LONGEST_S = 2.0  # for a command, however long others may take: the next caller waits for this one
 
 
 class Holder(Protocol):
@@ -56,9 +58,14 @@ class Returner(Generic[H]):
         abandoned: Callable[[], Sequence[H] | None],
         put_back: Callable[[H], None],
     ) -> None:
-        self._settings, self._keys, self._group = settings, keys, group
+        self._settings = replace(
+            settings,
+            socket_timeout_s=min(settings.socket_timeout_s, _LONGEST_S),
+            connect_timeout_s=min(settings.connect_timeout_s, _LONGEST_S),
+        )
+        self._keys, self._group = keys, group
         self._abandoned, self._put_back = abandoned, put_back
-        self._script = script("park")
+        self._script = script("hand_back")
 
     def start(self) -> None:
         """Begin to look."""
@@ -77,12 +84,13 @@ class Returner(Generic[H]):
 
     def _return(self, lane: SideLane, holder: H) -> None:
         keys, group = self._keys, self._group
-        names = (keys.stream, keys.retries(group), keys.attempts(group), keys.worker(group, holder.consumer))
+        names = (keys.stream, keys.retries(group), keys.attempts(group))
         try:
-            lane.run(self._script, (len(names), *names, group, holder.consumer, "", holder.ahead_id, 0, 0, 0))
+            lane.run(self._script, (len(names), *names, group, holder.consumer, holder.ahead_id))
             holder.is_sure()
         except PenstockError as error:
-            # It stays in doubt: the next call of the queue looks after it, or close().
+            # It stays in doubt: the next call of the queue looks after it, or close(). From then on the command, if it
+            # is still on its way, changes nothing.
             logger.warning("%s was taken ahead and not put back: %s", holder.ahead_id, error)
         except Exception:
             logger.exception("%s was taken ahead and not put back", holder.ahead_id)

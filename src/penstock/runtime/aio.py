@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from penstock.runtime.handler_threads import Threads as Threads  # noqa: PLC0414  the twin has it too
@@ -62,6 +63,7 @@ class Event:
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_set_outside = False
 
     def set(self) -> None:
         """Raise the flag."""
@@ -69,19 +71,20 @@ class Event:
 
     def set_from_outside(self) -> None:
         """Raise the flag from another thread or from a signal handler, which may run while the loop sleeps."""
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            self._event.set()  # nobody waits yet
-        else:
-            loop.call_soon_threadsafe(self._event.set)
+        # Before the look at the loop: a task that begins to wait at this moment either sees this or is seen here.
+        self._is_set_outside = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits in it
+                self._loop.call_soon_threadsafe(self._event.set)
 
     def clear(self) -> None:
         """Lower the flag."""
+        self._is_set_outside = False
         self._event.clear()
 
     def is_set(self) -> bool:
         """Tell whether the flag is raised."""
-        return self._event.is_set()
+        return self._is_set_outside or self._event.is_set()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the flag is raised; return False when the time is over first."""
@@ -92,7 +95,7 @@ class Event:
             async with asyncio.timeout(timeout_s):
                 return await self._event.wait()
         except TimeoutError:
-            return self._event.is_set()
+            return self.is_set()
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is not None and self._loop is not loop and self._loop.is_closed():
@@ -100,6 +103,8 @@ class Event:
             if was_set:
                 self._event.set()
         self._loop = loop
+        if self._is_set_outside:
+            self._event.set()
 
 
 class Lock:

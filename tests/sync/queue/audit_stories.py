@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.errors import FatalError, QueueFull, Snooze
 from tests.sync.queue.audit import Stage
-from tests.sync.queue.scenes import FAILED, GROUP, QUEUE, always_ahead, at_most_once, pending, take
+from tests.sync.queue.scenes import FAILED, GROUP, QUEUE, always_ahead, at_most_once, pending, take, until
 
 Story = Callable[[Stage], None]
 STORIES: dict[str, Story] = {}
@@ -70,6 +70,18 @@ def take_ahead_and_leave(stage: Stage) -> None:
     other = stage.queue()
     for _ in range(2):
         stage.end(stage.take(other))
+
+
+@story
+def take_ahead_and_pause(stage: Stage) -> None:
+    queue = stage.queue(always_ahead)
+    for message in ("a", "b", "c"):
+        stage.do(queue.publish, message)
+    stage.end(stage.take(queue))
+    slots = queue._gateway._desk(QUEUE)._slots  # type: ignore[attr-defined]
+    until(lambda: slots._returner is None, "what was taken ahead is put back")
+    for _ in range(2):
+        stage.end(stage.take(queue))
 
 
 @story

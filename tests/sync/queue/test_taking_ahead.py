@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -14,9 +14,13 @@ import redis
 
 from penstock.errors import ConnectionLost
 from penstock.queue.returner import Returner
+from penstock.redis.scripts import script
+from penstock.redis.side_lane import SideLane
+from penstock.runtime.threads import Event
 from penstock.sync import RedisGateway, RedisMessageQueue, StreamClient
 from penstock.sync.queue.desk import Desk
-from penstock.testing import FaultProxy
+from penstock.sync.streams.ledger import Ledger
+from penstock.testing import Fault, FaultProxy
 from tests.sync.queue.scenes import (
     GROUP,
     QUEUE,
@@ -27,18 +31,10 @@ from tests.sync.queue.scenes import (
     queue_of,
     quick_gateway,
     taken,
+    until,
 )
 
 pytestmark = pytest.mark.usefixtures("default_server")
-_TRIES = 1_500
-
-
-def until(is_true: Callable[[], Any], what: str) -> None:
-    for _ in range(_TRIES):
-        if is_true():
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"never: {what}")
 
 
 def desk_of(gateway: RedisGateway) -> Desk:
@@ -69,6 +65,38 @@ def process(queue: RedisMessageQueue, count: int) -> list[Any]:
 def no_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody puts back what was taken ahead."""
     monkeypatch.setattr(Returner, "start", lambda _self: None)
+
+
+@dataclass
+class HeldReturn:
+    """The step that puts a message back, held until a caller waits for it: before it is taken, or after it."""
+
+    comes_after: bool = False
+    error: Exception | None = None
+    has_begun: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
+    held, put_back, wait = HeldReturn(), SideLane.run, Event.wait
+
+    def put_back_when_somebody_waits(*args: Any) -> Any:
+        answer = put_back(*args) if held.comes_after else None
+        held.has_begun.set()
+        assert held.may_end.wait(30)
+        if held.error is not None:
+            raise held.error
+        return answer if held.comes_after else put_back(*args)
+
+    def wait_and_have_it_put_back(*args: Any) -> bool:
+        held.may_end.set()
+        return wait(*args)
+
+    monkeypatch.setattr(SideLane, "run", put_back_when_somebody_waits)
+    monkeypatch.setattr(Event, "wait", wait_and_have_it_put_back)
+    yield held
+    held.may_end.set()
 
 
 # --- what it is for ---------------------------------------------------------------------------------
@@ -201,6 +229,67 @@ def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: redis.Re
     assert raw.xlen(QUEUE) == 0
 
 
+@pytest.mark.parametrize("error", [None, ConnectionLost("not now")])
+@pytest.mark.parametrize("comes_after", [False, True])
+def test_who_comes_while_it_is_put_back_gets_it_before_any_newer_one(
+    client: StreamClient, raw: redis.Redis, held_return: HeldReturn, comes_after: bool, error: Exception | None
+) -> None:
+    held_return.comes_after, held_return.error = comes_after, error
+    gateway = always_ahead(client)
+    queue = queue_of(gateway)
+    publish(queue, 4)
+    process(queue, 1)
+    until(held_return.has_begun.is_set, "it is about to be put back")
+    held = taken(queue)
+    assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
+    held.end()
+    assert process(queue, 2) == ["message 2", "message 3"]
+    queue.close()
+    assert raw.xlen(QUEUE) == 0
+
+
+@pytest.mark.parametrize("leave", [RedisMessageQueue.drain, RedisMessageQueue.close])
+def test_drain_and_close_wait_until_it_is_put_back(
+    client: StreamClient, held_return: HeldReturn, leave: Callable[..., Any]
+) -> None:
+    queue = queue_of(always_ahead(client))
+    publish(queue, 3)
+    process(queue, 1)
+    until(held_return.has_begun.is_set, "it is about to be put back")
+    leave(queue)
+    other = queue_of(quick_gateway(client))
+    assert process(other, 2) == ["message 1", "message 2"]
+    other.close()
+    queue.close()
+
+
+def test_nothing_newer_is_taken_ahead_while_it_is_put_back(client: StreamClient, held_return: HeldReturn) -> None:
+    gateway = always_ahead(client)
+    queue = queue_of(gateway)
+    publish(queue, 4)
+    first = taken(queue)
+    second = taken(queue)
+    first.end()
+    until(held_return.has_begun.is_set, "it is about to be put back")
+    second.end()
+    assert ahead_of(gateway) == []
+    assert process(queue, 2) == ["message 2", "message 3"]
+    queue.close()
+
+
+def test_a_queue_that_is_used_on_after_close_gets_first_what_close_put_back(
+    client: StreamClient, no_returns: None
+) -> None:
+    gateway = always_ahead(client)
+    queue = queue_of(gateway)
+    publish(queue, 3)
+    process(queue, 1)
+    assert ahead_of(gateway)
+    queue.close()
+    assert process(queue, 2) == ["message 1", "message 2"]
+    queue.close()
+
+
 @pytest.mark.parametrize("leave", [RedisMessageQueue.drain, RedisMessageQueue.close])
 def test_drain_and_close_put_it_back(
     client: StreamClient, raw: redis.Redis, no_returns: None, leave: Callable[..., Any]
@@ -239,6 +328,57 @@ def test_what_could_not_be_put_back_is_found_by_the_next_call(
     held.end()
     queue.close()
     assert raw.xlen(QUEUE) == 0
+
+
+@pytest.mark.parametrize("lose", [FaultProxy.drop_request, FaultProxy.drop_reply])
+def test_a_return_without_an_answer_does_not_hold_the_next_caller_up_for_ever(
+    fault_proxy: FaultProxy, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lose: Callable[..., Fault]
+) -> None:
+    monkeypatch.setattr("penstock.queue.returner._LONGEST_S", 0.2)
+    raw.script_load(script("hand_back").source)
+    with StreamClient.from_url(fault_proxy.url) as client:
+        queue = queue_of(always_ahead(client))
+        publish(queue, 3)
+        fault = lose(fault_proxy, "EVALSHA", containing=script("hand_back").sha.encode(), ending="black_hole")
+        process(queue, 1)
+        until(lambda: fault.has_happened, "it is lost")
+        assert process(queue, 2) == ["message 1", "message 2"]
+        queue.close()
+    assert raw.xlen(QUEUE) == 0
+
+
+@pytest.mark.parametrize("last_step", ["take", "begin"])
+def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, last_step: str
+) -> None:
+    sent: list[Any] = []
+    lane = SideLane(client.settings, QUEUE)
+    run, step = SideLane.run, getattr(Ledger, last_step)
+
+    def give_up(_lane: SideLane, *args: Any) -> None:
+        sent.append(args)
+        raise ConnectionLost("no reply in time")
+
+    def and_then_it_arrives(*args: Any, **more: Any) -> Any:
+        answer = step(*args, **more)
+        assert run(lane, *sent.pop()) == 0
+        return answer
+
+    monkeypatch.setattr(SideLane, "run", give_up)
+    monkeypatch.setattr(Ledger, last_step, and_then_it_arrives)
+    gateway = always_ahead(client)
+    queue = queue_of(gateway)
+    publish(queue, 2)
+    process(queue, 1)
+    until(lambda: sent and desk_of(gateway)._slots._returner is None, "the thread has given up")
+    held = taken(queue)
+    assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
+    assert sent == []
+    assert raw.zcard(f"{{{QUEUE}}}:retries:{GROUP}") == 0
+    held.end()
+    assert raw.xlen(QUEUE) == 0
+    queue.close()
+    lane.close()
 
 
 def test_who_was_frozen_does_not_begin_what_another_has_by_now(

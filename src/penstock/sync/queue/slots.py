@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from penstock.keys import StreamKeys
 from penstock.queue.returner import PATIENCE_S, Returner
+from penstock.runtime.threads import Event
 from penstock.sync.queue.slot import Slot
 from penstock.sync.redis.client import StreamClient
 from penstock.worker_name import unique_worker_name
@@ -18,8 +19,9 @@ from penstock.worker_name import unique_worker_name
 class Slots:
     """Lends slots to callers. One that may hold a message which nobody has in hand is lent first.
 
-    Guarantees: a message that was taken ahead and that nobody comes for is put back; `on_return` is told. A forked
-    process needs slots of its own: the names and connections of these are the parent's.
+    Guarantees: a message that was taken ahead and that nobody comes for is put back, after which `on_return` is called.
+    No slot that holds nothing is lent meanwhile: its caller would read a newer message. A forked process needs slots of
+    its own: the names and connections of these are the parent's.
     """
 
     def __init__(
@@ -31,6 +33,8 @@ class Slots:
         self._free: list[Slot] = []
         self._lock = threading.Lock()
         self._returner: Returner[Slot] | None = None
+        self._is_returning = False  # whether the returner is putting a message back now
+        self._waiting: list[Event] = []  # one for each caller who waits for that: they may be in several event loops
         self._has_taken_ahead = False  # since the returner looked last
         self.may_take_ahead = True
 
@@ -40,20 +44,27 @@ class Slots:
         return self._process != os.getpid()
 
     def borrow(self) -> Slot:
-        """Return a slot that nobody else has."""
-        with self._lock:
-            if self._free:
-                return self._free.pop()
-            self._made += 1
-            name = f"{self.name}-{self._made}"
-        return Slot(self._client, self._keys, self._group, name, self._dead_letters)
+        """Return a slot that nobody else has, once no message is being put back that an empty one would overtake."""
+        while True:
+            with self._lock:
+                if not self._is_returning or self._is_one_doubtful:
+                    return self._free.pop() if self._free else self._make()
+            self._wait_for_return()
 
     def borrow_sure(self) -> Slot | None:
-        """Return a slot that holds nothing; None = one is in doubt, which comes first."""
+        """Return a slot that holds nothing; None = one is in doubt or a message is on its way back: that is first."""
         with self._lock:
-            if self._free and self._free[-1].is_doubtful:
+            if self._is_returning or self._is_one_doubtful:
                 return None
-        return self.borrow()
+            return self._free.pop() if self._free else self._make()
+
+    @property
+    def _is_one_doubtful(self) -> bool:
+        return bool(self._free) and self._free[-1].is_doubtful
+
+    def _make(self) -> Slot:
+        self._made += 1
+        return Slot(self._client, self._keys, self._group, f"{self.name}-{self._made}", self._dead_letters)
 
     def put_back(self, slot: Slot) -> None:
         """Take a slot that nobody uses any more, with whatever is in doubt."""
@@ -62,15 +73,18 @@ class Slots:
                 return
             if slot.has_ahead:
                 self._watch()
-            is_next = slot.is_doubtful or not (self._free and self._free[-1].is_doubtful)
+            is_next = slot.is_doubtful or not self._is_one_doubtful
             self._free.insert(len(self._free) if is_next else 0, slot)
 
     def borrow_doubtful(self) -> list[Slot]:
-        """Return all slots that may hold a message which nobody has in hand."""
-        with self._lock:
-            doubtful = [slot for slot in self._free if slot.is_doubtful]
-            self._free = [slot for slot in self._free if not slot.is_doubtful]
-        return doubtful
+        """Return all slots that may hold a message which nobody has in hand, once none is being put back."""
+        while True:
+            with self._lock:
+                if not self._is_returning:
+                    doubtful = [slot for slot in self._free if slot.is_doubtful]
+                    self._free = [slot for slot in self._free if not slot.is_doubtful]
+                    return doubtful
+            self._wait_for_return()
 
     def close(self) -> None:
         """Give up the connections of all slots that nobody uses."""
@@ -98,15 +112,31 @@ class Slots:
                 self.may_take_ahead = False  # the interpreter waits for that thread
             latest_s = time.monotonic() - PATIENCE_S
             waiting = [slot for slot in self._free if slot.has_ahead]
-            abandoned = [slot for slot in waiting if slot.ahead_since < latest_s]
             if not waiting and not self._has_taken_ahead:
                 self._returner = None
                 return None
             self._has_taken_ahead = False
-            self._free = [slot for slot in self._free if slot not in abandoned]
+            # One at a time: callers who come meanwhile have the others, and wait for this one only.
+            abandoned = [slot for slot in waiting if slot.ahead_since < latest_s][:1]
+            if abandoned:
+                self._free.remove(abandoned[0])
+                self._is_returning = True
             return abandoned
 
     def _take_back(self, slot: Slot) -> None:
         slot.forget_ahead()
         self._on_return()
         self.put_back(slot)
+        with self._lock:
+            self._is_returning = False
+            waiting, self._waiting = self._waiting, []
+        for returned in waiting:
+            returned.set_from_outside()
+
+    def _wait_for_return(self) -> None:
+        with self._lock:
+            if not self._is_returning:
+                return
+            returned = Event()
+            self._waiting.append(returned)
+        returned.wait()
