@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.threads import eventually
 from tests.spark.conftest import java  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.usefixtures("server_program")
@@ -89,13 +89,6 @@ def wait_for(text: str, demo: subprocess.Popen[str]) -> str:
     return told
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
 def test_every_order_is_in_exactly_one_place_after_a_worker_was_killed(home, start):
     demo = start("--json", "--seed", "5")
     out, told = demo.communicate(timeout=DEADLINE_S)
@@ -153,7 +146,7 @@ def test_ctrl_c_ends_spark_as_well(home, start):
     _, told = demo.communicate(timeout=SPARK_DEADLINE_S)
     assert demo.returncode == 130
     assert "Traceback" not in told
-    eventually(lambda: not processes_of(home) and not list(home.iterdir()))
+    eventually(lambda: not processes_of(home) and not list(home.iterdir()), DEADLINE_S)
 
 
 @pytest.mark.parametrize("moment", ["is up", "started, one process each", "was killed"])
@@ -184,7 +177,7 @@ def test_workers_and_server_go_even_when_the_demo_itself_is_killed(home, start):
     wait_for("was killed", demo)
     demo.kill()
     demo.communicate(timeout=DEADLINE_S)
-    eventually(lambda: not processes_of(home) and not list(home.iterdir()))
+    eventually(lambda: not processes_of(home) and not list(home.iterdir()), DEADLINE_S)
 
 
 def test_a_worker_that_dies_by_itself_is_a_failure_and_is_named(home, start):

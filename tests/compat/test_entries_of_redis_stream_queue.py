@@ -15,7 +15,8 @@ import redis
 import redis_stream_queue as rsq
 
 import penstock
-from tests.helpers.aio import eventually, join, start, throughout
+from tests.helpers.ageing import LEASE_MS, Ageing
+from tests.helpers.aio import eventually, join, start
 
 pytestmark = [pytest.mark.servers("7.0", "valkey"), pytest.mark.every_server]
 
@@ -194,7 +195,7 @@ async def test_a_message_that_waits_for_its_retry_may_be_finished_by_redis_strea
         failures += 1
         raise ValueError("not here")
 
-    settings = config(penstock, min_idle_claim_ms=300, retry_initial_delay_ms=1_000, retry_jitter=0.0)
+    settings = config(penstock, min_idle_claim_ms=300, retry_initial_delay_ms=5_000, retry_jitter=0.0)
     failing = penstock.StreamConsumer(client, STREAM, settings, fail)
     async with running(failing):
         await eventually(lambda: failing.metrics().total_retried == 1)
@@ -217,12 +218,17 @@ async def test_a_lease_that_penstock_renews_is_respected_by_redis_stream_queue(c
         return [message.id for message in messages]
 
     recorder = Recorder()
-    ours = penstock.StreamConsumer(client, STREAM, config(penstock, min_idle_claim_ms=1_000), slow)
-    theirs = rsq.StreamConsumer(old_client, STREAM, config(rsq, min_idle_claim_ms=2_000), recorder)
+    leases = Ageing(raw, STREAM, GROUP)
+    settings = config(penstock, min_idle_claim_ms=LEASE_MS, heartbeat_interval_ms=50)
+    ours = penstock.StreamConsumer(client, STREAM, settings, slow)
+    theirs = rsq.StreamConsumer(old_client, STREAM, config(rsq, min_idle_claim_ms=LEASE_MS), recorder)
     async with running(ours):
         await begun.wait()
         async with running(theirs):
-            await throughout(3.0, lambda: recorder.seen == [])
+            for _ in range(3):
+                leases.age()
+                await eventually(leases.is_renewed)
+        assert recorder.seen == []
         may_end.set()
         await eventually(lambda: not pending(raw))
     assert ours.metrics().total_acked == 1

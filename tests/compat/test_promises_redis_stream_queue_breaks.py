@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ GROUP = "order_workers"
 
 
 def quick(**settings: Any) -> ConsumerConfig:
-    times = {"block_ms": 100, "min_idle_claim_ms": 300, "retry_initial_delay_ms": 10}
+    times = {"block_ms": 100, "min_idle_claim_ms": 60_000, "retry_initial_delay_ms": 10}
     return ConsumerConfig(**{"group": GROUP, **times, **settings})
 
 
@@ -184,12 +185,15 @@ async def test_what_others_have_in_flight_does_not_make_the_loop_dearer(client, 
     ours = StreamConsumer(client, STREAM, ConsumerConfig(**settings), everything)
     theirs = rsq.StreamConsumer(old_client, STREAM, rsq.ConsumerConfig(**settings), everything)
 
-    async def loops_of(consumer: Any) -> tuple[int, int]:
+    async def loops_of(consumer: Any) -> tuple[int, float]:
+        """Returns the calls of all passes, and the microseconds of a usual one: a busy machine delays some."""
         await consumer.run_once()  # what only the first pass does
-        before = cost(raw)
+        passes = []
         for _ in range(LOOPS):
+            before = cost(raw)
             await consumer.run_once()
-        return spent(raw, before)
+            passes.append(spent(raw, before))
+        return sum(calls for calls, _ in passes), median(microseconds for _, microseconds in passes)
 
     quiet_calls, _ = await loops_of(ours)
     fill(raw)
@@ -208,15 +212,17 @@ async def test_looking_for_orphans_looks_at_a_bounded_part_of_what_others_hold(c
     settings = ConsumerConfig(group=GROUP, block_ms=1, min_idle_claim_ms=600_000, recovery_interval_ms=1)
     consumer = StreamConsumer(client, STREAM, settings, everything)
     await consumer.run_once()
-    before = cost(raw)
+    first = before = cost(raw)
+    looking_us = []
     for _ in range(LOOPS):
         await consumer.run_once()
-    after = cost(raw)
+        after = cost(raw)
+        looking_us.append(after["xpending"]["usec"] - before["xpending"]["usec"])
+        before = after
     await consumer.close()
-    scripts = after["evalsha"]["calls"] - before["evalsha"]["calls"]
-    assert scripts <= 3 * LOOPS
+    assert before["evalsha"]["calls"] - first["evalsha"]["calls"] <= 3 * LOOPS
     whole = cost(raw)
     raw.xpending_range(STREAM, GROUP, "-", "+", IN_FLIGHT)
     _, whole_us = spent(raw, whole)
-    looking_us = after["xpending"]["usec"] - before["xpending"]["usec"]
-    assert looking_us / LOOPS < whole_us / 4, "one look costs a fraction of a walk through the whole list"
+    # Of a usual look: a busy machine delays some.
+    assert median(looking_us) < whole_us / 4, "one look costs a fraction of a walk through the whole list"

@@ -153,7 +153,7 @@ async def test_consumer_throughput_metrics(address, capsys):
                 f"dlq={m.total_dlq}  errors={m.total_errors}  "
                 f"uptime={m.uptime_secs:.0f}s"
             )
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # it prints now and then: it waits for nothing
 
     async with StreamClient(**address) as client:
         config = ConsumerConfig(group="order_workers")

@@ -71,7 +71,7 @@ async def test_a_user_with_the_listed_rights_can_use_a_queue(start_server: Calla
             max_delivery_count=2,
             retry_delay_seconds=0.001,
             max_retry_delay_seconds=0.001,
-            visibility_timeout_seconds=0.5,
+            visibility_timeout_seconds=60,
             heartbeat_interval_seconds=0.1,
             max_pending_length=2,
             pending_overload_policy="drop_oldest",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,6 @@ from typer.testing import CliRunner
 from penstock.cli.app import app
 from penstock.errors import ConfigurationError
 from penstock.redis.embedded import free_port
-from penstock.spark import session
 from penstock.spark.hadoop_settings import check_yarn, default_store
 
 Write = Callable[..., None]
@@ -37,8 +38,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def test_yarn_without_settings_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="HADOOP_CONF_DIR does not say where the cluster is"):
-        session(master="yarn")
+    # In a process of its own: where Spark runs already, session() joins it as it is and asks no cluster.
+    code = "from penstock.spark import session; session(master='yarn')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 1
+    assert "ConfigurationError: master yarn: HADOOP_CONF_DIR does not say where the cluster is" in done.stderr
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     (tmp_path / "spark-env.sh").write_text("export HADOOP_CONF_DIR=/etc/hadoop")
     check_yarn({})  # Spark's own script says it

@@ -31,7 +31,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while not (held := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)  # another process is to do something: there is no event to wait for

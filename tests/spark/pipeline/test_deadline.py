@@ -21,7 +21,7 @@ from penstock.spark.pipeline.deadline import HandlerTimeout
 from penstock.spark.pipeline.handling import Caller, Outcome
 from tests.spark.pipeline.test_handling import messages
 
-TIMEOUT_S = 0.2
+TIMEOUT_S = 1.0  # so long that a handler that does not hang is never late
 
 
 def handled(function: Any, count: int = 3, timeout_s: float = TIMEOUT_S) -> Outcome:
@@ -63,7 +63,7 @@ def test_a_plain_handler_is_interrupted_and_only_its_message_given_up(hang: Any)
     assert set(outcome.done) == {"0-0", "2-0"}
     fate = outcome.failed["1-0"]
     assert (fate.reason, fate.attempts, type(fate.error)) == (Reason.MAX_DELIVERIES, 2, HandlerTimeout)
-    assert str(fate.error) == "the handler ran longer than 0.2 s"
+    assert str(fate.error) == "the handler ran longer than 1 s"
     assert signal.getsignal(signal.SIGALRM) is before
 
 

@@ -300,9 +300,9 @@ def test_a_slot_that_moves(cluster: Cluster, semantics: str) -> None:
         while not is_over.is_set():
             move = SlotMove(cluster, stream).begin()
             move.move(stream)  # the stream first, the hash beside it later: nobody can write in between
-            time.sleep(0.05)  # the length of the fault
+            time.sleep(0.05)  # the length of the fault: who waits meanwhile does not say so
             move.finish()
-            time.sleep(0.2)
+            time.sleep(0.2)  # the pause between two moves, in which rows are written
 
     mover = threading.Thread(target=moving)
 
@@ -310,7 +310,7 @@ def test_a_slot_that_moves(cluster: Cluster, semantics: str) -> None:
         for number, made in enumerate(batches(ROWS, 100)):
             if number == 3:
                 mover.start()
-            time.sleep(0.01)  # so that the moves fall between the rows
+            time.sleep(0.01)  # the pace of the rows, so that the moves fall between them
             yield made
 
     try:
@@ -347,7 +347,7 @@ def test_what_does_not_pass_by_itself_fails_at_once(redis_url: str, raw: redis.R
     began = time.monotonic()
     with pytest.raises(WrongType):
         write(options(redis_url, ONE, stream="s", semantics=semantics), batches(ROWS))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60, "not after all its patience"
     raw.delete("s")
     write(options(redis_url, ONE, stream="s", semantics=semantics), batches(ROWS))
     assert payloads(raw) == ROWS, "the connection is in step for the next task"

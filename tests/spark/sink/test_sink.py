@@ -12,7 +12,8 @@ import pytest
 import redis
 
 from penstock.redis.embedded import EmbeddedServer
-from tests.spark.driver import Driver
+from tests.helpers.threads import eventually
+from tests.spark.driver import PATIENCE_S, Driver
 from tests.spark.sink.rows import payloads
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def failing_once(frame: DataFrame, marker: Path, at: int, server: EmbeddedServer
                 marker.touch()
                 with redis.Redis(unix_socket_path=address) as client:
                     while client.xlen("s") <= written:  # what came before this batch is on its way to the writer
-                        time.sleep(0.01)
+                        time.sleep(0.01)  # in a worker of Spark, which has nothing else to wait for
                 raise OSError("the executor is lost")
             yield batch
 
@@ -146,17 +147,25 @@ def start(frame: DataFrame, server: EmbeddedServer, checkpoint: str, **given: An
     return writer.option("checkpointLocation", checkpoint).start()
 
 
+def until(driver: Driver, condition: Callable[[], bool]) -> None:
+    def is_true() -> bool:
+        assert driver.is_alive(), driver.lines()
+        return condition()
+
+    eventually(is_true, PATIENCE_S)
+
+
 def ticking(spark: SparkSession, rows: int = 1_000) -> DataFrame:
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
     return source.load().selectExpr("lpad(value, 300, '0') as data")
 
 
-def until_batch(query: StreamingQuery, batch_id: int, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while query.lastProgress is None or query.lastProgress["batchId"] < batch_id:
+def until_batch(query: StreamingQuery, batch_id: int) -> None:
+    def is_there() -> bool:
         assert query.isActive, query.exception()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return query.lastProgress is not None and query.lastProgress["batchId"] >= batch_id
+
+    eventually(is_there, PATIENCE_S)
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -205,11 +214,9 @@ def test_of_two_queries_from_one_checkpoint_the_newer_one_writes(
     shutil.copytree(checkpoint, copied, ignore=shutil.ignore_patterns(".*"))
     new = start_driver(DRIVER, stream_server.url, copied, "1000")  # another driver: one alone would stop the old query
     with pytest.raises(Exception, match="a newer run of the same query does"):
-        old.awaitTermination(90)
+        old.awaitTermination(240)
     length = stream_redis.xlen("s")
-    while stream_redis.xlen("s") < length + 2_000:
-        assert new.is_alive(), new.lines()
-        time.sleep(0.05)
+    until(new, lambda: stream_redis.xlen("s") >= length + 2_000)
 
 
 @pytest.mark.slow
@@ -219,21 +226,16 @@ def test_a_driver_killed_in_the_middle_of_a_batch_goes_on_where_it_was(
     checkpoint: str,
     start_driver: Callable[..., Driver],
 ) -> None:
-    rows, deadline = 40_000, time.monotonic() + 240
+    rows = 40_000
     for batch in range(2):
         driver = start_driver(DRIVER, stream_server.url, checkpoint, str(rows))
+        least, most = batch * rows + 500, (batch + 2) * rows - 500
         # In the middle of a batch: some of its rows are there, and others are not.
-        while not batch * rows + 500 < stream_redis.xlen("s") % 1_000_000 < (batch + 1) * rows + rows - 500:
-            assert driver.is_alive(), driver.lines()
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(driver, lambda least=least, most=most: least < stream_redis.xlen("s") % 1_000_000 < most)
         driver.kill()
     killed_at = stream_redis.xlen("s")
     driver = start_driver(DRIVER, stream_server.url, checkpoint, str(rows))
-    while stream_redis.xlen("s") < killed_at + 2 * rows:
-        assert driver.is_alive(), driver.lines()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(driver, lambda: stream_redis.xlen("s") >= killed_at + 2 * rows)
     driver.kill()
     found = list(map(int, payloads(stream_redis)))
     assert len(found) == len(set(found)), "nothing comes twice"
