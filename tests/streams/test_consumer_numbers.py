@@ -12,7 +12,7 @@ from penstock import StreamClient, StreamConsumer, StreamMessage
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from tests.helpers.aio import eventually, next_turn
-from tests.streams.stage import GROUP, STREAM, Recorder, all_ids, fail, publish, quick, read_as, running
+from tests.streams.stage import GROUP, STREAM, Recorder, all_ids, expire, fail, publish, quick, read_as, running
 
 # async only
 import asyncio  # isort: skip
@@ -31,12 +31,15 @@ async def test_the_numbers_tell_the_whole_story(client: StreamClient, raw: redis
     await publish(client, range(20))
     raw.xgroup_create(STREAM, GROUP, "0")
     read_as(raw, "dead", 5)
+    expire(raw)
 
     def fail_at_13(message: StreamMessage) -> None:
         if message.data == 13:
             raise ValueError("unlucky")
 
-    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=3), message_handler=fail_at_13)
+    consumer = StreamConsumer(
+        client, STREAM, quick(max_deliveries=3, recovery_interval_ms=20), message_handler=fail_at_13
+    )
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_acked == 19 and consumer.metrics().total_dlq == 1)
     metrics = consumer.metrics()

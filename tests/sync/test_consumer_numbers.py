@@ -13,7 +13,7 @@ from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
 from tests.helpers.threads import eventually, next_turn
-from tests.sync.stage import GROUP, STREAM, Recorder, all_ids, fail, publish, quick, read_as, running
+from tests.sync.stage import GROUP, STREAM, Recorder, all_ids, expire, fail, publish, quick, read_as, running
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -28,12 +28,15 @@ def test_the_numbers_tell_the_whole_story(client: StreamClient, raw: redis.Redis
     publish(client, range(20))
     raw.xgroup_create(STREAM, GROUP, "0")
     read_as(raw, "dead", 5)
+    expire(raw)
 
     def fail_at_13(message: StreamMessage) -> None:
         if message.data == 13:
             raise ValueError("unlucky")
 
-    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=3), message_handler=fail_at_13)
+    consumer = StreamConsumer(
+        client, STREAM, quick(max_deliveries=3, recovery_interval_ms=20), message_handler=fail_at_13
+    )
     with running(consumer):
         eventually(lambda: consumer.metrics().total_acked == 19 and consumer.metrics().total_dlq == 1)
     metrics = consumer.metrics()
