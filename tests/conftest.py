@@ -131,8 +131,8 @@ def _is_due(item: pytest.Item) -> bool:
         return is_my_turn
     if item.get_closest_marker("slow") is None or option("--matrix") == "all":
         return True
-    is_asked_for = "slow" in option("-m") or any("::" in word for word in item.config.args)
-    return is_my_turn if option("--rotation") is not None else is_asked_for
+    is_asked_for = "slow" in option("-m") or option("-k") or any("::" in word for word in item.config.args)
+    return is_my_turn if option("--rotation") is not None else bool(is_asked_for)
 
 
 def _place(item: pytest.Item) -> tuple[bool, bytes, bytes]:

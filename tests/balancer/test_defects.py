@@ -137,6 +137,7 @@ class FirstClaim(NoRecorder):
         self.commands = self.commands or self._raw.info("stats")["total_commands_processed"]
 
 
+@pytest.mark.slow
 async def test_6_twelve_thousand_pending_entries_do_not_hold_up_the_start(
     client: StreamClient, raw: redis.Redis
 ) -> None:

@@ -134,6 +134,7 @@ def take_over(
     return took
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_server")
 @pytest.mark.timeout(600)
 def test_1500_streams_of_a_killed_owner_have_new_ones_within_3_seconds_20_times_in_a_row(
@@ -143,6 +144,7 @@ def test_1500_streams_of_a_killed_owner_have_new_ones_within_3_seconds_20_times_
     assert max(took) < 3.0 or not IS_TIMED, took
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_server")
 def test_streams_of_a_killed_owner_have_new_ones_without_any_event_within_one_sweep(
     raw: redis.Redis, peer: Start, measured: Callable[[str, object], None]
@@ -259,6 +261,7 @@ def test_sigterm_hands_the_streams_of_a_process_over_before_their_locks_run_out(
     assert raw.xlen(LBS) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_server")
 @pytest.mark.timeout(300)
 def test_ten_thousand_owned_streams_cost_little(

@@ -118,6 +118,7 @@ def test_a_python_that_executors_do_not_have_is_named() -> None:
     registration._tell_missing_python("Job aborted")
 
 
+@pytest.mark.slow
 def test_a_connect_server_that_has_penstock_imports_its_own(connect: SparkSession, url: str, said: Said) -> None:
     register(connect)
     read(connect, url, said)

@@ -114,6 +114,7 @@ def finish(spark: SparkSession, place: Path, server: EmbeddedServer) -> None:
         query.awaitTermination()
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_before_a_commit_loses_and_doubles_nothing(
     spark: SparkSession, start_driver: Callable[..., Driver], stream_server: EmbeddedServer, stream_redis: redis.Redis,
     few_rows: None, tmp_path: Path,

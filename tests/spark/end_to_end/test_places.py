@@ -45,6 +45,7 @@ def test_classic(spark: SparkSession, stream_server: EmbeddedServer, stream_redi
     assert tour(spark, stream_server.url, "orders", str(tmp_path)) == COMPLETE
 
 
+@pytest.mark.slow
 def test_a_standalone_cluster(
     start_driver: Callable[..., Driver], standalone: Standalone, stream_server: EmbeddedServer,
     stream_redis: redis.Redis, tmp_path: Path,
@@ -56,6 +57,7 @@ def test_a_standalone_cluster(
     assert "carried False" in driver.end(), "executors that have Penstock import their own"
 
 
+@pytest.mark.slow
 def test_spark_connect(
     connect: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:

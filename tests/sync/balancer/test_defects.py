@@ -132,6 +132,7 @@ class FirstClaim(NoRecorder):
         self.commands = self.commands or self._raw.info("stats")["total_commands_processed"]
 
 
+@pytest.mark.slow
 def test_6_twelve_thousand_pending_entries_do_not_hold_up_the_start(client: StreamClient, raw: redis.Redis) -> None:
     raw.xgroup_create(LBS, GROUP, "0", mkstream=True)
     with raw.pipeline(transaction=False) as many:
