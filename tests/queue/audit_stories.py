@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.errors import FatalError, QueueFull, Snooze
+from tests.helpers.aio import eventually
 from tests.queue.audit import Stage
-from tests.queue.scenes import FAILED, GROUP, QUEUE, always_ahead, at_most_once, pending, take, until
+from tests.queue.scenes import FAILED, GROUP, QUEUE, always_ahead, at_most_once, pending, take
 
 Story = Callable[[Stage], Awaitable[None]]
 STORIES: dict[str, Story] = {}
@@ -78,7 +79,7 @@ async def take_ahead_and_pause(stage: Stage) -> None:
         await stage.do(queue.publish, message)
     await stage.end(await stage.take(queue))
     slots = queue._gateway._desk(QUEUE)._slots  # type: ignore[attr-defined]
-    await until(lambda: slots._returner is None, "what was taken ahead is put back")
+    await eventually(lambda: slots._returner is None)
     for _ in range(2):
         await stage.end(await stage.take(queue))
 

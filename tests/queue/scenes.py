@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -18,7 +16,6 @@ DEAD_LETTERS = "orders::dlq"
 COMPLETED = "orders::completed"
 FAILED = "orders::failed"
 LONG_S = 60.0  # a lease that runs out only when the test says so
-_TRIES = 1_500
 
 
 def quick_gateway(client: StreamClient, **settings: Any) -> RedisGateway:
@@ -91,15 +88,6 @@ async def taken(queue: RedisMessageQueue) -> Held:
     held = await take(queue)
     assert held is not None
     return held
-
-
-async def until(is_true: Callable[[], Any], what: str) -> None:
-    """Waits until something is true that a thread does."""
-    for _ in range(_TRIES):
-        if is_true():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"never: {what}")
 
 
 # --- what the server says -------------------------------------------------------------------------

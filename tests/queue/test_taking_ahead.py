@@ -21,6 +21,7 @@ from penstock.redis.side_lane import SideLane
 from penstock.runtime.aio import Event
 from penstock.streams.ledger import Ledger
 from penstock.testing import Fault, FaultProxy
+from tests.helpers.aio import eventually
 from tests.queue.scenes import (
     GROUP,
     QUEUE,
@@ -31,7 +32,6 @@ from tests.queue.scenes import (
     queue_of,
     quick_gateway,
     taken,
-    until,
 )
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -208,7 +208,7 @@ async def test_what_nobody_comes_for_is_put_back(client: StreamClient, raw: redi
     queue = queue_of(gateway)
     await publish(queue, 3)
     await process(queue, 1)
-    await until(lambda: raw.zcard(f"{{{QUEUE}}}:retries:{GROUP}"), "it is put back")
+    await eventually(lambda: raw.zcard(f"{{{QUEUE}}}:retries:{GROUP}"))
     other = queue_of(quick_gateway(client))
     held = await taken(other)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
@@ -223,7 +223,7 @@ async def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: re
     queue = queue_of(gateway)
     await publish(queue, 3)
     await process(queue, 1)
-    await until(lambda: not ahead_of(gateway) and desk_of(gateway)._slots._returner is None, "the thread has ended")
+    await eventually(lambda: not ahead_of(gateway) and desk_of(gateway)._slots._returner is None)
     assert await process(queue, 2) == ["message 1", "message 2"]
     await queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -239,7 +239,7 @@ async def test_who_comes_while_it_is_put_back_gets_it_before_any_newer_one(
     queue = queue_of(gateway)
     await publish(queue, 4)
     await process(queue, 1)
-    await until(held_return.has_begun.is_set, "it is about to be put back")
+    await eventually(held_return.has_begun.is_set)
     held = await taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     await held.end()
@@ -255,7 +255,7 @@ async def test_drain_and_close_wait_until_it_is_put_back(
     queue = queue_of(always_ahead(client))
     await publish(queue, 3)
     await process(queue, 1)
-    await until(held_return.has_begun.is_set, "it is about to be put back")
+    await eventually(held_return.has_begun.is_set)
     await leave(queue)
     other = queue_of(quick_gateway(client))
     assert await process(other, 2) == ["message 1", "message 2"]
@@ -270,7 +270,7 @@ async def test_nothing_newer_is_taken_ahead_while_it_is_put_back(client: StreamC
     first = await taken(queue)
     second = await taken(queue)
     await first.end()
-    await until(held_return.has_begun.is_set, "it is about to be put back")
+    await eventually(held_return.has_begun.is_set)
     await second.end()
     assert ahead_of(gateway) == []
     assert await process(queue, 2) == ["message 2", "message 3"]
@@ -290,7 +290,7 @@ async def test_who_is_cancelled_while_it_is_put_back_takes_nothing(
     queue = queue_of(always_ahead(client))
     await publish(queue, 3)
     await process(queue, 1)
-    await until(held_return.has_begun.is_set, "it is about to be put back")
+    await eventually(held_return.has_begun.is_set)
     with monkeypatch.context() as patch:
         patch.setattr(Event, "wait", wait_for_ever)
         caller = asyncio.create_task(taken(queue))
@@ -348,8 +348,8 @@ async def test_what_could_not_be_put_back_is_found_by_the_next_call(
     queue = queue_of(gateway)
     await publish(queue, 2)
     await process(queue, 1)
-    await until(refused.is_set, "the thread has tried")
-    await until(lambda: desk_of(gateway)._slots._returner is None, "the thread has ended")
+    await eventually(refused.is_set)
+    await eventually(lambda: desk_of(gateway)._slots._returner is None)
     held = await taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     await held.end()
@@ -368,7 +368,7 @@ async def test_a_return_without_an_answer_does_not_hold_the_next_caller_up_for_e
         await publish(queue, 3)
         fault = lose(fault_proxy, "EVALSHA", containing=script("hand_back").sha.encode(), ending="black_hole")
         await process(queue, 1)
-        await until(lambda: fault.has_happened, "it is lost")
+        await eventually(lambda: fault.has_happened)
         assert await process(queue, 2) == ["message 1", "message 2"]
         await queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -397,7 +397,7 @@ async def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
     queue = queue_of(gateway)
     await publish(queue, 2)
     await process(queue, 1)
-    await until(lambda: sent and desk_of(gateway)._slots._returner is None, "the thread has given up")
+    await eventually(lambda: sent and desk_of(gateway)._slots._returner is None)
     held = await taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     assert sent == []

@@ -13,7 +13,7 @@ from penstock.runtime.aio import Event
 async def test_a_thread_that_raises_a_flag_wakes_who_waits() -> None:
     event = Event()
     waiting = asyncio.create_task(event.wait())
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # lets the task begin to wait, which nothing tells
     threading.Thread(target=event.set_from_outside).start()
     assert await waiting
     assert event.is_set()

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import FatalError, QueueFull, Snooze
+from tests.helpers.threads import eventually
 from tests.sync.queue.audit import Stage
-from tests.sync.queue.scenes import FAILED, GROUP, QUEUE, always_ahead, at_most_once, pending, take, until
+from tests.sync.queue.scenes import FAILED, GROUP, QUEUE, always_ahead, at_most_once, pending, take
 
 Story = Callable[[Stage], None]
 STORIES: dict[str, Story] = {}
@@ -79,7 +80,7 @@ def take_ahead_and_pause(stage: Stage) -> None:
         stage.do(queue.publish, message)
     stage.end(stage.take(queue))
     slots = queue._gateway._desk(QUEUE)._slots  # type: ignore[attr-defined]
-    until(lambda: slots._returner is None, "what was taken ahead is put back")
+    eventually(lambda: slots._returner is None)
     for _ in range(2):
         stage.end(stage.take(queue))
 

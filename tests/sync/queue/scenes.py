@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -19,7 +17,6 @@ DEAD_LETTERS = "orders::dlq"
 COMPLETED = "orders::completed"
 FAILED = "orders::failed"
 LONG_S = 60.0  # a lease that runs out only when the test says so
-_TRIES = 1_500
 
 
 def quick_gateway(client: StreamClient, **settings: Any) -> RedisGateway:
@@ -92,15 +89,6 @@ def taken(queue: RedisMessageQueue) -> Held:
     held = take(queue)
     assert held is not None
     return held
-
-
-def until(is_true: Callable[[], Any], what: str) -> None:
-    """Waits until something is true that a thread does."""
-    for _ in range(_TRIES):
-        if is_true():
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"never: {what}")
 
 
 # --- what the server says -------------------------------------------------------------------------

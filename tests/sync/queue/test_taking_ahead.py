@@ -21,6 +21,7 @@ from penstock.sync import RedisGateway, RedisMessageQueue, StreamClient
 from penstock.sync.queue.desk import Desk
 from penstock.sync.streams.ledger import Ledger
 from penstock.testing import Fault, FaultProxy
+from tests.helpers.threads import eventually
 from tests.sync.queue.scenes import (
     GROUP,
     QUEUE,
@@ -31,7 +32,6 @@ from tests.sync.queue.scenes import (
     queue_of,
     quick_gateway,
     taken,
-    until,
 )
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -208,7 +208,7 @@ def test_what_nobody_comes_for_is_put_back(client: StreamClient, raw: redis.Redi
     queue = queue_of(gateway)
     publish(queue, 3)
     process(queue, 1)
-    until(lambda: raw.zcard(f"{{{QUEUE}}}:retries:{GROUP}"), "it is put back")
+    eventually(lambda: raw.zcard(f"{{{QUEUE}}}:retries:{GROUP}"))
     other = queue_of(quick_gateway(client))
     held = taken(other)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
@@ -223,7 +223,7 @@ def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: redis.Re
     queue = queue_of(gateway)
     publish(queue, 3)
     process(queue, 1)
-    until(lambda: not ahead_of(gateway) and desk_of(gateway)._slots._returner is None, "the thread has ended")
+    eventually(lambda: not ahead_of(gateway) and desk_of(gateway)._slots._returner is None)
     assert process(queue, 2) == ["message 1", "message 2"]
     queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -239,7 +239,7 @@ def test_who_comes_while_it_is_put_back_gets_it_before_any_newer_one(
     queue = queue_of(gateway)
     publish(queue, 4)
     process(queue, 1)
-    until(held_return.has_begun.is_set, "it is about to be put back")
+    eventually(held_return.has_begun.is_set)
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     held.end()
@@ -255,7 +255,7 @@ def test_drain_and_close_wait_until_it_is_put_back(
     queue = queue_of(always_ahead(client))
     publish(queue, 3)
     process(queue, 1)
-    until(held_return.has_begun.is_set, "it is about to be put back")
+    eventually(held_return.has_begun.is_set)
     leave(queue)
     other = queue_of(quick_gateway(client))
     assert process(other, 2) == ["message 1", "message 2"]
@@ -270,7 +270,7 @@ def test_nothing_newer_is_taken_ahead_while_it_is_put_back(client: StreamClient,
     first = taken(queue)
     second = taken(queue)
     first.end()
-    until(held_return.has_begun.is_set, "it is about to be put back")
+    eventually(held_return.has_begun.is_set)
     second.end()
     assert ahead_of(gateway) == []
     assert process(queue, 2) == ["message 2", "message 3"]
@@ -321,8 +321,8 @@ def test_what_could_not_be_put_back_is_found_by_the_next_call(
     queue = queue_of(gateway)
     publish(queue, 2)
     process(queue, 1)
-    until(refused.is_set, "the thread has tried")
-    until(lambda: desk_of(gateway)._slots._returner is None, "the thread has ended")
+    eventually(refused.is_set)
+    eventually(lambda: desk_of(gateway)._slots._returner is None)
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     held.end()
@@ -341,7 +341,7 @@ def test_a_return_without_an_answer_does_not_hold_the_next_caller_up_for_ever(
         publish(queue, 3)
         fault = lose(fault_proxy, "EVALSHA", containing=script("hand_back").sha.encode(), ending="black_hole")
         process(queue, 1)
-        until(lambda: fault.has_happened, "it is lost")
+        eventually(lambda: fault.has_happened)
         assert process(queue, 2) == ["message 1", "message 2"]
         queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -370,7 +370,7 @@ def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
     queue = queue_of(gateway)
     publish(queue, 2)
     process(queue, 1)
-    until(lambda: sent and desk_of(gateway)._slots._returner is None, "the thread has given up")
+    eventually(lambda: sent and desk_of(gateway)._slots._returner is None)
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     assert sent == []
