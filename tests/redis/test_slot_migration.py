@@ -115,7 +115,7 @@ def move_to_and_fro(cluster: Cluster) -> Any:
             move.move(STREAM)  # the stream first, the keys beside it later: nobody can work in between
             time.sleep(0.1)  # the length of the fault: who waits meanwhile does not say so
             move.move()
-            time.sleep(0.1)  # the same
+            time.sleep(0.1)  # the length of its second half
             move.finish()
         line.progress()
 

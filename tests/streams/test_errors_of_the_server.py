@@ -286,7 +286,7 @@ async def test_run_waits_for_a_server_that_is_not_there_yet(start_server: StartS
     async with StreamClient.from_url(server.unix_url) as client:
         consumer = StreamConsumer(client, STREAM, quick(), Recorder())
         run = start(consumer.run)
-        await throughout(0.1, lambda: not is_done(run))
+        await throughout(0.1, lambda: not is_done(run))  # its tries reach nobody who could count them
         server.start()
         await publish(client, range(5))
         await eventually(lambda: consumer.metrics().total_acked == 5)

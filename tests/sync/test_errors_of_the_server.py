@@ -287,7 +287,7 @@ def test_run_waits_for_a_server_that_is_not_there_yet(start_server: StartServer)
     with StreamClient.from_url(server.unix_url) as client:
         consumer = StreamConsumer(client, STREAM, quick(), Recorder())
         run = start(consumer.run)
-        throughout(0.1, lambda: not is_done(run))
+        throughout(0.1, lambda: not is_done(run))  # its tries reach nobody who could count them
         server.start()
         publish(client, range(5))
         eventually(lambda: consumer.metrics().total_acked == 5)
