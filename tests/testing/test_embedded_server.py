@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.redis import server_binary
+from penstock.redis import embedded, server_binary
 from penstock.redis.embedded import EmbeddedServer, free_port
 from penstock.redis.probe import ask
 from penstock.redis.server_binary import find_server_binary, server_version
@@ -112,6 +112,18 @@ def test_a_taken_port_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"port {port} is taken"):
             EmbeddedServer(port=port).start()
+
+
+def test_a_port_that_another_process_was_given_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "from penstock.redis.embedded import free_port; print(free_port(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        given = int(other.stdout.readline())
+        monkeypatch.setattr(embedded, "_PORTS", range(given, given + 50))
+        assert given not in {free_port() for _ in range(30)}
+        other.communicate("\n", timeout=60)
 
 
 def test_a_password_does_not_hide_that_the_server_is_up() -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ LOOPBACK = "127.0.0.1"
 # with room for a cluster bus at port + 10000.
 _PORTS = range(11_000, 22_000)
 _PORT_TRIES = 50
+_RESERVED_PORTS = 100
+_reservations: deque[int] = deque()
 _LONGEST_SOCKET_PATH = 100  # the kernel's limit is 104 bytes on macOS and 108 on Linux
 _STOP_TIMEOUT_S = 5.0
 _LOCK_TIMEOUT_S = 5.0
@@ -241,11 +244,33 @@ class EmbeddedServer:
 
 
 def free_port() -> int:
-    """Returns a loopback TCP port that is free, and whose cluster bus port (10000 above) is free as well."""
+    """Returns a loopback TCP port that is free, and whose cluster bus port (10000 above) is free as well.
+
+    It is this process's for as long as it asks for fewer than a hundred others: another process that looks before the
+    port is opened, or while its server is down, gets a different one.
+    """
     for port in random.SystemRandom().sample(_PORTS, _PORT_TRIES):
+        reservation = _reserve(port)
+        if reservation is None:
+            continue
         if _is_free(port) and _is_free(port + 10_000):
+            _reservations.append(reservation)
+            if len(_reservations) > _RESERVED_PORTS:
+                os.close(_reservations.popleft())
             return port
+        os.close(reservation)
     raise ConfigurationError(f"No free TCP port was found between {_PORTS.start} and {_PORTS.stop}.")
+
+
+def _reserve(port: int) -> int | None:
+    """Returns a file descriptor that reserves the port: of the UDP port of that number, which nobody else uses."""
+    attempt = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        attempt.bind((LOOPBACK, port))
+    except OSError:
+        attempt.close()
+        return None
+    return attempt.detach()
 
 
 def _is_free(port: int) -> bool:
