@@ -146,6 +146,17 @@ def _place(item: pytest.Item) -> tuple[bool, bytes, bytes]:
     return not is_spark, shuffled(path), b"" if seed is None else shuffled(item.nodeid)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Takes the group off the name that xdist gave to the test, by which --last-failed would not find it.
+
+    Only where all reports come together: a worker needs the name with the group.
+    """
+    name, at, group = report.nodeid.rpartition("@")
+    if hasattr(report, "node") and at and group in ("cluster", "spark", "spark-pipelines", "spark-processes"):
+        report.nodeid = name
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Generator[None, None, None]:
     with skip_where_missing():

@@ -46,7 +46,7 @@ _SPARK_4_1 = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps tests together that share a session or a cluster of Spark, in three processes that end at about one time."""
+    """Keeps tests together that share a session, or start their own Java, in three processes that end at about one time."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if item.get_closest_marker("needs_limits"):
@@ -55,15 +55,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if not HAS_LIMITS:
                 item.add_marker(_SPARK_4_1)
             item.add_marker("java")
-            item.add_marker(pytest.mark.xdist_group(_group(fixtures)))
+            item.add_marker(pytest.mark.xdist_group(_group(item.path, fixtures)))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
 
 
-def _group(fixtures: Sequence[str]) -> str:
-    if "standalone_of_session" in fixtures:
-        return "spark-cluster"
-    return "spark" if "spark_of_session" in fixtures else "spark-processes"
+def _group(path: Path, fixtures: Sequence[str]) -> str:
+    if "spark_of_session" not in fixtures:
+        return "spark-processes"
+    return "spark-pipelines" if path.parent.name == "pipeline" else "spark"
 
 
 @pytest.fixture(scope="session")
