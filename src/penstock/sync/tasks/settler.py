@@ -60,8 +60,9 @@ class Settler:
             return
         with self._lock:
             self._done.append((task, outcome))
-        if len(self._done) == 1 or len(self._done) >= BATCH:
-            self.dirty.set()
+            # Counted before another hand adds one: of two that count two, neither would be the first and call.
+            if len(self._done) == 1 or len(self._done) >= BATCH:
+                self.dirty.set()
 
     def fail(self, failed: Failed) -> None:
         """Give a task back, or up."""
@@ -102,8 +103,8 @@ class Settler:
         """Send on everything that is done."""
         with self._flushing:
             while self._done:
-                self.dirty.clear()
                 with self._lock:
+                    self.dirty.clear()
                     rows, self._done = self._done[:BATCH], self._done[BATCH:]
                     self._under_way = len(rows)
                 try:
@@ -112,7 +113,7 @@ class Settler:
                     # Nothing of it is known to be settled: whoever flushes next tries again.
                     with self._lock:
                         self._done[:0] = rows
-                    self.dirty.set()
+                        self.dirty.set()
                     raise
                 finally:
                     self._under_way = 0
