@@ -63,6 +63,12 @@ class Settler:
             if len(self._done) == 1 or len(self._done) >= BATCH:
                 self.dirty.set()
 
+    def let_go(self, task: Task, *, has_run: bool) -> None:
+        """Leave a task to its lease when the queue cannot be told: renewed, it would be with us for ever."""
+        let_go = getattr(self._queue, "let_go", None)
+        if let_go is not None:
+            let_go(task.id, has_run=has_run)
+
     async def fail(self, failed: Failed) -> None:
         """Give a task back, or up."""
         task, verdict = failed.task, failed.verdict
@@ -184,6 +190,7 @@ class Settler:
                 await self._queue.nack(task.id, delay_s, error=f"not saved: {error}", counts=False)
             except PenstockError as failure:
                 logger.warning("task %s could not be given back, it will be an orphan: %s", task.id, failure)
+                self.let_go(task, has_run=True)
             self._tally.count(task.kind, "unsaved")
             if self._on_settled is not None:
                 await self._on_settled(task)
