@@ -11,11 +11,14 @@ import redis
 from penstock.errors import ConnectionLost
 from penstock.redis.scripts import script
 from penstock.task import Result, Task
-from penstock.tasks import RedisTaskQueue
+from penstock.tasks import Handlers, RedisTaskQueue, Retry, Worker
 from penstock.testing import FaultProxy
+from tests.helpers.aio import DEADLINE_S, eventually, join, start
+from tests.tasks.stage import quick, running
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
-SCRIPTS = ["task_enqueue", "task_take", "task_finish", "task_release", "task_result", "take_due", "begin"]
+SCRIPTS = ["task_enqueue", "task_take", "task_finish", "task_release", "task_result", "task_admit", "take_due", "begin"]
+TRIES = 3  # of whatever may be sent again
 
 
 @pytest.fixture
@@ -123,3 +126,99 @@ async def test_a_task_that_was_given_back_is_given_back_once(lossy: RedisTaskQue
     again = await lossy.pop()
     assert again is not None
     assert again.attempts == 1
+
+
+# --- what no try brings to the server ---------------------------------------------------------------
+
+
+def keep_away(proxy: FaultProxy, name: str) -> None:
+    """Lets every try of the next call of a script get lost on its way to the server."""
+    for _ in range(TRIES):
+        proxy.drop_request("EVALSHA", 1, containing=script(name).sha.encode())
+
+
+async def know_lanes(queue: RedisTaskQueue) -> None:
+    """Lets a queue know its default lane and the one of `gpu`."""
+    await queue.enqueue_many([Task(kind="plain"), Task(kind="first", requires={"gpu"})])
+    known: list[Task] = []
+    while len(known) < 2:
+        known += await queue.pop_many(2, timeout=0.1)
+    for task in known:
+        await queue.ack(task.id)
+
+
+async def lose_in_blocked_pop(queue: RedisTaskQueue, other: RedisTaskQueue, proxy: FaultProxy, task: Task) -> None:
+    """Lets a pop wait for tasks that need `gpu`, and lose the reply that brings this one."""
+    before = proxy.count("XREADGROUP")
+    lost = proxy.drop_reply("XREADGROUP", 1, containing=b"gpu")
+    popping = start(queue.pop_many, 1, timeout=DEADLINE_S, provides={"gpu"})
+    await eventually(lambda: proxy.count("XREADGROUP") > before)
+    await other.enqueue(task)
+    with pytest.raises(ConnectionLost):
+        await join(popping)
+    assert lost.has_happened
+
+
+async def test_what_a_pop_left_behind_is_not_forgotten_by_one_that_reads_other_lanes(
+    lossy: RedisTaskQueue, other: RedisTaskQueue, fault_proxy: FaultProxy
+) -> None:
+    task = Task(kind="render", requires=frozenset({"gpu"}))
+    await know_lanes(lossy)
+    await lose_in_blocked_pop(lossy, other, fault_proxy, task)
+    assert await lossy.pop_many(1, block=False, provides=()) == []
+    assert await lossy.pop_many(1, timeout=0.1, provides={"gpu"}) == [task]
+
+
+async def test_what_a_pop_left_behind_is_not_forgotten_when_another_lane_loses_its_group(
+    lossy: RedisTaskQueue, other: RedisTaskQueue, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    task = Task(kind="render", requires=frozenset({"gpu"}))
+    await know_lanes(lossy)
+    before = fault_proxy.count("XREADGROUP")
+    waiting = start(lossy.pop_many, 1, timeout=0.9, provides=())  # while it reads nobody looks what was left behind
+    await eventually(lambda: fault_proxy.count("XREADGROUP") > before)
+    await lose_in_blocked_pop(lossy, other, fault_proxy, task)
+    raw.xgroup_destroy("jobs.tasks", "jobs")
+    await join(waiting)
+    assert await lossy.pop_many(1, timeout=0.1, provides={"gpu"}) == [task]
+
+
+def short(queue: RedisTaskQueue, handlers: Handlers) -> Worker:
+    return quick(queue, handlers, idle_ms=500)
+
+
+async def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_worker_lives(
+    lossy: RedisTaskQueue, fault_proxy: FaultProxy
+) -> None:
+    handlers, runs = Handlers(), list[int]()
+
+    @handlers.task("render", retry=Retry(initial_s=0.0))
+    async def render(task: Task) -> None:
+        runs.append(task.attempts)
+        if len(runs) == 1:
+            keep_away(fault_proxy, "task_release")
+            raise ValueError("once")
+
+    task = Task(kind="render")
+    await lossy.enqueue(task)
+    async with running(short(lossy, handlers)):
+        assert await lossy.wait_for_result(task.id, DEADLINE_S) is not None
+    assert len(runs) == 2
+
+
+async def test_a_task_that_could_not_ask_for_its_permit_asks_again(
+    lossy: RedisTaskQueue, fault_proxy: FaultProxy
+) -> None:
+    handlers = Handlers()
+
+    @handlers.task("render", max_concurrency=1)
+    async def render(task: Task) -> int:
+        return task.attempts
+
+    task = Task(kind="render")
+    await lossy.enqueue(task)
+    keep_away(fault_proxy, "task_admit")
+    async with running(quick(lossy, handlers)):
+        result = await lossy.wait_for_result(task.id, DEADLINE_S)
+    assert result is not None
+    assert result.data == 0, "it never ran before"

@@ -49,6 +49,26 @@ def test_workers_are_woken_for_what_comes_while_others_let_go() -> None:
     assert [message.id for batch in taken if batch for message in batch.messages] == ["3-0", "4-0"]
 
 
+def test_a_last_chance_that_one_worker_leaves_is_handed_to_another_that_waits() -> None:
+    taken: list[Batch | None] = []
+
+    def is_last_chance(message: StreamMessage) -> bool:
+        if message.id == "2-0" and not worker.is_alive() and not taken:
+            worker.start()  # it finds nothing: the message is in our hand
+            eventually(lambda: inbox._arrivals._condition._waiters)  # type: ignore[attr-defined]
+        return message.id == "2-0"
+
+    inbox = Inbox(lambda _: [], is_last_chance)
+    worker = threading.Thread(target=lambda: taken.append(inbox.take(2)), daemon=True)
+    inbox.add_again([_message(1), _message(2)])
+    mine = inbox.take(2)
+    assert mine is not None
+    assert [message.id for message in mine.messages] == ["1-0"]
+    eventually(lambda: taken)
+    inbox.close()
+    assert [message.id for batch in taken if batch for message in batch.messages] == ["2-0"]
+
+
 def test_the_reader_goes_on_when_all_that_it_read_is_rejected() -> None:
     inbox = Inbox(lambda _: [], lambda _: False)
     inbox.add_fresh([_row(n) for n in range(10)])

@@ -79,6 +79,7 @@ class Inbox:
                     if not taken:
                         return Batch([message], is_again=True, is_last_chance=True)
                     self._again.appendleft(message)
+                    self._arrivals.call()  # a worker that looked meanwhile has not seen it
                     break
                 taken.append(message)
         except IndexError:

@@ -98,7 +98,8 @@ class TaskIntake:
         lanes = await self._lanes.suiting(provides, kinds)
         with self._doubts.on_the_way() as found:
             if self._doubts.must_sweep and not self._reading:
-                found.extend(await self._sweep(lanes, keeps_apart))
+                # All lanes, for the doubt may be of a pop that reads others: what does not fit is sorted out below.
+                found.extend(await self._sweep(await self._lanes.all(), keeps_apart))
             for is_second_look in (False, True):
                 if self._is_due(None):
                     await self._promote()
@@ -250,6 +251,11 @@ class TaskIntake:
         while self._doubts.forsaken:
             await self._client.forsake(self._keys.index, self._doubts.forsaken.pop())
 
+    def never_ran(self, held: HeldTask) -> None:
+        """Take note that nobody has a task that was popped: the next pop takes it up."""
+        self._doubts.never_ran([held])
+        self._doubts.must_sweep = True
+
     async def hand_back(self) -> None:
         """Give back what pops that were cancelled or broke have left behind; other pops must not be under way."""
         if not self._doubts.must_sweep or self._reading:
@@ -339,7 +345,6 @@ class TaskIntake:
         try:
             reply = await self._reads.read(command, timeout_s)
         except GroupLost:
-            self._doubts.must_sweep = False
             self._lanes.forget_groups()
             return []
         finally:

@@ -166,11 +166,13 @@ class Worker:
                 logger.warning("tasks that nobody has seen will be orphans: %s", error)
 
     async def _hand_back(self, tasks: list[Task]) -> None:
-        for task in tasks:
+        for place, task in enumerate(tasks):
             try:
                 await self.queue.nack(task.id, counts=False)
             except PenstockError as error:
                 logger.warning("task %s could not be handed back, it will be an orphan: %s", task.id, error)
+                for left in tasks[place:]:
+                    self._settler.let_go(left, has_run=False)
                 return
 
     def report(self) -> WorkerReport:
@@ -207,8 +209,11 @@ class Worker:
         admitted = []
         for task in tasks:
             limits = self._limits.get(task.kind)
-            if limits is None or await self._persist(self._admit, task, limits):
+            answer = limits is None or await self._persist(self._admit, task, limits)
+            if answer:
                 admitted.append(task)
+            elif answer is None:  # Redis did not say
+                self._settler.let_go(task, has_run=False)
         return admitted
 
     async def _admit(self, task: Task, limits: Limits) -> bool:
@@ -254,6 +259,7 @@ class Worker:
             await self._settler.settle(task, outcome)
         except TransientError as error:
             logger.warning("task %s could not be settled, it will be an orphan: %s", task.id, error)
+            self._settler.let_go(task, has_run=True)
 
     async def _settle(self) -> None:
         while not self._stopping.is_set():

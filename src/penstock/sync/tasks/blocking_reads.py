@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 
-from penstock.errors import PenstockError
+from penstock.errors import GroupLost, PenstockError
 from penstock.redis.blocking import Command, Connection, Reply
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.doubts import Doubts
@@ -35,8 +35,8 @@ class BlockingReads:
             self._blocked[connection] = time.monotonic() + timeout_s
             reply = connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
         except BaseException as error:
-            # The server may have handed tasks to nobody.
-            self._doubts.must_sweep = True
+            if not isinstance(error, GroupLost):  # which is answered before anything is handed out
+                self._doubts.must_sweep = True  # the server may have handed tasks to nobody
             if connection is not None:
                 if connection.has_timed_out or not isinstance(error, PenstockError):  # else it has hung up, or answered
                     self._doubts.forsaken.add(connection)

@@ -146,6 +146,17 @@ class RedisTaskQueue:
         """
         self._intake.hand_back()
 
+    def let_go(self, task_id: str, *, has_run: bool) -> None:
+        """Hold a task no longer, when the server cannot be told: its lease is not renewed any more.
+
+        One that has not run is taken up by the next pop of this object; one that has is an orphan when its lease ends.
+        """
+        held = self._held.get(task_id)
+        if held is not None:
+            self._held.release(held)
+            if not has_run:
+                self._intake.never_ran(held)
+
     def ack(self, task_id: str) -> bool:
         """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
         return self._release("ack", task_id) == "acked"

@@ -60,8 +60,15 @@ class Settler:
             return
         with self._lock:
             self._done.append((task, outcome))
-        if len(self._done) == 1 or len(self._done) >= BATCH:
-            self.dirty.set()
+            # Counted before another hand adds one: of two that count two, neither would be the first and call.
+            if len(self._done) == 1 or len(self._done) >= BATCH:
+                self.dirty.set()
+
+    def let_go(self, task: Task, *, has_run: bool) -> None:
+        """Leave a task to its lease when the queue cannot be told: renewed, it would be with us for ever."""
+        let_go = getattr(self._queue, "let_go", None)
+        if let_go is not None:
+            let_go(task.id, has_run=has_run)
 
     def fail(self, failed: Failed) -> None:
         """Give a task back, or up."""
@@ -102,8 +109,8 @@ class Settler:
         """Send on everything that is done."""
         with self._flushing:
             while self._done:
-                self.dirty.clear()
                 with self._lock:
+                    self.dirty.clear()
                     rows, self._done = self._done[:BATCH], self._done[BATCH:]
                     self._under_way = len(rows)
                 try:
@@ -112,7 +119,7 @@ class Settler:
                     # Nothing of it is known to be settled: whoever flushes next tries again.
                     with self._lock:
                         self._done[:0] = rows
-                    self.dirty.set()
+                        self.dirty.set()
                     raise
                 finally:
                     self._under_way = 0
@@ -182,6 +189,7 @@ class Settler:
                 self._queue.nack(task.id, delay_s, error=f"not saved: {error}", counts=False)
             except PenstockError as failure:
                 logger.warning("task %s could not be given back, it will be an orphan: %s", task.id, failure)
+                self.let_go(task, has_run=True)
             self._tally.count(task.kind, "unsaved")
             if self._on_settled is not None:
                 self._on_settled(task)

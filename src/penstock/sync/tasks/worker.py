@@ -167,11 +167,13 @@ class Worker:
                 logger.warning("tasks that nobody has seen will be orphans: %s", error)
 
     def _hand_back(self, tasks: list[Task]) -> None:
-        for task in tasks:
+        for place, task in enumerate(tasks):
             try:
                 self.queue.nack(task.id, counts=False)
             except PenstockError as error:
                 logger.warning("task %s could not be handed back, it will be an orphan: %s", task.id, error)
+                for left in tasks[place:]:
+                    self._settler.let_go(left, has_run=False)
                 return
 
     def report(self) -> WorkerReport:
@@ -208,8 +210,11 @@ class Worker:
         admitted = []
         for task in tasks:
             limits = self._limits.get(task.kind)
-            if limits is None or self._persist(self._admit, task, limits):
+            answer = limits is None or self._persist(self._admit, task, limits)
+            if answer:
                 admitted.append(task)
+            elif answer is None:  # Redis did not say
+                self._settler.let_go(task, has_run=False)
         return admitted
 
     def _admit(self, task: Task, limits: Limits) -> bool:
@@ -255,6 +260,7 @@ class Worker:
             self._settler.settle(task, outcome)
         except TransientError as error:
             logger.warning("task %s could not be settled, it will be an orphan: %s", task.id, error)
+            self._settler.let_go(task, has_run=True)
 
     def _settle(self) -> None:
         while not self._stopping.is_set():

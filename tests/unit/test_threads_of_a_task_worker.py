@@ -1,0 +1,46 @@
+"""The parts of a task worker of the sync half, where threads come between any two steps."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from penstock.sync.tasks import StubQueue
+from penstock.sync.tasks.settler import Settler
+from penstock.task import Result, Status, Task
+from penstock.tasks.tally import WorkerTally
+
+
+class Meeting:
+    """A lock after which everybody waits until two threads have had it."""
+
+    def __init__(self) -> None:
+        self._lock, self._both = threading.Lock(), threading.Barrier(2)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._both.wait(30)
+
+
+def test_results_of_two_hands_that_end_at_once_are_sent() -> None:
+    queue = StubQueue()
+    queue.enqueue_many([Task(kind="a"), Task(kind="b")])
+    tasks = queue.pop_many(2)
+    assert len(tasks) == 2
+    settler: Any = Settler(queue, None, WorkerTally(), 30.0, saves_errors=False)
+    settler._lock = Meeting()
+    hands = [
+        threading.Thread(target=settler.settle, args=(task, Result(task_id=task.id, kind=task.kind, status=Status.OK)))
+        for task in tasks
+    ]
+    for hand in hands:
+        hand.start()
+    for hand in hands:
+        hand.join(30)
+    settler._lock = threading.Lock()
+    settler.run_once(0)
+    results = [queue.get_result(task.id) for task in tasks]
+    assert all(results), "neither was told to be the first"
