@@ -1,0 +1,66 @@
+"""The rules of this suite: what is missing skips, turns are complete, the order does not depend on luck."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from penstock.testing import ServerMissing
+from tests.conftest import QUARANTINE, quarantined
+from tests.helpers import missing
+from tests.helpers.missing import skip_where_missing
+
+# Tests on several servers, slow ones, and some that are neither.
+_FILES = ("tests/balancer/test_defects.py", "tests/testing/test_embedded_server.py")
+
+
+@cache
+def collected(*options: str) -> list[str]:
+    """Returns the names of the tests that a run would begin with these options, in their order."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *_FILES, *options]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return [line for line in printed.splitlines() if "::" in line]
+
+
+def test_what_is_missing_skips_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missing, "IS_CI", False)
+    with pytest.raises(pytest.skip.Exception, match="brew it"), skip_where_missing():
+        raise ServerMissing("redis-9.9 is missing: brew it")
+
+
+def test_in_continuous_integration_what_is_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missing, "IS_CI", True)
+    with pytest.raises(pytest.fail.Exception, match="brew it"), skip_where_missing():
+        raise ServerMissing("redis-9.9 is missing: brew it")
+
+
+def test_three_rotations_in_a_row_run_everything_and_slow_tests_once() -> None:
+    turns = [collected("--rotation", str(number)) for number in (7, 8, 9)]
+    slow = {name.partition("[")[0] for name in collected("-m", "slow")}
+    run = [name for turn in turns for name in turn]
+    assert set(run) >= {name for name in collected("--matrix", "all") if name.partition("[")[0] not in slow}
+    assert [name.partition("[")[0] for name in run if name.partition("[")[0] in slow] == sorted(slow)
+
+
+def test_a_slow_test_runs_when_it_is_asked_for() -> None:
+    slow = set(collected("-m", "slow"))
+    assert slow
+    assert not slow & set(collected())
+    assert slow <= set(collected("-k", "twelve_thousand"))
+
+
+def test_a_seed_is_an_order_that_can_be_repeated() -> None:
+    first = collected("--order-seed", "1")
+    assert first == collected.__wrapped__("--order-seed", "1")
+    assert first != collected("--order-seed", "2")
+    assert sorted(first) == sorted(collected())
+
+
+def test_whatever_is_in_quarantine_is_a_test_and_has_a_reason() -> None:
+    for name, reason in quarantined().items():
+        path, _, function = name.partition("::")
+        assert f"def {function.rpartition('::')[2]}(" in (QUARANTINE.parent.parent / path).read_text(), name
+        assert reason.strip(), name
