@@ -52,6 +52,29 @@ import pickle, sys
 print(*(type(pickle.loads(pickled)).__name__ for pickled in pickle.load(sys.stdin.buffer)))
 """
 _LACK = "import penstock"
+# A worker that has run the same handler with the Penstock of its machine, before a job comes with another one.
+_HANDLE = """
+import pickle, sys
+sys.path[:0] = {places}
+import shop.handlers, shop.prices, penstock.spark.pipeline.handling
+before = shop.prices
+task = pickle.loads(sys.stdin.buffer.read())
+import penstock
+from penstock.model import StreamMessage
+from penstock.spark.pipeline.checks import imported
+from penstock.spark.pipeline.handling import Caller
+caller = Caller(imported("handler", task.step.handler), 3, has_output=False)
+failed = caller.handle([StreamMessage(id="1-0", data=1, attempts=1, delivery_count=1)]).failed["1-0"]
+import shop.prices
+print(penstock.__file__, failed.reason.value, failed.attempts, shop.prices is before)
+"""
+_MODULES = {
+    "__init__": "",
+    "errors": "from penstock.errors import FatalError\nclass Cancelled(FatalError): pass",
+    "reasons": "from shop.errors import Cancelled as reason",
+    "handlers": "from shop import reasons\ndef score(messages): raise reasons.reason('cancelled')",
+    "prices": "",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +161,20 @@ def test_tasks_bring_the_code_along_as_sources_do(run: Callable[..., bytes]) -> 
     made = tasks()
     pickled = pickle.dumps([cloudpickle.dumps(task) for task in made])
     assert run(_UNPICKLE, pickled).decode().split() == [type(task).__name__ for task in made]
+
+
+def test_a_handler_that_a_worker_knows_already_fails_with_the_errors_of_the_penstock_that_arrives(
+    run: Callable[..., bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "shop").mkdir()
+    for name, text in _MODULES.items():
+        (tmp_path / "shop" / f"{name}.py").write_text(text)
+    shipment.carry(shipment.packed())
+    task = HandlerTask(Handler("shop.handlers:score"), DeadLetterOffice(Link("redis://x"), "shop", "/c"), "json", None)
+    places = [str(tmp_path), str(Path(shipment.__file__).parents[2])]
+    place, *told = run(_HANDLE.format(places=places), cloudpickle.dumps(task)).decode().split()
+    assert place.startswith(f"{tmp_path}/penstock-{os.getuid()}-")
+    assert told == ["fatal", "1", "True"]  # what has nothing to do with Penstock is not imported again
 
 
 def test_nothing_is_brought_along_after_leaving() -> None:

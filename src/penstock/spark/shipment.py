@@ -126,6 +126,7 @@ def _digest(content: bytes) -> str:
 
 def _unpacker() -> Callable[[str, bytes, bytes], Any]:
     """Returns a function that needs nothing of this package: it is local, and therefore pickled by value."""
+    forget = _forgetter(_PACKAGE)
 
     def unpack(digest: str, content: bytes, pickled: bytes) -> Any:
         import importlib
@@ -153,11 +154,59 @@ def _unpacker() -> Callable[[str, bytes, bytes], Any]:
                     draft.write_bytes(archive.read(name))
                     draft.replace(file)
             # An older Penstock of this machine may be loaded already; what was pickled belongs to this one.
-            for name in [name for name in sys.modules if name.partition(".")[0] == "penstock"]:
-                del sys.modules[name]
+            forget()
             sys.path.insert(0, str(home))
             importlib.invalidate_caches()
             importlib.import_module("penstock.spark.shipment").carry(content)
         return pickle.loads(pickled)  # noqa: S301 - comes from our own driver, with the job
 
     return unpack
+
+
+def _forgetter(package: str) -> Callable[[], None]:
+    """Returns a function, local as well, that has Python import a package anew, and all modules that hold parts of it.
+
+    Spark's workers serve one job after the other. A module that was imported with the Penstock before would go on
+    with its classes: a handler would raise a FatalError that is none to the Penstock of this job.
+    """
+
+    def forget() -> None:
+        import sys
+        from types import FunctionType, ModuleType
+
+        def inside(module: object) -> dict[str, Any]:
+            # Asked for in the usual way, it would wake a module that loads itself when it is used.
+            found: dict[str, Any] = object.__getattribute__(module, "__dict__")
+            return found
+
+        others = {*sys.stdlib_module_names, "__main__", "pyspark"}
+        modules = [(name, module) for name, module in [*sys.modules.items()] if issubclass(type(module), ModuleType)]
+        held = {name: inside(module) for name, module in modules if name.partition(".")[0] not in others}
+        gone = {name for name in held if name.partition(".")[0] == package}
+
+        def is_of_gone(holder: str, value: Any) -> bool:
+            kind = type(value)  # isinstance() would ask a proxy what it stands for
+            if issubclass(kind, ModuleType):
+                name = str(inside(value).get("__name__"))
+                return name in gone and not name.startswith(f"{holder}.")  # a package may stay without one of its own
+            if issubclass(kind, FunctionType):
+                return getattr(value, "__module__", None) in gone
+            bases = (value if issubclass(kind, type) else kind).__mro__
+            return any(getattr(base, "__module__", None) in gone for base in bases)
+
+        def is_gone(name: str) -> bool:
+            parents = (name[:end] for end, letter in enumerate(name) if letter == ".")
+            return any(parent in gone for parent in parents) or any(
+                is_of_gone(name, value) for value in list(held[name].values())
+            )
+
+        found = gone
+        while found:  # who imported one of them may have its classes, too
+            found = {name for name in held if name not in gone and is_gone(name)}
+            gone |= found
+        for name in gone:
+            module, (parent, _, own) = sys.modules.pop(name), name.rpartition(".")
+            if held.get(parent, {}).get(own) is module:
+                del held[parent][own]  # `from package import module` would take it from there
+
+    return forget
