@@ -52,17 +52,6 @@ def test_only_the_message_that_fails_is_given_up() -> None:
     assert [attempt for data, attempt in seen if data == 1] == [1, 2, 3]
 
 
-def test_a_fatal_error_of_another_penstock_in_the_same_worker_is_fatal() -> None:
-    other = type(FatalError.__name__, (Exception,), {"__module__": FatalError.__module__})
-    cancelled = type("Cancelled", (other,), {})
-
-    def handle(given: list[StreamMessage]) -> list[str]:
-        raise cancelled("no")
-
-    failed = handled(handle, 1).failed["0-0"]
-    assert (failed.reason, failed.attempts) == (Reason.FATAL, 1)
-
-
 def test_a_fatal_error_is_not_tried_again() -> None:
     calls: list[int] = []
 

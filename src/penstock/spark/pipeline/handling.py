@@ -27,7 +27,6 @@ NEEDED = ("stream", "id", "data")
 _OF_A_MESSAGE = (*NEEDED, "key", "message_id", "headers")
 Columns: TypeAlias = Mapping[str, list[Any]]
 _OUTPUT_MISSING: Mapping[str, Any] = {}
-_FATAL = (FatalError.__module__, FatalError.__qualname__)
 
 
 class NotDone(PenstockError):
@@ -92,7 +91,7 @@ class Caller:
 
     def _insist(self, message: StreamMessage, error: BaseException | None, outcome: Outcome) -> None:
         for attempt in range(2, self._attempts + 1):
-            if _is_fatal(error):
+            if isinstance(error, FatalError):
                 break
             message.attempts = message.delivery_count = attempt
             error = self._try([message], outcome)
@@ -100,7 +99,7 @@ class Caller:
                 return
         if error is None:
             error = NotDone(f"the handler did not return the id {message.id} as done")
-        reason = Reason.FATAL if _is_fatal(error) else Reason.MAX_DELIVERIES
+        reason = Reason.FATAL if isinstance(error, FatalError) else Reason.MAX_DELIVERIES
         outcome.failed[message.id] = Fate(reason, error, message.attempts)
 
     def _try(self, messages: list[StreamMessage], outcome: Outcome) -> BaseException | None:
@@ -146,12 +145,6 @@ class Caller:
             raise
         self._runner = runner
         return found
-
-
-def _is_fatal(error: BaseException | None) -> bool:
-    # By name: where Penstock comes with the job, a worker that served another one may have imported the handler with
-    # the Penstock of its machine, whose FatalError is another class.
-    return any((kind.__module__, kind.__qualname__) == _FATAL for kind in type(error).__mro__)
 
 
 async def _awaited(answer: Any, deadline: Deadline | None) -> Any:
