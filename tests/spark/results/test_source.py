@@ -101,7 +101,8 @@ def test_all_results_are_a_table_and_no_plan_shows_a_secret(
     rows = [row.asDict() for row in table.collect()]
     assert {row["task_id"]: row for row in rows} == {result.task_id: as_row(result) for result in results()}
     assert len(rows) == 60
-    assert table.rdd.getNumPartitions() >= 3
+    # Those in Redis are cut by the time of their entries, and these were added within a few milliseconds.
+    assert table.rdd.getNumPartitions() >= (2 if place == "in_redis" else 3)
     text = explained(table)
     assert not any(secret in text for secret in (PASSWORD, SECRET))
 
