@@ -87,6 +87,7 @@ def bad(count: int) -> list[str]:
     return sorted([*(json.dumps({"n": n}) for n in left), "no json"])
 
 
+@pytest.mark.slow
 def test_what_was_read_is_in_all_sinks_once_and_what_is_bad_in_the_dead_letters(
     penstock: Callable[..., Process], file: Path, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
