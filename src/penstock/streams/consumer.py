@@ -164,6 +164,7 @@ class StreamConsumer:
     async def run_once(self) -> PassReport:
         """Do one full pass: the group, new messages, failed ones that are due, recovery when it is due."""
         mark = self._tally.mark()
+        self._inbox.reopen()
         await self._open()
         self._heartbeat.start()
         try:

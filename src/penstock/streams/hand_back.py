@@ -36,7 +36,8 @@ class HandBack:
         self._inbox.close()
         waiting = self._waiting()
         await self.quietly(self._intake.unblock)
-        await self.quietly(self._park, waiting)
+        async with self._intake.claiming:  # a look at what is due, begun before, would take it all back
+            await self.quietly(self._park, waiting)
 
     async def let_finish(self, workers: Crew, grace_s: float) -> None:
         """Wait for the handlers that run, but not for longer than the grace; acknowledge what is done meanwhile."""

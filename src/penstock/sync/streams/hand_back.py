@@ -37,7 +37,8 @@ class HandBack:
         self._inbox.close()
         waiting = self._waiting()
         self.quietly(self._intake.unblock)
-        self.quietly(self._park, waiting)
+        with self._intake.claiming:  # a look at what is due, begun before, would take it all back
+            self.quietly(self._park, waiting)
 
     def let_finish(self, workers: Crew, grace_s: float) -> None:
         """Wait for the handlers that run, but not for longer than the grace; acknowledge what is done meanwhile."""

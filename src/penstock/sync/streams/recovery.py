@@ -27,7 +27,8 @@ Claimed = TypeVar("Claimed")
 class Recovery:
     """Brings messages back to a handler.
 
-    Guarantees: at most as many are taken as have room; a claim whose reply was lost is swept up by the intake.
+    Guarantees: at most as many are taken as have room, and none once the inbox is closed; a claim whose reply was lost
+    is swept up by the intake.
     """
 
     def __init__(
@@ -71,12 +72,16 @@ class Recovery:
                 return _LONGEST_WAIT_S if wait_ms is None else min(_LONGEST_WAIT_S, wait_ms / 1000 + 0.001)
 
     def _recover(self, limit: int) -> tuple[list[Claim], list[str], int]:
+        if self._inbox.is_closed:
+            return [], [], 0
         self._cursor, claims, missing = self._ledger.recover(
             self._lease_ms, limit, self._cursor, _PAGE, waits=False
         )  # fmt: skip
         return claims, missing, self._take_in(claims, missing)
 
     def _take_due(self, limit: int) -> tuple[list[Claim], list[str], int | None]:
+        if self._inbox.is_closed:
+            return [], [], None
         wait_ms, claims, missing = self._ledger.take_due(limit, waits=False)
         self._intake.take_again(claims, missing)
         return claims, missing, wait_ms
