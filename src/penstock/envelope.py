@@ -1,15 +1,19 @@
 """The fields of a stream entry: the payload is in `data`, everything else stands beside it.
 
 An entry with nothing but `data` is what redis-stream-queue 0.1.x writes, and it reads no other field.
+
+Anybody who may write to the stream chose these bytes. They are parsed here and nowhere else: no parser costs more than
+the bytes that it is given, and none raises anything but DecodeError.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import is_utf8
 
 DATA = "data"
@@ -24,6 +28,12 @@ DEDUP_KEY = "dedup_key"  # under which the message was published, so that the ke
 _encode_json = msgspec.json.encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 NO_HEADERS: Mapping[str, str] = {}
+
+MAX_NUMBER = (1 << 63) - 1
+_MAX_DIGITS = len(str(MAX_NUMBER))
+_MOST_NAMES, _LONGEST_NAME = 1_000, 64
+_ESCAPE = "\\x"
+_ESCAPED = re.compile(rb"\\(?:x([0-9a-f]{2})|\\)")
 
 Fields = Sequence[bytes]  # field, value, field, value, ... as the server sends them
 
@@ -48,14 +58,80 @@ def decode_headers(raw: bytes | None) -> Mapping[str, str]:
         return NO_HEADERS
     try:
         return _decode_headers(raw)
-    except msgspec.DecodeError:
-        return {"raw": raw.decode(errors="replace")}
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # text that is no UTF-8 is a ValueError
+        return {"raw": text(raw)}
+
+
+def text(raw: bytes | None, most: int | None = None) -> str:
+    """Return bytes as text of at most so many characters; a byte that is no UTF-8 becomes a replacement character."""
+    if not raw:
+        return ""
+    if most is None:
+        return raw.decode(errors="replace")
+    return raw[: 4 * most].decode(errors="replace")[:most]  # a character has at most four bytes
+
+
+def number(raw: bytes | str | None) -> int | None:
+    """Return a whole number of ASCII digits that fits 63 bits; None for everything else."""
+    # int() takes time that grows with the square of the digits, and raises beyond 4,300; isdigit() of a str knows `²`.
+    if raw is None or not 0 < len(raw) <= _MAX_DIGITS or not raw.isascii() or not raw.isdigit():
+        return None
+    value = int(raw)
+    return value if value <= MAX_NUMBER else None
+
+
+def expires_at(fields: Mapping[str, bytes]) -> int | None:
+    """Return when an entry expires, in ms since 1970; None = never. Raise DecodeError for what is no time."""
+    raw = fields.get(EXPIRES_AT)
+    if raw is None:
+        return None
+    found = number(raw)
+    if found is None:
+        raise DecodeError(f"the field {EXPIRES_AT!r} must be a whole number of ms since 1970, not {raw[:40]!r}")
+    return found
+
+
+# --- names of fields ------------------------------------------------------------------------------
+
+
+def field_name(raw: bytes) -> str:
+    r"""Return the name of a field as text. Names that differ stay different; field_bytes() is the way back.
+
+    A name that is UTF-8 without `\x` in it is itself. In any other a byte that is no UTF-8 is written as `\xff`, and
+    a backslash twice.
+    """
+    try:
+        name = raw.decode()
+    except UnicodeDecodeError:
+        return raw.replace(b"\\", b"\\\\").decode(errors="backslashreplace")
+    return name.replace("\\", "\\\\") if _ESCAPE in name else name
+
+
+def field_bytes(name: str) -> bytes:
+    """Return the bytes of the field that field_name() calls by this name."""
+    if _ESCAPE not in name:
+        return name.encode()
+    return _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()) if found[1] else b"\\", name.encode())
+
+
+class _Names(dict[bytes, str]):
+    """Remembers the names of fields: there are few, and every message has them."""
+
+    def __missing__(self, raw: bytes) -> str:
+        name = field_name(raw)
+        if len(self) < _MOST_NAMES and len(raw) <= _LONGEST_NAME:  # whoever writes to a stream chooses them
+            self[raw] = name
+        return name
+
+
+_name_of = _Names().__getitem__
 
 
 def as_mapping(fields: Fields) -> dict[str, bytes]:
-    """Return the fields of an entry by name."""
-    names, values = fields[::2], fields[1::2]
-    try:
-        return dict(zip(map(bytes.decode, names), values, strict=True))
-    except UnicodeDecodeError:
-        return dict(zip([name.decode(errors="replace") for name in names], values, strict=True))
+    """Return the fields of an entry by name; of fields with one name the last one counts."""
+    return dict(zip(map(_name_of, fields[::2]), fields[1::2], strict=True))
+
+
+def as_fields(by_name: Mapping[str, bytes]) -> list[bytes]:
+    """Return fields by name as they are sent to the server: name, value, name, value, ..."""
+    return [part for name, value in by_name.items() for part in (field_bytes(name), value)]

@@ -7,17 +7,48 @@ import os
 import secrets
 import time
 import weakref
+from datetime import UTC, datetime
 from typing import ClassVar
+
+from penstock.errors import ConfigurationError
 
 ZERO = "0-0"
 _SEQ_MAX = (1 << 64) - 1
+_MAX_DIGITS = len(str(_SEQ_MAX))
+_LAST_MS = 253_402_300_799_000  # in the year 9999
 _HEX = [f"{number:03x}" for number in range(1 << 12)]
 
 
 def parse(stream_id: str) -> tuple[int, int]:
-    """Split a stream id into its two numbers, which order as the server orders the ids."""
+    """Split a stream id into its two numbers, which order as the server orders the ids.
+
+    Raises ConfigurationError for what the server would not take for an id.
+    """
     ms, _, seq = stream_id.partition("-")
-    return int(ms), int(seq or 0)
+    return _number(ms, stream_id), _number(seq, stream_id) if seq else 0
+
+
+def _number(digits: str, stream_id: str) -> int:
+    # The length first: int() of many digits takes long, and an id may come out of a message.
+    if 0 < len(digits) <= _MAX_DIGITS and digits.isascii() and digits.isdigit():
+        found = int(digits)
+        if found <= _SEQ_MAX:
+            return found
+    raise ConfigurationError(f"{stream_id[:60]!r} is no stream id: write it as 1794700800000-0")
+
+
+def is_id(text: str) -> bool:
+    """Tell whether a text is the id of an entry."""
+    try:
+        parse(text)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def moment(ms: int) -> datetime:
+    """Return a time in ms since 1970; one that no datetime can hold becomes the last that it can."""
+    return datetime.fromtimestamp(min(ms, _LAST_MS) / 1000, UTC)
 
 
 def before(stream_id: str) -> str:
@@ -29,8 +60,10 @@ def before(stream_id: str) -> str:
 
 
 def after(stream_id: str) -> str:
-    """Return the smallest possible id that is greater."""
+    """Return the smallest possible id that is greater; there is none beyond the greatest, which is returned."""
     ms, seq = parse(stream_id)
+    if ms == seq == _SEQ_MAX:
+        return stream_id
     return f"{ms}-{seq + 1}" if seq < _SEQ_MAX else f"{ms + 1}-0"
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
+
+from penstock import ids
 
 _NO_HEADERS: Mapping[str, str] = {}
 
@@ -33,7 +35,7 @@ class StreamMessage(msgspec.Struct, kw_only=False, eq=True, gc=False):
     @property
     def timestamp(self) -> datetime:
         """When the server added the entry, as its id tells."""
-        return datetime.fromtimestamp(int(self.id.partition("-")[0]) / 1000, tz=UTC)
+        return ids.moment(ids.parse(self.id)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,8 @@ class DeadLetter:
     message_id: str | None
     redrives: int
     fields: Mapping[str, bytes]
+    traceback: str = ""
+    cut: str = ""
 
     @property
     def data(self) -> bytes | None:

@@ -26,6 +26,7 @@ from tests.balancer.stage import (
     quick,
 )
 from tests.helpers.aio import eventually, outcomes, pause, start, throughout
+from tests.helpers.hostile import wide
 
 DLQ = "{svc-input}_dlq"
 GO = "redis-consumer-go-1"
@@ -168,8 +169,19 @@ async def test_6_twelve_thousand_pending_entries_do_not_hold_up_the_start(
         {"lbs-input": '{"DataStreamName": 7}'},
         {"lbs-input": '{"DataStreamName": "a", "Info": 3}'},
         {"other": "field"},
+        wide(4_000),
+        wide(10_000, **{"lbs-input": "[1]"}),
     ],
-    ids=["no JSON", "no object", "no name", "a number as name", "a number as info", "another field"],
+    ids=[
+        "no JSON",
+        "no object",
+        "no name",
+        "a number as name",
+        "a number as info",
+        "another field",
+        "many fields",
+        "very many fields",
+    ],
 )
 async def test_7_a_malformed_entry_goes_to_the_dead_letters_and_takes_no_neighbour_along(
     client: StreamClient, raw: redis.Redis, fields: dict[Any, Any]

@@ -43,6 +43,7 @@ def test_the_dead_letter_tells_the_whole_story(half: str, scene: Scene) -> None:
     assert {key: record[key] for key in original} == original, "the payload is as the producer wrote it"
     told = {key.decode(): value.decode() for key, value in record.items() if key.startswith(b"dlq_")}
     assert told.pop("dlq_time").isdigit()
+    assert told.pop("dlq_traceback").endswith("ValueError: no such customer\n")
     assert told == {
         "dlq_reason": "max_deliveries",
         "dlq_source": "orders",

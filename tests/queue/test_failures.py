@@ -135,6 +135,7 @@ async def test_a_dead_letter_has_all_that_is_known(client: StreamClient, raw: re
     told = {name.decode().removeprefix("dlq_"): value.decode() for name, value in record.items() if name not in fields}
     assert before_ms <= int(told.pop("time")) <= time.time() * 1000
     assert told.pop("consumer").startswith("queue_")
+    assert told.pop("traceback").endswith("ValueError: no such customer\n")
     assert told == {
         "reason": "max_deliveries",
         "source": NAME,

@@ -42,6 +42,7 @@ async def test_the_record_is_complete(client: StreamClient, raw: redis.Redis) ->
     assert {name: value for name, value in record.items() if not name.startswith("dlq_")} == {
         name.decode(): value for name, value in original.items()
     }
+    assert record.pop("dlq_traceback").endswith(b"ValueError: this cannot be handled\n")
     assert before_ms <= int(record.pop("dlq_time")) <= int(time.time() * 1000)
     assert {name: value for name, value in record.items() if name.startswith("dlq_")} == {
         "dlq_reason": b"max_deliveries",

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import ids
+from penstock.errors import ConfigurationError
 
 numbers = st.integers(0, 2**64 - 1)
 
@@ -37,6 +38,25 @@ def test_before_and_after_are_the_nearest_neighbours(ms: int, seq: int) -> None:
 )
 def test_neighbours_at_the_edges(entry_id: str, before: str, after: str) -> None:
     assert (ids.before(entry_id), ids.after(entry_id)) == (before, after)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-", "-1", "x", "²-0", "1-x", "1-2-3", "9" * 5_000, f"{2**64}-0", f"1-{2**64}", "+1"]
+)
+def test_what_the_server_would_not_take_for_an_id_is_none(text: str) -> None:
+    assert not ids.is_id(text)
+    with pytest.raises(ConfigurationError, match="no stream id"):
+        ids.parse(text)
+
+
+def test_there_is_nothing_beyond_the_greatest_id() -> None:
+    greatest = f"{2**64 - 1}-{2**64 - 1}"
+    assert ids.after(greatest) == greatest
+
+
+@given(numbers)
+def test_every_time_can_be_shown(ms: int) -> None:
+    assert 1970 <= ids.moment(ms).year <= 9999
 
 
 def test_message_ids_are_uuids_of_version_7() -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock import dead_letter_record, envelope
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Claim, Ownership
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
@@ -33,7 +34,6 @@ from penstock.redis.aio import Command, Connection, Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import Question, read_many
 from penstock.redis.retry import Repeat
-from penstock.streams.undertaker import dead_letter_record
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
 CHUNK = 500
@@ -113,8 +113,9 @@ class Ledger:
         reply = await self._client.call(self.keys.stream, "HGETALL", self.keys.peers)
         found = {}
         for index in range(0, len(reply), 2):
-            until, owned, capacity = (int(word) for word in reply[index + 1].split())
-            found[reply[index].decode()] = (until, owned, capacity)
+            numbers = [number for word in reply[index + 1].split() if (number := envelope.number(word)) is not None]
+            if len(numbers) == 3:  # else no peer has written it
+                found[envelope.text(reply[index])] = (numbers[0], numbers[1], numbers[2])
         return found
 
     async def now_ms(self) -> int:
@@ -267,7 +268,7 @@ class Ledger:
     async def bury(self, entry_id: str, fields: list[bytes], error: Exception, reason: Reason, name: str = "",
                    deliveries: int = 1) -> bool:  # fmt: skip
         """Move an entry to the dead letters; False = somebody else has it, or had it."""
-        record = dead_letter_record(
+        record = dead_letter_record.record(
             fields, self.keys.stream, entry_id, self.keys.group, self.me, reason, error, 0, deliveries
         )
         keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from penstock import ids
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.ledger import Ledger
 from penstock.balancer.notices import StreamExpired
@@ -153,5 +154,4 @@ class Listener:
 
 
 def _is_id(text: str) -> bool:
-    first, dash, second = text.partition("-")
-    return bool(dash) and first.isdecimal() and second.isdecimal()
+    return "-" in text and ids.is_id(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 
-from penstock import envelope
+from penstock import dead_letter_record, envelope
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
 from penstock.balancer.positions import Positions
@@ -17,7 +17,6 @@ from penstock.redis.retry import Repeat
 from penstock.runtime.aio import Event, Job
 from penstock.serializers import Serializer
 from penstock.streams.incoming import Decoder, Rejected
-from penstock.streams.undertaker import dead_letter_record
 
 _PAGE = 100
 _WAIT_S = 1.0
@@ -113,7 +112,7 @@ class OwnedStream:
     async def _bury(self, rejected: Rejected) -> None:
         # One that cannot be decoded stays in the stream as it is; its copy tells why nobody handled it.
         key = self._client.keys(self.name).default_dead_letters() if not self._client.prefix else f"{self.name}_dlq"
-        record = dead_letter_record(
+        record = dead_letter_record.record(
             rejected.fields, self.name, rejected.id, "", "", rejected.reason, rejected.error, 0, 1
         )
         await self._client.call(self.name, "XADD", key, "*", *record, repeat=Repeat.ONCE)

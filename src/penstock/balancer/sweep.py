@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-from penstock import ids
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings
 from penstock.balancer.ledger import Ledger, Pending
@@ -51,7 +50,7 @@ class Sweep:
                 await on_found(orphans)
             if len(page) < self._config.lbs_recovery_count:
                 break
-            start = ids.after(page[-1].id)
+            start = f"({page[-1].id}"
             await next_tick()
         self._known = {entry_id: hint for entry_id, hint in self._known.items() if entry_id in seen}
         return found

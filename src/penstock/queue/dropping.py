@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+from penstock import envelope
 from penstock.queue.desk import GROUP
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
@@ -20,7 +21,7 @@ async def drop_unread(client: StreamClient, queue: str, count: int, at_least: in
     if not oldest:
         has_room = at_least and await client.call(keys.stream, "XLEN", keys.stream) < at_least
         return [] if has_room else None
-    markers = [keys.dedup(key.decode()) for _, key in oldest if key]
+    markers = [keys.dedup(envelope.text(key)) for _, key in oldest if key]
     args: list[bytes | str | int] = [GROUP, at_least, OPERATION_TTL_S]
     for entry_id, key in oldest:
         args += (entry_id, int(bool(key)))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock import envelope
+from penstock import dead_letter_record, envelope
 from penstock.errors import text_of
 from penstock.events import EventName
 from penstock.model import StreamMessage
@@ -16,35 +15,14 @@ from penstock.streams.ledger import Ledger
 from penstock.streams.tally import Tally
 
 logger = logging.getLogger("penstock.streams")
-_MAX_TEXT = 2_000
 
 Emit = Callable[..., None]
-
-
-def dead_letter_record(
-    fields: list[bytes], source: str, entry_id: str, group: str, consumer: str, reason: Reason,
-    error: BaseException | None, attempts: int, deliveries: int,
-) -> list[bytes | str | int]:  # fmt: skip
-    """Return the fields of a dead letter: those of the entry, untouched, and what happened to it."""
-    return [
-        *fields,
-        "dlq_reason", reason.value,
-        "dlq_source", source,
-        "dlq_id", entry_id,
-        "dlq_group", group,
-        "dlq_consumer", consumer,
-        "dlq_error", type(error).__name__ if error is not None else "",
-        "dlq_error_text", text_of(error)[:_MAX_TEXT] if error is not None else "",
-        "dlq_attempts", attempts,
-        "dlq_deliveries", deliveries,
-        "dlq_time", int(time.time() * 1000),
-    ]  # fmt: skip
 
 
 def dedup_key_of(fields: list[bytes]) -> str | None:
     """Return the key under which the entry was published, if it has one."""
     raw = envelope.as_mapping(fields).get(envelope.DEDUP_KEY)
-    return raw.decode(errors="replace") if raw else None
+    return envelope.text(raw) or None
 
 
 class Undertaker:
@@ -70,7 +48,7 @@ class Undertaker:
             # Trimmed or deleted while a handler held it: the record tells that, for there is no payload to keep.
             fields, reason = [], Reason.MISSING
         ledger = self._ledger
-        record = dead_letter_record(
+        record = dead_letter_record.record(
             fields, ledger.keys.stream, message.id, ledger.group, ledger.consumer, reason, error,
             message.attempts, message.delivery_count,
         )  # fmt: skip

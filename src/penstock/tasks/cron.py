@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from penstock import envelope
 from penstock.errors import ConfigurationError
 
 _NAMED = {
@@ -95,7 +96,7 @@ def _values(text: str, word: str, name: str, least: int, most: int) -> frozenset
     found: set[int] = set()
     for part in word.lower().split(","):
         span, slash, step_text = part.partition("/")
-        step = int(step_text) if step_text.isdigit() else 0
+        step = envelope.number(step_text) or 0
         if slash and step < 1:
             raise ConfigurationError(f"cron rule {text!r}: the {name} {part!r} has no step such as */5")
         if span == "*":
@@ -114,6 +115,7 @@ def _number(text: str, word: str, name: str) -> int:
     names = _MONTHS if name == "month" else _DAYS if name == "weekday" else {}
     if word in names:
         return names[word]
-    if word.isascii() and word.isdigit():
-        return int(word)
+    number = envelope.number(word)
+    if number is not None:
+        return number
     raise ConfigurationError(f"cron rule {text!r}: {word!r} is no {name}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
+from penstock import ids
 from penstock.errors import DecodeError
 from penstock.task import Task, decode_task
 
@@ -25,7 +27,9 @@ class DeadTask:
     consumer: str
     redrives: int
     data: bytes = b""
-    fields: dict[str, bytes] = field(default_factory=dict, repr=False)
+    fields: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    traceback: str = field(default="", repr=False)  # of the error, its end
+    cut: str = ""  # what of the entry found no room in the record
 
     @property
     def task(self) -> Task | None:
@@ -38,4 +42,4 @@ class DeadTask:
     @property
     def dead_at(self) -> datetime:
         """When it was given up."""
-        return datetime.fromtimestamp(self.dead_at_ms / 1000, UTC)
+        return ids.moment(self.dead_at_ms)

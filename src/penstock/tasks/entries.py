@@ -11,6 +11,7 @@ from penstock.task import Task, check_id, decode_task
 TASK_ID = "task_id"
 KIND = "kind"
 ATTEMPTS = "attempts"  # runs that a task had in the lane from which it was moved
+_MOST_RUNS = 1 << 31  # that are counted
 
 
 class Malformed(DecodeError):
@@ -33,8 +34,11 @@ def read_entry(fields: list[bytes], runs: int = 0) -> Task:
     else:
         by_name = envelope.as_mapping(fields)
         raw = by_name.get(envelope.DATA, b"")
-        before = by_name.get(ATTEMPTS, b"0")
-        runs += int(before) if before.isdigit() else 0
+        before = envelope.number(by_name.get(ATTEMPTS, b"0"))
+        if before is None:
+            what = f"the field {ATTEMPTS!r} must be a whole number, not {by_name[ATTEMPTS][:40]!r}"
+            raise Malformed(what, *_outline(fields, raw))
+        runs += min(before, _MOST_RUNS)
     try:
         task = decode_task(raw)
     except DecodeError as error:
@@ -51,9 +55,9 @@ def _outline(fields: list[bytes], raw: bytes) -> tuple[str, str]:
         said = decode(raw, type=_Outline)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         said = _Outline()
-    task_id = by_name.get(TASK_ID, b"").decode(errors="replace") or said.id
+    task_id = envelope.text(by_name.get(TASK_ID)) or said.id
     try:
         check_id("id", task_id)
     except ValueError:
         task_id = ""
-    return task_id, by_name.get(KIND, b"").decode(errors="replace") or said.kind
+    return task_id, envelope.text(by_name.get(KIND)) or said.kind

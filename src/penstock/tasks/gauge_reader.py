@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock import envelope
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
@@ -16,9 +17,9 @@ async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name
     flat = await client.call(keys.counts, "HGETALL", keys.counts)
     by_what: dict[str, dict[str, int]] = {"added": {}, "acked": {}, "dead": {}, "redriven": {}}
     for field, value in zip(flat[::2], flat[1::2], strict=True):
-        what, _, kind = field.decode(errors="replace").partition(":")
+        what, _, kind = envelope.text(field).partition(":")
         if what in by_what:
-            by_what[what][kind] = int(value)
+            by_what[what][kind] = envelope.number(value) or 0
     found = []
     for books in await lanes.all():
         reply = await client.run("task_gauges", [books.stream, books.retries], [group, _LOOKED_AT], Repeat.READ)

@@ -13,7 +13,9 @@ from penstock.spark.archive.cold_log import ColdLog
 from penstock.spark.archive.layout import Layout, path_of, safe_name
 from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import Commit
+from penstock.spark.archive.rows import READ_SCHEMA
 from penstock.spark.reading.offsets import Offsets, Position, Progress
+from penstock.spark.reading.rows import RowBuilder
 from tests.spark.archive.streams import START_MS, Crash, Stream, archive, archived, opened
 
 
@@ -191,3 +193,13 @@ def test_names_of_streams_become_safe_and_stay_different() -> None:
     made = [safe_name(name) for name in names]
     assert len(set(made)) == len(names)
     assert not any("/" in name or name.startswith(".") or len(name) > 200 for name in made)
+
+
+def test_names_of_fields_come_back_as_they_were(tmp_path: Path) -> None:
+    fields = [b"\xff", b"1", b"\\xff", b"2", b"twice", b"3", b"twice", b"4", b"data", b"5"]
+    entry_id = f"{START_MS}-0"
+    batch = RowBuilder(READ_SCHEMA).build([("orders", [(entry_id.encode(), fields)])])
+    progress = Progress(Position(entry_id, 1), Position(ids.ZERO, 0), ())
+    opened(tmp_path).archive(Offsets({"orders": progress}), lambda task: task.write([batch]))
+    [page] = ColdLog.of(str(tmp_path)).pages("orders", ids.ZERO, entry_id)
+    assert page == [(entry_id.encode(), [b"data", b"5", b"\xff", b"1", b"\\xff", b"2", b"twice", b"4"])]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import envelope
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.spark.payload.decoder import PayloadFormat
 from penstock.spark.reading import columns as known
@@ -18,8 +19,44 @@ ALL = pa.schema([(name, types[0]) for name, types in known.ENTRY.items()])
 
 def test_names_of_fields_that_are_no_text_stay_different() -> None:
     builder = RowBuilder(pa.schema([("fields", pa.map_(pa.string(), pa.binary()))]))
-    [row] = builder.build([("s", [(b"1-0", [b"\xff", b"1", b"\xfe", b"2", b"a", b"3"])])]).column(0).to_pylist()
-    assert row == [("\\xff", b"1"), ("\\xfe", b"2"), ("a", b"3")]
+    fields = [b"\xff", b"1", b"\\xff", b"2", b"\xff", b"3", b"back\\slash", b"4", b"a", b"5"]
+    [row] = builder.build([("s", [(b"1-0", fields)])]).column(0).to_pylist()
+    assert row == [("\\xff", b"3"), ("\\\\xff", b"2"), ("back\\slash", b"4"), ("a", b"5")]
+
+
+@given(
+    st.lists(
+        st.lists(st.binary(max_size=4), min_size=2, max_size=8).filter(lambda f: len(f) % 2 == 0),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_fields_become_maps_in_which_no_name_is_twice(entries: list[list[bytes]]) -> None:
+    rows = RowBuilder(ALL).build([("s", [(b"1-0", fields) for fields in entries])]).to_pylist()
+    for row, fields in zip(rows, entries, strict=True):
+        assert {envelope.field_bytes(name): value for name, value in row["fields"]} == dict(
+            zip(fields[::2], fields[1::2], strict=True)
+        )
+        assert len({name for name, _ in row["fields"]}) == len(row["fields"])
+
+
+def test_headers_that_are_no_text_are_shown_raw() -> None:
+    (row,) = RowBuilder(ALL).build([("s", [_entry("1-0", headers=b'{"a":"\xff"}')])]).to_pylist()
+    assert row["headers"] == [("raw", '{"a":"\ufffd"}')]
+
+
+@pytest.mark.parametrize("value", [b"9" * 20, "²".encode(), b"9" * 5_000, b"", b"-1", str(2**63).encode()])
+def test_numbers_of_a_dead_letter_that_are_none_are_null(value: bytes) -> None:
+    schema = pa.schema([(name, known.DEAD_LETTER[name][0]) for name in ("attempts", "redrives", "dead_at")])
+    entry = _entry("9-0", dlq_attempts=value, redrives=value, dlq_time=value)
+    (row,) = RowBuilder(schema).build([("orders_dlq", [entry])]).to_pylist()
+    assert row == {"attempts": None, "redrives": None, "dead_at": None}
+
+
+def test_a_time_beyond_all_calendars_is_null() -> None:
+    schema = pa.schema([("dead_at", known.DEAD_LETTER["dead_at"][0])])
+    (row,) = RowBuilder(schema).build([("orders_dlq", [_entry("9-0", dlq_time=b"%d" % (2**63 - 1))])]).to_pylist()
+    assert row == {"dead_at": None}
 
 
 def _entry(entry_id: str, **fields: bytes) -> Entry:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import envelope
 from penstock.errors import EncodeError, PayloadTooLarge
 from penstock.spark.sink.chunks import Backlog
 from penstock.spark.sink.columns import Columns
@@ -43,6 +44,13 @@ def entries(chosen: Packer, **columns: Any) -> list[list[bytes]]:
     [made] = chosen.pack(pa.record_batch(columns), is_bare=False)
     assert all(command[:3] == [b"XADD", b"s", b"*"] for command in words(made))
     return [command[3:] for command in words(made)]
+
+
+@given(st.dictionaries(st.binary(min_size=1, max_size=5), st.binary(max_size=5), min_size=1))
+def test_names_of_fields_are_written_as_the_source_reads_them(fields: dict[bytes, bytes]) -> None:
+    rows = pa.array([[(envelope.field_name(name), value) for name, value in fields.items()]], MAP)
+    [found] = entries(packer(fields="fields"), fields=rows)
+    assert dict(zip(found[::2], found[1::2], strict=True)) == fields
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=20))

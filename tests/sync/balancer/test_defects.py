@@ -13,6 +13,7 @@ from penstock.balancer.messages import LBSInfo
 from penstock.balancer.recorder import NoRecorder
 from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, StreamNotOwned
 from penstock.sync import StreamClient
+from tests.helpers.hostile import wide
 from tests.helpers.threads import eventually, outcomes, pause, start, throughout
 from tests.sync.balancer.stage import (
     GROUP,
@@ -161,8 +162,19 @@ def test_6_twelve_thousand_pending_entries_do_not_hold_up_the_start(client: Stre
         {"lbs-input": '{"DataStreamName": 7}'},
         {"lbs-input": '{"DataStreamName": "a", "Info": 3}'},
         {"other": "field"},
+        wide(4_000),
+        wide(10_000, **{"lbs-input": "[1]"}),
     ],
-    ids=["no JSON", "no object", "no name", "a number as name", "a number as info", "another field"],
+    ids=[
+        "no JSON",
+        "no object",
+        "no name",
+        "a number as name",
+        "a number as info",
+        "another field",
+        "many fields",
+        "very many fields",
+    ],
 )
 def test_7_a_malformed_entry_goes_to_the_dead_letters_and_takes_no_neighbour_along(
     client: StreamClient, raw: redis.Redis, fields: dict[Any, Any]

@@ -136,6 +136,7 @@ def test_a_dead_letter_has_all_that_is_known(client: StreamClient, raw: redis.Re
     told = {name.decode().removeprefix("dlq_"): value.decode() for name, value in record.items() if name not in fields}
     assert before_ms <= int(told.pop("time")) <= time.time() * 1000
     assert told.pop("consumer").startswith("queue_")
+    assert told.pop("traceback").endswith("ValueError: no such customer\n")
     assert told == {
         "reason": "max_deliveries",
         "source": NAME,

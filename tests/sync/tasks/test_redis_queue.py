@@ -13,7 +13,7 @@ import redis
 
 from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Worker
-from penstock.task import Priority, Result, Status, Task
+from penstock.task import Priority, Result, Task
 from tests.helpers.threads import DEADLINE_S, join, start
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
@@ -140,16 +140,6 @@ def test_what_is_no_task_becomes_a_dead_letter_and_stops_nobody(
     [letter] = entries(raw, "jobs.dead")
     assert letter[b"dlq_reason"] == b"decode_error"
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 2
-
-
-def test_a_task_of_a_higher_version_gets_an_error_as_its_result(queue: RedisTaskQueue, raw: redis.Redis) -> None:
-    raw.xadd("jobs.tasks", {"data": '{"kind": "render", "id": "from-the-future", "schema_v": 2}'})
-    assert queue.pop(block=False) is None
-    result = queue.wait_for_result("from-the-future", 0)
-    assert result is not None
-    assert (result.status, result.kind) == (Status.ERROR, "render")
-    assert "schema_v=2" in str(result.error)
-    assert raw.xlen("jobs.dead") == 1
 
 
 def test_an_entry_that_was_deleted_in_hand_stops_nobody(

@@ -7,6 +7,7 @@
 -- A log that must be written comes before XACK, so that a message stays pending when the record is refused. One that need
 -- not comes after it: at the memory limit a script may write what it likes once XACK was allowed, and a full server drains.
 -- include: discard.lua
+-- include: kept_fields.lua
 local stream, group, id, log = KEYS[1], ARGV[1], ARGV[3], ARGV[4] ~= '0' and KEYS[3]
 local marker = KEYS[log and 4 or 3]
 local entry = redis.call('XPENDING', stream, group, id, id, 1)[1]
@@ -16,7 +17,8 @@ local published = marker and redis.call('GET', marker) -- before the first write
 
 local record = log and function(call)
   local found = redis.call('XRANGE', stream, id, id)[1]
-  local fields = found and found[2] or {}
+  local fields, cut = kept_fields(found and found[2] or {})
+  if cut then fields[#fields + 1], fields[#fields + 2] = 'dlq_cut', cut end
   for i = 6, #ARGV do fields[#fields + 1] = ARGV[i] end
   if ARGV[5] == '0' then return call('XADD', log, '*', unpack(fields)) end
   return call('XADD', log, 'MAXLEN', ARGV[5], '*', unpack(fields))

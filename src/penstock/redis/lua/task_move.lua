@@ -4,7 +4,9 @@
 --       number of its lane, runs before this one
 -- Returns: how many were moved
 -- Called twice: the second call finds nothing pending.
+-- An entry with more fields than a copy has room for is moved without some of them, and says so in the field dlq_cut.
 -- XADD before XACK: when the other stream refuses, the task stays pending here.
+-- include: kept_fields.lua
 local call = redis.call
 local stream, group, me, lanes = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 call('SADD', KEYS[6], unpack(ARGV, 4, 3 + lanes))
@@ -14,12 +16,14 @@ for i = 4 + lanes, #ARGV, 4 do
   local row = call('XRANGE', stream, entry, entry)[1]
   if row and #call('XPENDING', stream, group, entry, entry, 1, me) == 1 then
     local fields = {}
-    for n = 1, #row[2], 2 do
-      if row[2][n] ~= 'attempts' then
-        fields[#fields + 1] = row[2][n]
-        fields[#fields + 1] = row[2][n + 1]
+    local kept, cut = kept_fields(row[2])
+    for n = 1, #kept, 2 do
+      if kept[n] ~= 'attempts' then
+        fields[#fields + 1] = kept[n]
+        fields[#fields + 1] = kept[n + 1]
       end
     end
+    if cut then fields[#fields + 1], fields[#fields + 2] = 'dlq_cut', cut end
     if ARGV[i + 3] ~= '0' then
       fields[#fields + 1] = 'attempts'
       fields[#fields + 1] = ARGV[i + 3]

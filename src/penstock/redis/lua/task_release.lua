@@ -3,7 +3,7 @@
 --       12 notice of the task
 -- ARGV: 1 group, 2 consumer that must hold it ('' = whoever does), 3 id of the entry, 4 what: 'ack', 'nack', 'bury' or 'extend',
 --       5 delay in ms, 6 '1' = the run counts, 7 how often it may be tried again, 8 reason, 9 error, 10 text,
---       11 now (ISO 8601), 12 kind ('' = look), 13 id of the task
+--       11 now (ISO 8601), 12 kind ('' = look), 13 id of the task, 14 traceback
 -- Returns: 'waiting', 'dead', 'acked', 'extended', or 'gone' = it is not pending (with that consumer)
 -- Called twice: 'gone', except that a delay starts anew.
 local call = redis.call
@@ -36,7 +36,7 @@ if what == 'ack' then
 end
 local is_missing = #call('XRANGE', stream, entry_id, entry_id) == 0
 if what == 'bury' or is_missing or (ARGV[6] == '1' and begun > tonumber(ARGV[7])) then
-  bury_task(entry, begun, ARGV[8], ARGV[9], ARGV[10], KEYS[12], ARGV[13], kind)
+  bury_task(entry, begun, ARGV[8], ARGV[9], ARGV[10], KEYS[12], ARGV[13], kind, ARGV[14])
   return 'dead'
 end
 if ARGV[6] ~= '1' then begun = math.max(0, begun - 1) end

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock import ids
+from penstock import envelope, ids
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.id_masks import is_behind, unsigned
 from penstock.spark.archive.manifest import FileEntry
@@ -100,7 +100,7 @@ def _entries(batch: pa.RecordBatch) -> list[Entry]:
     offsets = np.asarray(rest.offsets)
     start, stop = int(offsets[0]), int(offsets[-1])
     flat = [b""] * (2 * (stop - start))
-    flat[::2] = rest.keys.slice(start, stop - start).cast(pa.binary()).to_pylist()
+    flat[::2] = map(envelope.field_bytes, rest.keys.slice(start, stop - start).to_pylist())
     flat[1::2] = rest.items.slice(start, stop - start).to_pylist()
     ends = ((offsets - start) * 2).tolist()
     return [

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock import ids
+from penstock import dead_letter_record, ids
 from penstock.keys import StreamKeys
 from penstock.policy import Reason
 from penstock.redis.blocking import Reply
@@ -21,7 +21,6 @@ from penstock.redis.retry import Repeat
 from penstock.spark.link import Link
 from penstock.spark.patience import patiently
 from penstock.spark.pipeline.query_id import query_id
-from penstock.streams.undertaker import dead_letter_record
 from penstock.sync.redis.client import StreamClient
 
 _REMEMBER_S = 7 * 24 * 3600
@@ -97,7 +96,7 @@ class DeadLetterDesk:
         dead, marks = self._keys(stream, part)
         fields = self._fields(stream, entry_id, data)
         source = self._client.keys(stream).stream
-        record = dead_letter_record(
+        record = dead_letter_record.record(
             fields, source, entry_id, self._pipeline, self._consumer, fate.reason, fate.error, fate.attempts,
             fate.attempts,
         )  # fmt: skip

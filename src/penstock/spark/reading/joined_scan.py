@@ -122,9 +122,7 @@ def _as_archived(entry: Entry) -> Entry:
     entry_id, fields = entry
     if len(fields) == 2 and fields[0] == b"data":  # a name and its value
         return entry
-    found = {
-        name.decode(errors="replace").encode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)
-    }
+    found = dict(zip(fields[::2], fields[1::2], strict=True))
     data = found.pop(b"data", None)
     rest = [part for pair in found.items() for part in pair]
     return entry_id, rest if data is None else [b"data", data, *rest]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock import envelope, ids
+from penstock import dead_letter_record, envelope, ids
 from penstock.errors import DecodeError
 from penstock.spark.payload.decoder import MalformedPayload, PayloadFormat, decode
 
@@ -18,6 +18,7 @@ Page: TypeAlias = tuple[str, list[Entry]]  # some entries of one stream
 _Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 _DASH, _ZERO = ord("-"), ord("0")
 _MS_DIGITS = 13  # until the year 2286
+_LAST_MS = 253_402_300_799_999  # of the year 9999: Spark shows no later time
 
 
 class RowBuilder:
@@ -32,7 +33,7 @@ class RowBuilder:
         names: Mapping[str, str] | None = None,
     ) -> None:
         self._schema, self._payload, self._payload_field = schema, payload, payload_field.encode()
-        self._payload_column, self._names = payload_column, _DEAD_LETTER_FIELDS if names is None else names
+        self._payload_column, self._names = payload_column, dead_letter_record.FIELDS if names is None else names
 
     def build(self, pages: Sequence[Page]) -> pa.RecordBatch:
         """Return the entries of some pages as one batch."""
@@ -92,10 +93,10 @@ class _Rows:
             return special(self, kind)
         field = self._names.get(name, name)
         if kind == pa.int64():
-            return pa.array([_number(value) for value in self._values(field.encode())], kind)
+            return pa.array([envelope.number(value) for value in self._values(field.encode())], kind)
         if pa.types.is_timestamp(kind):
-            values = [_number(value) for value in self._values(field.encode())]
-            return pa.array([None if ms is None else ms * 1000 for ms in values], pa.int64()).cast(kind)
+            times = [envelope.number(value) for value in self._values(field.encode())]
+            return pa.array([None if ms is None or ms > _LAST_MS else ms * 1000 for ms in times], pa.int64()).cast(kind)
         return _texts(self._values(field.encode()), kind)
 
     def _values(self, field: bytes) -> list[bytes | None]:
@@ -157,12 +158,6 @@ _SPECIAL: dict[str, Callable[[_Rows, pa.DataType], pa.Array]] = {
     "headers": _Rows.headers,
     "fields": _Rows.fields,
 }
-# The fields of a dead letter under the names of its columns.
-_DEAD_LETTER_FIELDS = {
-    "reason": "dlq_reason", "source_stream": "dlq_source", "source_id": "dlq_id", "group": "dlq_group",
-    "consumer": "dlq_consumer", "error": "dlq_error", "error_text": "dlq_error_text", "attempts": "dlq_attempts",
-    "deliveries": "dlq_deliveries", "dead_at": "dlq_time",
-}  # fmt: skip
 
 
 def _find(fields: list[bytes], wanted: bytes) -> bytes | None:
@@ -183,16 +178,10 @@ def _texts(values: Iterable[bytes | None], kind: pa.DataType) -> pa.Array:
 
 
 def _names(values: list[bytes]) -> pa.Array:
-    made = pa.array(values, pa.binary())
-    try:
-        return made.cast(pa.string())
-    except pa.ArrowInvalid:
-        # Each byte that is no UTF-8 is shown by its code: two names that differ must not become one in a map.
-        return pa.array([value.decode(errors="backslashreplace") for value in values], pa.string())
-
-
-def _number(value: bytes | None) -> int | None:
-    return int(value) if value is not None and value.isdigit() else None
+    # Nearly all are what they are called: only the others are made anew.
+    called = {raw: name for raw in {*values} if (name := envelope.field_name(raw).encode()) != raw}
+    found = [called.get(raw, raw) for raw in values] if called else values
+    return pa.array(found, pa.binary()).cast(pa.string())
 
 
 def _id_numbers(entry_ids: list[bytes]) -> tuple[_Numbers, _Numbers]:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock import envelope
+from penstock import dead_letter_record, envelope
 
 Pairs: TypeAlias = list[tuple[str, Any]]
 REPLAY_OF = "replay_of"  # header: stream/id of the entry that was first published
@@ -28,7 +28,7 @@ _LEFT = {
     envelope.DATA, envelope.KEY, envelope.HEADERS, envelope.MESSAGE_ID,
     envelope.EXPIRES_AT, envelope.DEDUP_KEY, envelope.REDRIVES,
 }  # fmt: skip
-_DEAD = "dlq_"
+_SOURCE, _SOURCE_ID = dead_letter_record.FIELDS["source_stream"], dead_letter_record.FIELDS["source_id"]
 
 
 @dataclass
@@ -77,13 +77,12 @@ class Rewriter:
         """Return the headers, the message id and the further fields; None if it is not to be written."""
         headers = dict(pairs or ())
         given = dict(fields or ())
-        if _DEAD + "id" in given and _DEAD + "source" in given:
-            stream = given[_DEAD + "source"].decode(errors="replace")
-            entry_id = given[_DEAD + "id"].decode(errors="replace")
+        if _SOURCE_ID in given and _SOURCE in given:
+            stream, entry_id = envelope.text(given[_SOURCE]), envelope.text(given[_SOURCE_ID])
         if self._is_loop(stream, headers):
             counts.looping += 1
             return None
-        kept = [pair for pair in given.items() if pair[0] not in _LEFT and not pair[0].startswith(_DEAD)]
+        kept = [pair for pair in given.items() if pair[0] not in _LEFT and not dead_letter_record.is_mark(pair[0])]
         if not has_data and not kept:
             counts.empty += 1
             return None

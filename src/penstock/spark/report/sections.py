@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from penstock import envelope
 from penstock.spark.report.figures import SHARE_NAMES, Figures, Group, Spread
 from penstock.spark.report.markup import Text, folded, note, section, table
 from penstock.spark.report.moments import brief, length, size
@@ -84,7 +85,9 @@ def attempts(figures: Figures) -> str:
     """How often messages were tried."""
     of_dead = {str(group.name): group.count for group in figures.dead.of("attempts")}
     of_results = {str(g.name): g.count for g in figures.results.of("attempts")} if figures.results else {}
-    names = sorted({*of_dead, *of_results}, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0))
+    names = sorted(
+        {*of_dead, *of_results}, key=lambda name: (envelope.number(name) is None, envelope.number(name) or 0)
+    )
     if not names:
         return section("Attempts", note("Not known: attempts are told by results and by dead letters."))
     labels = [{"10": "10 or more", "None": "not told"}.get(name, name) for name in names]

@@ -172,7 +172,7 @@ class Packer:
                 raise self._failure(row, name, "is empty, and there is no payload: an entry needs a field")
             if len(wanted) > _MAX_FIELDS:
                 raise self._failure(row, name, f"has more than {_MAX_FIELDS} fields")
-            lines.append(b"".join([_text(field) + _text(value) for field, value in wanted]))
+            lines.append(b"".join([_text(envelope.field_bytes(field)) + _text(value) for field, value in wanted]))
             counts.append(2 * len(wanted))
         return pa.array(lines, _BINARY), pa.array(counts, pa.int64())
 

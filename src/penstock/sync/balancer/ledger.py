@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock import dead_letter_record, envelope
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Claim, Ownership
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
@@ -34,7 +35,6 @@ from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question, read_many
-from penstock.sync.streams.undertaker import dead_letter_record
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
 CHUNK = 500
@@ -114,8 +114,9 @@ class Ledger:
         reply = self._client.call(self.keys.stream, "HGETALL", self.keys.peers)
         found = {}
         for index in range(0, len(reply), 2):
-            until, owned, capacity = (int(word) for word in reply[index + 1].split())
-            found[reply[index].decode()] = (until, owned, capacity)
+            numbers = [number for word in reply[index + 1].split() if (number := envelope.number(word)) is not None]
+            if len(numbers) == 3:  # else no peer has written it
+                found[envelope.text(reply[index])] = (numbers[0], numbers[1], numbers[2])
         return found
 
     def now_ms(self) -> int:
@@ -268,7 +269,7 @@ class Ledger:
     def bury(self, entry_id: str, fields: list[bytes], error: Exception, reason: Reason, name: str = "",
                    deliveries: int = 1) -> bool:  # fmt: skip
         """Move an entry to the dead letters; False = somebody else has it, or had it."""
-        record = dead_letter_record(
+        record = dead_letter_record.record(
             fields, self.keys.stream, entry_id, self.keys.group, self.me, reason, error, 0, deliveries
         )
         keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]

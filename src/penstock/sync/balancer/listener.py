@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from penstock import ids
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.notices import StreamExpired
 from penstock.errors import PenstockError
@@ -154,5 +155,4 @@ class Listener:
 
 
 def _is_id(text: str) -> bool:
-    first, dash, second = text.partition("-")
-    return bool(dash) and first.isdecimal() and second.isdecimal()
+    return "-" in text and ids.is_id(text)

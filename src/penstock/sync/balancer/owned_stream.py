@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from penstock import envelope
+from penstock import dead_letter_record, envelope
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
 from penstock.errors import ConfigurationError, OwnershipLost
@@ -18,7 +18,6 @@ from penstock.sync.balancer.positions import Positions
 from penstock.sync.balancer.tap import Tap
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.incoming import Decoder, Rejected
-from penstock.sync.streams.undertaker import dead_letter_record
 
 _PAGE = 100
 _WAIT_S = 1.0
@@ -114,7 +113,7 @@ class OwnedStream:
     def _bury(self, rejected: Rejected) -> None:
         # One that cannot be decoded stays in the stream as it is; its copy tells why nobody handled it.
         key = self._client.keys(self.name).default_dead_letters() if not self._client.prefix else f"{self.name}_dlq"
-        record = dead_letter_record(
+        record = dead_letter_record.record(
             rejected.fields, self.name, rejected.id, "", "", rejected.reason, rejected.error, 0, 1
         )
         self._client.call(self.name, "XADD", key, "*", *record, repeat=Repeat.ONCE)

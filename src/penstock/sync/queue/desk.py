@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from penstock import envelope
+from penstock import dead_letter_record, envelope
 from penstock.config import ConsumerConfig
 from penstock.errors import DecodeError, GroupLost, PenstockError, TransientError, text_of
 from penstock.events import EventName
@@ -34,7 +34,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.group import ConsumerGroup
 from penstock.sync.streams.ledger import Claim as LedgerClaim
 from penstock.sync.streams.ledger import Parking
-from penstock.sync.streams.undertaker import dead_letter_record, dedup_key_of
+from penstock.sync.streams.undertaker import dedup_key_of
 from penstock.sync.streams.upkeep import Upkeep
 
 logger = logging.getLogger("penstock.sync.queue")
@@ -198,11 +198,11 @@ class Desk:
         since_s: float | None = None,
     ) -> Claim | None:  # fmt: skip
         by_name = envelope.as_mapping(fields)
-        expires_at_ms = by_name.get(envelope.EXPIRES_AT, b"")
-        if expires_at_ms.isdigit() and time.time() * 1000 >= int(expires_at_ms):
-            self._give_up(slot, entry_id, fields, Reason.EXPIRED, None, attempts, deliveries)
-            return None
         try:
+            expires_at_ms = envelope.expires_at(by_name)
+            if expires_at_ms is not None and time.time() * 1000 >= expires_at_ms:
+                self._give_up(slot, entry_id, fields, Reason.EXPIRED, None, attempts, deliveries)
+                return None
             data = decode_payload(by_name.get(envelope.DATA), self._settings.is_text)
         except DecodeError as error:
             self._give_up(slot, entry_id, fields, Reason.DECODE_ERROR, error, attempts, deliveries)
@@ -325,7 +325,7 @@ class Desk:
         self, slot: Slot, entry_id: str, fields: list[bytes], reason: Reason, error: BaseException | None,
         attempts: int, deliveries: int,
     ) -> bool:  # fmt: skip
-        record = dead_letter_record(
+        record = dead_letter_record.record(
             fields, self.keys.stream, entry_id, GROUP, slot.consumer, reason, error, attempts, deliveries
         )
         is_buried = slot.ledger.bury(entry_id, record, dedup_key_of(fields), is_deleted=True)

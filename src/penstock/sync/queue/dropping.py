@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 
+from penstock import envelope
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.queue.desk import GROUP
 from penstock.sync.redis.client import StreamClient
@@ -21,7 +22,7 @@ def drop_unread(client: StreamClient, queue: str, count: int, at_least: int = 0)
     if not oldest:
         has_room = at_least and client.call(keys.stream, "XLEN", keys.stream) < at_least
         return [] if has_room else None
-    markers = [keys.dedup(key.decode()) for _, key in oldest if key]
+    markers = [keys.dedup(envelope.text(key)) for _, key in oldest if key]
     args: list[bytes | str | int] = [GROUP, at_least, OPERATION_TTL_S]
     for entry_id, key in oldest:
         args += (entry_id, int(bool(key)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
+from penstock import dead_letter_record
 from penstock.errors import ConfigurationError
 from penstock.keys import ListQueueKeys, QueueKeys
 from penstock.policy import Reason
@@ -18,7 +19,6 @@ from penstock.redis.retry import Repeat
 from penstock.sync.queue.desk import GROUP
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.from_driver import client_of, is_cluster
-from penstock.sync.streams.undertaker import dead_letter_record
 
 _PAGE = 100  # messages a look, and a script call at most
 _CALL_BYTES = 1_000_000  # a script call sends every payload twice
@@ -173,11 +173,9 @@ class _Importer:
                 self._count(**{kind: moved})
 
     def _dead_letter(self, message: StoredMessage, source: str) -> Args:
-        record: Args = dead_letter_record(
-            [], self._keys.stream, _NO_ENTRY, GROUP, "", Reason.MAX_DELIVERIES, None, 0, 0
-        )
-        record[record.index("dlq_error_text") + 1] = (
-            f"imported from the dead letters of redis-message-queue in {source!r}, which kept only the payload"
+        text = f"imported from the dead letters of redis-message-queue in {source!r}, which kept only the payload"
+        record = dead_letter_record.record(
+            [], self._keys.stream, _NO_ENTRY, GROUP, "", Reason.MAX_DELIVERIES, None, 0, 0, error_text=text
         )
         return [*message.fields(), *record]
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from penstock import envelope
+from penstock import dead_letter_record, envelope
 from penstock.errors import ConfigurationError
 from penstock.keys import check_same_slot
 from penstock.model import DeadLetter
@@ -15,9 +15,7 @@ from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.redis.client import StreamClient
 
 _PAGE = 500
-_MARK = "dlq_"
 Ids: TypeAlias = list[str]  # the class has a method of that name
-ORIGIN = "origin"  # field of a redriven entry: where the message was first published
 
 
 class DeadLetters:
@@ -49,7 +47,7 @@ class DeadLetters:
         while True:
             rows = self._client.call(self._key, "XRANGE", self._key, start, "+", "COUNT", _PAGE)
             for entry_id, fields in rows:
-                yield _letter(entry_id.decode(), fields)
+                yield dead_letter_record.parse(entry_id.decode(), fields)
             if len(rows) < _PAGE:
                 return
             start = "(" + rows[-1][0].decode()
@@ -87,13 +85,11 @@ class DeadLetters:
         return added
 
     def _put_back(self, letter: DeadLetter, operation: str) -> str | None:
-        kept = {name: value for name, value in letter.fields.items() if not name.startswith(_MARK)}
-        kept.pop(envelope.EXPIRES_AT, None)  # whoever redrives an expired message wants it handled
-        kept.setdefault(ORIGIN, f"{letter.source_stream}/{letter.source_id}".encode())
-        kept[envelope.REDRIVES] = str(letter.redrives + 1).encode()
-        flat = [part for pair in kept.items() for part in pair]
+        origin = f"{letter.source_stream}/{letter.source_id}"
+        # Without the expiry: whoever redrives an expired message wants it handled.
+        fields = dead_letter_record.redriven(letter.fields, letter.redrives, origin, without={envelope.EXPIRES_AT})
         keys = [self._key, self._stream, operation]
-        args = [letter.id, OPERATION_TTL_S, *flat]
+        args = [letter.id, OPERATION_TTL_S, *fields]
         reply = self._client.run("redrive", keys, args, Repeat.IDEMPOTENT)
         return reply.decode() if reply else None
 
@@ -104,31 +100,3 @@ class DeadLetters:
         if not ids:
             return 0
         return int(self._client.call(self._key, "XDEL", self._key, *ids, repeat=Repeat.IDEMPOTENT))
-
-
-def _letter(entry_id: str, fields: Sequence[bytes]) -> DeadLetter:
-    by_name = envelope.as_mapping(fields)
-
-    def text(name: str) -> str:
-        return by_name.get(name, b"").decode(errors="replace")
-
-    def number(name: str) -> int:
-        value = text(name)
-        return int(value) if value.isdigit() else 0
-
-    return DeadLetter(
-        id=entry_id,
-        reason=text("dlq_reason"),
-        source_stream=text("dlq_source"),
-        source_id=text("dlq_id"),
-        group=text("dlq_group"),
-        consumer=text("dlq_consumer"),
-        error=text("dlq_error"),
-        error_text=text("dlq_error_text"),
-        attempts=number("dlq_attempts"),
-        deliveries=number("dlq_deliveries"),
-        dead_at_ms=number("dlq_time"),
-        message_id=text(envelope.MESSAGE_ID) or None,
-        redrives=number(envelope.REDRIVES),
-        fields=by_name,
-    )

@@ -82,8 +82,8 @@ class Decoder:
     def _decode(self, found: Incoming, entry_id: str, fields: list[bytes], deliveries: int, attempts: int) -> None:
         by_name = envelope.as_mapping(fields)
         try:
-            expires_at = by_name.get(envelope.EXPIRES_AT)
-            if expires_at is not None and time.time() * 1000 >= int(expires_at):
+            expires_at_ms = envelope.expires_at(by_name)
+            if expires_at_ms is not None and time.time() * 1000 >= expires_at_ms:
                 found.rejected.append(Rejected(entry_id, Reason.EXPIRED, None, deliveries, attempts, fields))
                 return
             raw = by_name.get(envelope.DATA)
@@ -116,4 +116,4 @@ class Decoder:
 
 
 def _text(raw: bytes | None) -> str | None:
-    return None if raw is None else raw.decode(errors="replace")
+    return None if raw is None else envelope.text(raw)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock import envelope
 from penstock.keys import TaskKeys
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.lane_books import LaneBooks
@@ -48,7 +49,7 @@ class Catalogue:
             names = [task.id for task in tasks.values()]
             known = self._client.call(self._keys.index, "HMGET", self._keys.index, *names) if names else []
             for (entry_id, task), value in zip(tasks.items(), known, strict=True):
-                if value is not None and value.decode(errors="replace").split(" ", 1)[0] == entry_id:
+                if value is not None and envelope.text(value).split(" ", 1)[0] == entry_id:
                     yield task
             if len(rows) < _PAGE:
                 return
@@ -81,7 +82,7 @@ class Catalogue:
         fields = books.ledger.fetch(entry_id)
         begun = self._client.call(books.attempts, "HGET", books.attempts, entry_id)
         due = self._client.call(books.retries, "ZSCORE", books.retries, entry_id)
-        runs = int(begun) if begun is not None else deliveries
+        runs = number if (number := envelope.number(begun)) is not None else deliveries
         task = _read(fields, runs if due is not None else max(0, runs - 1)) if fields is not None else None
         if task is None:
             return None

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
-from penstock import envelope, ids
+from penstock import dead_letter_record, envelope, ids
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
-from penstock.task import Task
 from penstock.tasks.dead import DeadTask
+from penstock.tasks.entries import ATTEMPTS, KIND, TASK_ID
 from penstock.tasks.lanes import DEFAULT, Lane
 
 _PAGE = 500
-_MARK = "dlq_"
+_LONGEST_NAME = 512  # characters
 Matches: TypeAlias = Callable[[DeadTask], bool]
 
 
@@ -31,8 +32,7 @@ class DeadTasks:
 
     def get(self, record_id: str) -> DeadTask | None:
         """Return the record of that id, or of the task of that id."""
-        is_record = all(part.isdigit() for part in record_id.split("-", 1))
-        if is_record:
+        if ids.is_id(record_id):
             rows = self._client.call(self._keys.dead, "XRANGE", self._keys.dead, record_id, record_id)
             if rows:
                 return _dead_task(rows[0][0].decode(), rows[0][1])
@@ -52,7 +52,7 @@ class DeadTasks:
                     yield letter
             if len(rows) < _PAGE:
                 return
-            start = ids.after(rows[-1][0].decode())
+            start = "(" + rows[-1][0].decode()
 
     def redrive(self, letter: DeadTask) -> str:
         """Put a record back into its lane; return 'queued', or why not: 'gone', 'open' or 'done'.
@@ -61,16 +61,12 @@ class DeadTasks:
         """
         task = letter.task
         lane = Lane.of(task) if task is not None else DEFAULT
-        kept = {name: value for name, value in letter.fields.items() if not name.startswith(_MARK)}
-        kept.pop("attempts", None)
-        kept[envelope.REDRIVES] = str(letter.redrives + 1).encode()
-        kept.setdefault("origin", letter.source.encode())
+        fields = dead_letter_record.redriven(letter.fields, letter.redrives, letter.source, without={ATTEMPTS})
         keys = [
             self._keys.dead, self._keys.tasks(lane.suffix).stream, self._keys.index, self._keys.done,
             self._keys.results, self._keys.counts, self._keys.lanes,
         ]  # fmt: skip
-        flat = [part for pair in kept.items() for part in pair]
-        args = [letter.id, lane.name, letter.task_id, letter.kind, *flat]
+        args = [letter.id, lane.name, letter.task_id, letter.kind, *fields]
         answer: bytes = self._client.run("task_redrive", keys, args, Repeat.IDEMPOTENT)
         return answer.decode() if b"-" not in answer else "queued"
 
@@ -84,40 +80,24 @@ class DeadTasks:
 
 
 def _dead_task(entry_id: str, fields: Sequence[bytes]) -> DeadTask:
-    by_name = envelope.as_mapping(fields)
-
-    def text(name: str) -> str:
-        return by_name.get(name, b"").decode(errors="replace")
-
-    def number(name: str) -> int:
-        value = text(name)
-        return int(value) if value.isdigit() else 0
-
-    data = by_name.get(envelope.DATA, b"")
+    letter = dead_letter_record.parse(entry_id, fields)
+    by_name = letter.fields
     found = DeadTask(
         id=entry_id,
-        task_id=text("task_id"),
-        kind=text("kind"),
-        reason=text("dlq_reason"),
-        error=text("dlq_error"),
-        error_text=text("dlq_error_text"),
-        attempts=number("dlq_attempts"),
-        dead_at_ms=number("dlq_time"),
-        source=f"{text('dlq_source')}/{text('dlq_id')}",
-        consumer=text("dlq_consumer"),
-        redrives=number(envelope.REDRIVES),
-        data=data,
+        task_id=envelope.text(by_name.get(TASK_ID), _LONGEST_NAME),
+        kind=envelope.text(by_name.get(KIND), _LONGEST_NAME),
+        reason=letter.reason,
+        error=letter.error,
+        error_text=letter.error_text,
+        attempts=letter.attempts,
+        dead_at_ms=letter.dead_at_ms,
+        source=f"{letter.source_stream}/{letter.source_id}",
+        consumer=letter.consumer,
+        redrives=letter.redrives,
+        data=letter.data or b"",
         fields=by_name,
+        traceback=letter.traceback,
+        cut=letter.cut,
     )
-    return found if found.task_id else _with_names(found)
-
-
-def _with_names(found: DeadTask) -> DeadTask:
-    # Written by hand, without id and kind beside the task.
-    task: Task | None = found.task
-    if task is None:
-        return found
-    return DeadTask(
-        found.id, task.id, task.kind, found.reason, found.error, found.error_text, found.attempts, found.dead_at_ms,
-        found.source, found.consumer, found.redrives, found.data, found.fields,
-    )  # fmt: skip
+    task = found.task if not found.task_id else None  # written by hand, without id and kind beside the task
+    return found if task is None else replace(found, task_id=task.id, kind=task.kind)

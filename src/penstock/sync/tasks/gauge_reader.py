@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from penstock import envelope
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
@@ -17,9 +18,9 @@ def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name: str,
     flat = client.call(keys.counts, "HGETALL", keys.counts)
     by_what: dict[str, dict[str, int]] = {"added": {}, "acked": {}, "dead": {}, "redriven": {}}
     for field, value in zip(flat[::2], flat[1::2], strict=True):
-        what, _, kind = field.decode(errors="replace").partition(":")
+        what, _, kind = envelope.text(field).partition(":")
         if what in by_what:
-            by_what[what][kind] = int(value)
+            by_what[what][kind] = envelope.number(value) or 0
     found = []
     for books in lanes.all():
         reply = client.run("task_gauges", [books.stream, books.retries], [group, _LOOKED_AT], Repeat.READ)

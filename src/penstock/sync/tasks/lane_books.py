@@ -96,12 +96,13 @@ class LaneBooks:
         reason: str = "",
         error: str = "",
         text: str = "",
+        traceback: str = "",
     ) -> str:
         """Acknowledge a task, give it back or give it up; return what became of it: 'gone' = not in that hand."""
         keys = [*self._ends, self._keys.notice(task_id)]
         args: list[str | int] = [
             self._group, owner, entry_id, what, delay_ms, int(counts), max_retry, reason, error, text, _now(), kind,
-            task_id,
+            task_id, traceback,
         ]  # fmt: skip
         is_repeated, answer = False, b"gone"
         for tries_left in reversed(range(_TRIES)):

@@ -1,0 +1,39 @@
+"""A script that copies an entry keeps of it what Python would keep."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pytest
+import redis
+
+from penstock import dead_letter_record as records
+
+pytestmark = pytest.mark.every_server
+SOURCE = (files("penstock.redis") / "lua" / "kept_fields.lua").read_text()
+LARGE = b"x" * (records.MAX_BYTES - 100)
+
+
+def wide(count: int) -> list[bytes]:
+    return [part for n in range(count) for part in (b"f%d" % n, b"v")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        [b"data", b"x", b"data", b"y"],
+        wide(2_000),
+        [*wide(2_001), b"kind", b"render", b"data", b"x"],
+        [*wide(10_000), *(part for name in records.WELL_KNOWN for part in (name, b"x"))],
+        [*([b"a", b"1"] * 5_000), b"a", b"2", b"data", b"1", b"data", b"2"],
+        [b"\xff", b"\x00", b"", b"", *wide(3_000)],
+        [b"big", LARGE, b"small", b"y" * 50, b"middle", b"z" * 90, b"headers", b"{}", b"data", LARGE],
+    ],
+    ids=["none", "twice", "just fits", "one too many", "very many", "one name", "odd names", "large"],
+)
+def test_the_script_and_python_keep_the_same(raw: redis.Redis, fields: list[bytes]) -> None:
+    kept, cut = raw.eval(f"{SOURCE}\nlocal kept, cut = kept_fields(ARGV)\nreturn {{kept, cut or ''}}", 0, *fields)
+    expected, left_out = records.kept_fields(fields)
+    assert (kept, cut.decode()) == ([*expected], left_out)
+    assert len(kept) < 4_100  # which leaves room for what a script adds

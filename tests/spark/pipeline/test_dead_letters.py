@@ -1,0 +1,28 @@
+"""The dead letters of a pipeline, written as its tasks write them, without Java."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from penstock.policy import Reason
+from penstock.spark.pipeline.dead_letters import DeadLetterDesk, Fate
+from penstock.sync import StreamClient
+from tests.helpers.hostile import MANY_FIELDS, wide
+
+pytestmark = pytest.mark.usefixtures("default_server")
+
+
+@pytest.mark.parametrize("count", MANY_FIELDS)
+def test_an_entry_of_very_many_fields_is_given_up_once_with_what_matters(
+    redis_url: str, raw: redis.Redis, count: int
+) -> None:
+    entry_id = raw.xadd("orders", wide(count, data="no json")).decode()
+    with StreamClient.from_url(redis_url) as client:
+        for _ in range(2):
+            DeadLetterDesk(client, "shop", lambda _: "batch 1").bury(
+                "orders", entry_id, None, Fate(Reason.DECODE_ERROR)
+            )
+    [(_, record)] = raw.xrange("orders_dlq")
+    assert (record[b"data"], record[b"dlq_id"], record[b"field-1999"]) == (b"no json", entry_id.encode(), b"1999")
+    assert record[b"dlq_cut"].startswith(b"%d fields" % (count - 2_000))

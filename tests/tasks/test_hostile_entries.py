@@ -1,0 +1,91 @@
+"""Anybody may write anything to the streams of a task queue: it ends in the dead letters and speaks for no other task."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import redis
+
+from penstock.task import Status, Task
+from penstock.tasks import RedisTaskQueue
+from tests.helpers.hostile import MANY_FIELDS, NO_NUMBERS, wide
+
+pytestmark = [pytest.mark.usefixtures("default_server")]
+
+
+@pytest.mark.parametrize("count", MANY_FIELDS)
+async def test_an_entry_of_very_many_fields_is_dead_lettered_and_redriven_with_what_matters(
+    queue: RedisTaskQueue, raw: redis.Redis, count: int
+) -> None:
+    task, behind = Task(kind="render"), Task(kind="render")
+    raw.xadd("jobs.tasks", wide(count, data="no task"))
+    raw.xadd("jobs.tasks", wide(count, data=msgspec.json.encode(task)))
+    await queue.enqueue(behind)
+    assert [found.id for found in await queue.pop_many(10)] == [task.id, behind.id]
+    await queue.bury(task.id)
+    letters = [letter async for letter in queue.dead.iterate()]
+    assert [(letter.reason, letter.task_id, letter.data[:7]) for letter in letters] == [
+        ("decode_error", "", b"no task"),
+        ("fatal", task.id, msgspec.json.encode(task)[:7]),
+    ]
+    assert all(letter.cut.startswith(f"{count - 2_000} fields") for letter in letters)
+    assert all(letter.fields["field-1999"] == b"1999" for letter in letters)
+    assert await queue.dead.redrive(letters[1]) == "queued"
+    again = await queue.pop(block=False)
+    assert again is not None
+    assert again.id == task.id
+
+
+async def test_a_task_of_very_many_fields_is_moved_to_the_lane_where_it_belongs(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    task = Task(kind="render")
+    raw.xadd("jobs.tasks", wide(10_000, data=msgspec.json.encode(task)))
+    assert await queue.pop_many(10, kinds={"mail"}) == []
+    assert [found.id for found in await other.pop_many(10, kinds={"render"})] == [task.id]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS)
+async def test_attempts_that_are_no_number_are_a_decode_error(
+    queue: RedisTaskQueue, raw: redis.Redis, value: str | bytes
+) -> None:
+    raw.xadd("jobs.tasks", {"data": msgspec.json.encode(Task(kind="render")), "attempts": value})
+    behind = Task(kind="render")
+    await queue.enqueue(behind)
+    assert [task.id for task in await queue.pop_many(10)] == [behind.id]
+    [letter] = [letter async for letter in queue.dead.iterate()]
+    assert letter.reason == "decode_error"
+    assert "attempts" in letter.error_text
+
+
+async def test_a_malformed_entry_does_not_speak_for_the_task_whose_id_it_carries(
+    queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    task = Task(kind="render")
+    await queue.enqueue(task)
+    raw.xadd("jobs.tasks", {"data": "no task", "task_id": task.id, "kind": "render"})
+    raw.xadd("jobs.tasks", {"data": "no task", "task_id": "not-yet-queued", "kind": "render"})
+    assert [found.id for found in await queue.pop_many(10)] == [task.id]
+    assert raw.xlen("jobs.dead") == 2
+    assert await queue.wait_for_result(task.id, 0) is None
+    assert await queue.wait_for_result("not-yet-queued", 0) is None
+    assert await queue.enqueue(Task(kind="render", id="not-yet-queued")) == "not-yet-queued"
+    assert await queue.pop(block=False) is not None
+
+
+async def test_a_task_that_cannot_be_read_gets_an_error_as_its_result(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    task = Task(kind="render")
+    msgspec.structs.force_setattr(task, "schema_v", 2)  # as a producer of the next version writes it
+    await queue.enqueue(task)
+    assert await queue.pop(block=False) is None
+    result = await queue.wait_for_result(task.id, 0)
+    assert result is not None
+    assert (result.status, result.kind) == (Status.ERROR, "render")
+    assert "schema_v=2" in str(result.error)
+    assert raw.xlen("jobs.dead") == 1
+
+
+async def test_a_time_beyond_all_calendars_can_be_listed(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    raw.xadd("jobs.dead", {"data": "x", "dlq_time": str(2**63 - 1), "redrives": "²"})
+    [letter] = [letter async for letter in queue.dead.iterate()]
+    assert (letter.dead_at.year, letter.redrives) == (9999, 0)
