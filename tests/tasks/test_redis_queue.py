@@ -115,6 +115,23 @@ async def test_a_task_that_was_written_by_hand_is_done(queue: RedisTaskQueue, ra
     assert result.data == "done"
 
 
+@pytest.mark.parametrize("sequence", [10**15, 2**53 - 2, 2**53, 2**64 - 60])
+async def test_an_entry_with_a_great_id_costs_no_other_task(
+    queue: RedisTaskQueue, raw: redis.Redis, sequence: int
+) -> None:
+    raw.xadd("jobs.tasks", {"data": "junk"}, id=f"{int(time.time() * 1000) + 86_400_000}-{sequence}")
+    assert await queue.pop(block=False) is None
+    tasks = [Task(kind="render") for _ in range(20)]
+    await queue.enqueue_many(tasks)
+    await queue.trim()
+    found = await queue.pop_many(5)
+    await queue.trim()
+    await queue.finish_many([Result(task_id=task.id, kind=task.kind) for task in found])
+    await queue.trim()
+    found += await queue.pop_many(20)
+    assert [task.id for task in found] == [task.id for task in tasks]
+
+
 @pytest.mark.parametrize(
     "fields",
     [

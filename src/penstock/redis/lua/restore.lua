@@ -6,15 +6,8 @@
 -- The record is 'last-delivered-id pending-id ...', or '(id' of the oldest pending entry when there were too many to list:
 -- then what follows it is handed out again, for better twice than never.
 -- What is not pending now will be read as new, and begins anew: a due time of before would take it from its reader.
--- include: needed.lua
+-- include: ids.lua
 local stream, group = KEYS[1], ARGV[1]
-
-local function before(id)
-  local ms, seq = string.match(id, '(%d+)-(%d+)')
-  if seq ~= '0' and #seq <= 15 then return ms .. '-' .. string.format('%.0f', tonumber(seq) - 1) end
-  if ms == '0' then return '0-0' end
-  return string.format('%.0f-18446744073709551615', tonumber(ms) - 1)
-end
 
 local start, pending = '0-0', {}
 local exists = redis.call('EXISTS', stream) == 1
@@ -26,7 +19,7 @@ end
 local record = exists and redis.call('GET', KEYS[2])
 if record then
   local oldest = string.match(record, '^%((.+)$')
-  for id in string.gmatch(oldest and before(oldest) or record, '%S+') do pending[#pending + 1] = id end
+  for id in string.gmatch(oldest and previous_id(oldest) or record, '%S+') do pending[#pending + 1] = id end
   start = table.remove(pending, 1)
   local info = redis.call('XINFO', 'STREAM', stream)
   for i = 1, #info, 2 do
