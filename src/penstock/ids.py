@@ -11,6 +11,7 @@ from typing import ClassVar
 
 ZERO = "0-0"
 _SEQ_MAX = (1 << 64) - 1
+LAST = f"{_SEQ_MAX}-{_SEQ_MAX}"
 _HEX = [f"{number:03x}" for number in range(1 << 12)]
 
 

@@ -32,8 +32,11 @@ class StreamMessage(msgspec.Struct, kw_only=False, eq=True, gc=False):
 
     @property
     def timestamp(self) -> datetime:
-        """When the server added the entry, as its id tells."""
-        return datetime.fromtimestamp(int(self.id.partition("-")[0]) / 1000, tz=UTC)
+        """When the server added the entry, as its id tells; an id beyond the calendar has its last moment."""
+        try:
+            return datetime.fromtimestamp(int(self.id.partition("-")[0]) / 1000, tz=UTC)
+        except (ValueError, OverflowError, OSError):  # an id that somebody chose
+            return datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,15 @@ class ConsumerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a group is behind: entries not handed out yet, and the age of the oldest of them."""
+    """How far a group is behind: entries not handed out yet, and the age of the oldest of them.
+
+    `is_exact` is false where counting would keep the server busy: then `count` is the server's own number, or else as
+    far as was counted.
+    """
 
     count: int
     age_s: float
+    is_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,7 @@ class StreamStats:
     lag_age_s: float = 0.0
     oldest_pending_ms: int = 0
     retries_waiting: int = 0
+    is_lag_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,3 +329,16 @@ async def test_a_worker_without_work_asks_seldom(queue: RedisTaskQueue, raw: red
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         RedisTaskQueue("redis://localhost:1", **options)
+
+
+async def test_gauges_look_at_what_is_in_hand_page_by_page(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tasks.gauge_reader._PAGE", 3)
+    await queue.enqueue_many([Task(kind="render") for _ in range(10)])
+    await queue.pop_many(10)
+    oldest = raw.xpending_range("jobs.tasks", "jobs", "-", "+", 10)[7]["message_id"]
+    raw.xclaim("jobs.tasks", "jobs", queue.consumer, 0, [oldest], idle=5_000_000)
+    [lane] = (await queue.gauges()).lanes
+    assert lane.in_hand == 10
+    assert lane.idle_max_s >= 5_000

@@ -28,17 +28,19 @@ if record then
   end
 end
 
+-- Kept are the counts and due times of what is pending again: a hundred at most, however many there were.
+local function kept(id) return {id, redis.call('ZSCORE', KEYS[3], id), redis.call('HGET', KEYS[4], id)} end
+for n, id in ipairs(pending) do pending[n] = kept(id) end
 redis.call('XGROUP', 'CREATE', stream, group, start, 'MKSTREAM')
-for _, id in ipairs(pending) do
-  if #redis.call('XRANGE', stream, id, id) == 1 then
-    redis.call('XCLAIM', stream, group, ARGV[2], 0, id, 'IDLE', 86400000, 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')
-  end
+for _, key in ipairs({KEYS[3], KEYS[4]}) do
+  local reply = redis.pcall('UNLINK', key)
+  if type(reply) == 'table' then redis.call('DEL', key) end -- a user who may not
 end
-local function is_pending(id) return #redis.call('XPENDING', stream, group, id, id, 1) == 1 end
-for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
-  if not is_pending(id) then redis.call('ZREM', KEYS[3], id) end
-end
-for _, id in ipairs(redis.call('HKEYS', KEYS[4])) do
-  if not is_pending(id) then redis.call('HDEL', KEYS[4], id) end
+for _, was in ipairs(pending) do
+  local id, due, begun = unpack(was)
+  -- FORCE passes over an id that is not in the stream any more.
+  local claimed = redis.call('XCLAIM', stream, group, ARGV[2], 0, id, 'IDLE', 86400000, 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')
+  if #claimed == 1 and due then redis.call('ZADD', KEYS[3], due, id) end
+  if #claimed == 1 and begun then redis.call('HSET', KEYS[4], id, begun) end
 end
 return start
