@@ -16,6 +16,7 @@ ZERO = "0-0"
 _SEQ_MAX = (1 << 64) - 1
 _MAX_DIGITS = len(str(_SEQ_MAX))
 _LAST_MS = 253_402_300_799_000  # in the year 9999
+LAST = f"{_SEQ_MAX}-{_SEQ_MAX}"
 _HEX = [f"{number:03x}" for number in range(1 << 12)]
 
 

@@ -60,10 +60,15 @@ class ConsumerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a group is behind: entries not handed out yet, and the age of the oldest of them."""
+    """How far a group is behind: entries not handed out yet, and the age of the oldest of them.
+
+    `is_exact` is false where counting would keep the server busy: then `count` is the server's own number, or else as
+    far as was counted.
+    """
 
     count: int
     age_s: float
+    is_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class StreamStats:
     lag_age_s: float = 0.0
     oldest_pending_ms: int = 0
     retries_waiting: int = 0
+    is_lag_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import redis
@@ -23,6 +24,30 @@ def numbers(raw: redis.Redis) -> list[int]:
 
 def items(*ns: int) -> list[dict[str, int]]:
     return [{"n": n} for n in ns]
+
+
+SEQUENCES = [10**15, 2**53 - 2, 2**53, 2**63, 2**64 - 60]  # around what a double can hold, and before the last one
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES)
+@pytest.mark.parametrize("on_full", ["reject", "drop_oldest"])
+async def test_an_entry_with_a_great_id_makes_nothing_go_that_is_unread(
+    client: StreamClient, raw: redis.Redis, sequence: int, on_full: str
+) -> None:
+    producer = StreamProducer(client, STREAM, GROUP, max_len=50, on_full=on_full)
+    await producer.ensure_group()
+    raw.xadd(STREAM, {"data": '{"n": -1}'}, id=f"{int(time.time() * 1000) + 86_400_000}-{sequence}")
+    sent, read = 0, []
+    for _ in range(15):
+        await producer.push_many(items(*range(sent, sent + 8)))
+        sent += 8
+        [(_, rows)] = raw.xreadgroup(GROUP, "someone", {STREAM: ">"}, count=7)
+        read += [json.loads(fields[b"data"])["n"] for _, fields in rows]
+        raw.xack(STREAM, GROUP, *(entry_id for entry_id, _ in rows))
+    while rows := raw.xreadgroup(GROUP, "someone", {STREAM: ">"}):
+        read += [json.loads(fields[b"data"])["n"] for _, fields in rows[0][1]]
+    assert read == [-1, *range(sent)]
+    assert producer.metrics().total_dropped == 0
 
 
 # --- reject ---------------------------------------------------------------------------------------

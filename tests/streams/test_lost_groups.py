@@ -7,11 +7,13 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from penstock import StreamClient, StreamConsumer, StreamMessage
+from penstock import ConsumerGroup, StreamClient, StreamConsumer, StreamMessage
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
+from penstock.ids import before
 from tests.helpers.aio import Event, eventually, wait_for
-from tests.streams.stage import GROUP, STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, running
+from tests.helpers.commandstats import calls
+from tests.streams.stage import GROUP, STREAM, Recorder, all_ids, of_kind, pending_ids, publish, quick, read_as, running
 
 
 def destroy_group(raw: redis.Redis) -> None:
@@ -189,3 +191,32 @@ async def test_a_stream_that_begins_again_with_smaller_ids_is_read_from_its_begi
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_acked == 4)
     assert handler.seen == [0, 1, 2, 100]
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("oldest", ["7-0", "7-10", f"7-{2**53 + 1}", f"7-{2**64 - 1}", f"{2**53 + 1}-0", "10-0"])
+async def test_a_group_that_had_much_pending_begins_again_with_the_oldest(
+    client: StreamClient, raw: redis.Redis, oldest: str
+) -> None:
+    raw.xadd(STREAM, {"data": "1"}, id=before(oldest))
+    raw.xadd(STREAM, {"data": "2"}, id=oldest)
+    raw.set(client.keys(STREAM).position(GROUP), f"({oldest}")
+    assert await ConsumerGroup(client, STREAM, GROUP).restore() == before(oldest)
+    assert read_as(raw, "someone") == [oldest]
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_restoring_looks_at_what_is_pending_again_however_much_was_waiting(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    first, second = await publish(client, range(2))
+    keys = client.keys(STREAM)
+    raw.set(keys.position(GROUP), f"{second} {first} {second} 1-1")
+    raw.zadd(keys.retries(GROUP), {f"1-{n}": n for n in range(1_000)} | {first: 10**13})
+    raw.hset(keys.attempts(GROUP), mapping={f"1-{n}": n for n in range(1_000)} | {second: 3})
+    looked = calls(raw, "xpending")
+    await ConsumerGroup(client, STREAM, GROUP).restore()
+    assert calls(raw, "xpending") - looked < 10
+    assert pending_ids(raw) == [first, second]
+    assert raw.zrange(keys.retries(GROUP), 0, -1, withscores=True) == [(first.encode(), 10**13)]
+    assert raw.hgetall(keys.attempts(GROUP)) == {second.encode(): b"3"}

@@ -103,6 +103,20 @@ async def test_trimming_is_exact_whatever_the_size(
     assert (await group.lag()).count == unread
 
 
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("first", [10**15 - 3, 2**53 - 3, 2**63 - 3, 2**64 - 10])
+async def test_trimming_is_exact_whatever_the_ids(
+    client: StreamClient, raw: redis.Redis, group: ConsumerGroup, first: int
+) -> None:
+    for n in range(20):
+        raw.xadd(STREAM, {"data": n}, id=f"7-{first + n}" if first + n < 2**64 else f"8-{first + n - 2**64}")
+    for done in range(20):
+        assert await group.trim(0) == min(done, 1)
+        assert numbers(raw) == list(range(done, 20))
+        assert (await group.lag()).count == 20 - done
+        finish(raw, GROUP, 1)
+
+
 # --- dead consumers -------------------------------------------------------------------------------
 
 

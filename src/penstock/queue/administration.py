@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 from penstock import envelope
 from penstock.errors import ConfigurationError, DecodeError
@@ -46,18 +47,29 @@ class Administration:
         """Return the oldest messages of a state, the newest records of a log."""
         if source not in _SOURCES:
             raise ConfigurationError(f"source={source!r} must be one of {', '.join(_SOURCES)}")
-        if source == "pending":
-            rows = await self._client.run("unread", [self._keys.stream], [GROUP, count, 0], Repeat.READ)
-        elif source in {"processing", "retrying"}:
-            keys = [self._keys.stream, self._keys.retries(GROUP)]
-            rows = await self._client.run("handed_out", keys, [GROUP, count, int(source == "retrying")], Repeat.READ)
-        elif source == "dead_letter":
+        if source == "dead_letter":
             dead = self._logs[source]
             rows = await self._client.call(dead, "XRANGE", dead, "-", "+", "COUNT", count)
-        else:
+        elif source in self._logs:
             log = self._logs[source]
             rows = await self._client.call(log, "XREVRANGE", log, "+", "-", "COUNT", count)
+        else:
+            rows = await self._oldest(count, source)
         return [self._decoded(fields) for _, fields in rows]
+
+    async def _oldest(self, count: int, source: str) -> list[Any]:
+        # Page by page: a script that looked for all of them at once would hold the server up.
+        is_unread = source == "pending"
+        name, start = ("unread", "") if is_unread else ("handed_out", "-")
+        keys = [self._keys.stream] if is_unread else [self._keys.stream, self._keys.retries(GROUP)]
+        rows: list[Any] = []
+        while True:
+            args: list[str | int] = [GROUP, count - len(rows), int(source == "retrying"), start]
+            page, further = await self._client.run(name, keys, args, Repeat.READ)
+            rows += page
+            if not further or len(rows) >= count:
+                return rows
+            start = further.decode()
 
     def _decoded(self, fields: list[bytes]) -> MessageData:
         raw = envelope.as_mapping(fields).get(envelope.DATA, b"")

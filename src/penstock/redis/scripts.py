@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-_INCLUDE = re.compile(r"^-- include: (\S+)$", re.MULTILINE)
+_INCLUDE = re.compile(r"^-- include: (\w+)\.lua$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,14 @@ class Script:
     sha: str
 
 
+def part(name: str) -> str:
+    """Return the text of a script, or of a part that others include, with all that it includes."""
+    text = (files(__package__) / "lua" / f"{name}.lua").read_text()
+    return _INCLUDE.sub(lambda match: part(match.group(1)), text)
+
+
 @cache
 def script(name: str) -> Script:
     """Load a script and what it includes."""
-    folder = files(__package__) / "lua"
-
-    def read(file_name: str) -> str:
-        return _INCLUDE.sub(lambda match: read(match.group(1)), (folder / file_name).read_text())
-
-    source = read(f"{name}.lua")
+    source = part(name)
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

@@ -8,9 +8,10 @@ from penstock import ids
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 
-_COUNT_STEP = 2_000
-_TRIM_STEP = 1_000
+_STEP = 2_000  # entries per script call; of large ones the script counts fewer
+_MOST_STEPS = 256
 _SHORT = 10_000  # so many needed entries are counted gladly; a longer backlog is left alone
+_ALL = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +22,31 @@ class Counted:
     first: str  # id of the first of them, or ''
     length: int  # of the whole stream
     now_ms: int
+    is_all: bool  # the range has ended; else there are more
 
 
-async def count_range(client: StreamClient, stream: str, start: str, end: str, most: int | None = None) -> Counted:
-    """Count the entries of a range, up to `most` of them."""
-    total, first = 0, ""
+async def count_range(
+    client: StreamClient, stream: str, start: str, end: str, most: int | None = None, steps: int | None = None
+) -> Counted:
+    """Count the entries of a range, up to `most` of them, with so many steps."""
+    total, first, step = 0, "", 0
     while True:
-        reply = await client.run("survey", [stream], [start, end, _COUNT_STEP], Repeat.READ)
-        counted, begin, last, length, now_ms = reply
+        step += 1
+        wanted = _STEP if most is None else min(_STEP, most - total)
+        reply = await client.run("survey", [stream], [start, end, wanted], Repeat.READ)
+        counted, begin, further, length, now_ms = reply
         first = first or begin.decode()
         total += counted
-        if counted < _COUNT_STEP or (most is not None and total >= most):
-            return Counted(total, first, length, now_ms)
-        start = "(" + last.decode()
+        if not further or total == most or step == steps:
+            return Counted(total, first, length, now_ms, not further)
+        start = further.decode()
 
 
-async def count_after(client: StreamClient, stream: str, last_delivered: str) -> Counted:
-    """Count the entries behind an id."""
-    return await count_range(client, stream, f"({last_delivered}" if last_delivered != ids.ZERO else "-", "+")
+async def count_after(client: StreamClient, stream: str, last_delivered: str, most: int | None = None) -> Counted:
+    """Count the entries behind an id, up to `most`, as long as that does not keep the server busy."""
+    if last_delivered == ids.LAST:
+        return await count_range(client, stream, ids.LAST, ids.ZERO)  # there is no id behind it to begin with
+    return await count_range(client, stream, ids.after(last_delivered), "+", most, _MOST_STEPS)
 
 
 async def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
@@ -47,7 +55,7 @@ async def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
     while not is_all:
         excess, is_all = await _excess(client, stream, keep)
         while excess > 0:
-            step = int(await client.run("trim", [stream], [_TRIM_STEP, excess], Repeat.ONCE))
+            step = int(await client.run("trim", [stream], [excess], Repeat.ONCE))
             if not step:
                 return trimmed
             trimmed += step
@@ -57,11 +65,13 @@ async def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
 
 async def _excess(client: StreamClient, stream: str, keep: int) -> tuple[int, bool]:
     # How many finished entries are too many, and whether that is all of them: a long history is counted in parts.
+    if keep == 0:
+        return _ALL, True
     if await client.call(stream, "XLEN", stream) <= keep:
         return 0, True
     needed = await count_range(client, stream, "needed", "+", _SHORT)
-    if needed.count < _SHORT:
+    if needed.is_all:
         return needed.length - needed.count - keep, True
     # A long backlog: counting what is finished, as far as it matters, is the shorter way.
     finished = await count_range(client, stream, "-", "needed", keep + _SHORT)
-    return finished.count - keep, finished.count < keep + _SHORT
+    return finished.count - keep, finished.is_all

@@ -7,9 +7,10 @@ from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.tasks.gauges import LaneGauges, QueueGauges
+from penstock.tasks.lane_books import LaneBooks
 from penstock.tasks.lane_map import LaneMap
 
-_LOOKED_AT = 10_000
+_PAGE, _PAGES = 1_000, 10  # entries in hand that are looked at
 
 
 async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name: str, group: str) -> QueueGauges:
@@ -20,10 +21,7 @@ async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name
         what, _, kind = envelope.text(field).partition(":")
         if what in by_what:
             by_what[what][kind] = envelope.number(value) or 0
-    found = []
-    for books in await lanes.all():
-        reply = await client.run("task_gauges", [books.stream, books.retries], [group, _LOOKED_AT], Repeat.READ)
-        found.append(LaneGauges(books.stream, int(reply[0]), int(reply[1]), int(reply[2]) / 1000))
+    found = [await _lane_gauges(client, books, group) for books in await lanes.all()]
     return QueueGauges(
         name=name,
         stream=keys.tasks().stream,
@@ -34,3 +32,18 @@ async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name
         lanes=tuple(found),
         **by_what,
     )
+
+
+async def _lane_gauges(client: StreamClient, books: LaneBooks, group: str) -> LaneGauges:
+    in_hand = waiting = idle_ms = 0
+    start = "-"
+    for _ in range(_PAGES):
+        keys = [books.stream, books.retries]
+        in_hand, waiting, longest_ms, further = await client.run(
+            "task_gauges", keys, [group, _PAGE, start], Repeat.READ
+        )
+        idle_ms = max(idle_ms, int(longest_ms))
+        if not further:
+            break
+        start = further.decode()
+    return LaneGauges(books.stream, int(in_hand), int(waiting), idle_ms / 1000)

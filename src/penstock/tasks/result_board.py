@@ -87,7 +87,7 @@ class ResultBoard:
             keys = [self._keys.results, self._keys.done]
             entries, results = await self._client.run("task_retention", keys, [retention_ms, _STEP], Repeat.IDEMPOTENT)
             gone += int(results)
-            if entries < _STEP:
+            if not entries:
                 return gone
 
     async def close(self) -> None:

@@ -9,6 +9,8 @@ import redis
 from penstock.errors import ConfigurationError, FatalError, QueueDrained
 from penstock.events import Event, EventName
 from penstock.sync import QueueStats, RedisMessageQueue, StreamClient
+from penstock.sync.queue.desk import GROUP
+from tests.helpers.commandstats import calls
 from tests.helpers.threads import Event as Signal
 from tests.helpers.threads import eventually, is_done, join, outcomes, start, wait_for
 from tests.sync.queue.stage import (
@@ -105,6 +107,27 @@ def test_a_look_at_each_state_shows_what_stats_count(client: StreamClient) -> No
         assert queue.peek(9, source="completed") == ["message 0"]
         assert queue.peek(9, source="failed") == ["message 1", "dead 1", "dead 0"], "of the logs the newest"
         assert queue.peek(1, source="dead_letter") == ["dead 0"], "the one that is redriven first"
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_look_goes_through_the_queue_in_small_steps(client: StreamClient, raw: redis.Redis) -> None:
+    queue, large = make_queue(client), "x" * 300_000
+    fill(queue, 1)
+    take(queue)
+    for n in range(20):
+        raw.xadd(NAME, {"data": f"{n} {large}"})
+    before = calls(raw, "evalsha")
+    assert [text.split()[0] for text in map(str, queue.peek(20))] == [str(n) for n in range(20)]
+    assert calls(raw, "evalsha") - before >= 10, "a script reads no more than a few of them"
+    raw.xreadgroup(GROUP, "someone", {NAME: ">"})
+    for n in range(1_300):
+        raw.xadd(NAME, {"data": f"waits {n}"})
+    [(_, rows)] = raw.xreadgroup(GROUP, "someone", {NAME: ">"})
+    raw.zadd(client.keys(NAME).retries(GROUP), {entry_id: 10**13 for entry_id, _ in rows})
+    fill(queue, 1, 1)
+    raw.xreadgroup(GROUP, "someone", {NAME: ">"})
+    assert queue.peek(2_000, source="retrying") == [f"waits {n}" for n in range(1_300)]
+    assert (queue.peek(2_000, source="processing"))[20:] == ["message 1"]
 
 
 @pytest.mark.usefixtures("default_server")

@@ -116,6 +116,21 @@ def test_a_task_that_was_written_by_hand_is_done(queue: RedisTaskQueue, raw: red
     assert result.data == "done"
 
 
+@pytest.mark.parametrize("sequence", [10**15, 2**53 - 2, 2**53, 2**64 - 60])
+def test_an_entry_with_a_great_id_costs_no_other_task(queue: RedisTaskQueue, raw: redis.Redis, sequence: int) -> None:
+    raw.xadd("jobs.tasks", {"data": "junk"}, id=f"{int(time.time() * 1000) + 86_400_000}-{sequence}")
+    assert queue.pop(block=False) is None
+    tasks = [Task(kind="render") for _ in range(20)]
+    queue.enqueue_many(tasks)
+    queue.trim()
+    found = queue.pop_many(5)
+    queue.trim()
+    queue.finish_many([Result(task_id=task.id, kind=task.kind) for task in found])
+    queue.trim()
+    found += queue.pop_many(20)
+    assert [task.id for task in found] == [task.id for task in tasks]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -301,3 +316,16 @@ def test_a_worker_without_work_asks_seldom(queue: RedisTaskQueue, raw: redis.Red
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         RedisTaskQueue("redis://localhost:1", **options)
+
+
+def test_gauges_look_at_what_is_in_hand_page_by_page(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sync.tasks.gauge_reader._PAGE", 3)
+    queue.enqueue_many([Task(kind="render") for _ in range(10)])
+    queue.pop_many(10)
+    oldest = raw.xpending_range("jobs.tasks", "jobs", "-", "+", 10)[7]["message_id"]
+    raw.xclaim("jobs.tasks", "jobs", queue.consumer, 0, [oldest], idle=5_000_000)
+    [lane] = (queue.gauges()).lanes
+    assert lane.in_hand == 10
+    assert lane.idle_max_s >= 5_000

@@ -4,7 +4,7 @@
 --       then per message: id, '1' = it has a deduplication key
 -- Returns: 'id id ...' of those that were dropped; the others were handed out, or dropped, meanwhile.
 -- Called twice: the second call gets the recorded answer. Else whoever lost a reply would drop the next ones as well.
--- include: needed.lua
+-- include: ids.lua
 local stream, key_index, dropped = KEYS[1], 3, {}
 local done = redis.call('GET', KEYS[2])
 if done then return done end

@@ -1,19 +1,7 @@
 -- Included by scripts that trim. needed_from(stream) returns the first id that some group still needs:
 -- the oldest pending entry, or what follows the last delivered one, whichever group is furthest behind.
 -- Returns nil when the stream has no group: then everything is unread and nothing may be trimmed.
-local function is_smaller(a, b)
-  local a_ms, a_seq = string.match(a, '(%d+)-(%d+)')
-  local b_ms, b_seq = string.match(b, '(%d+)-(%d+)')
-  if a_ms ~= b_ms then return tonumber(a_ms) < tonumber(b_ms) end
-  return tonumber(a_seq) < tonumber(b_seq)
-end
-
-local function next_id(id)
-  local ms, seq = string.match(id, '(%d+)-(%d+)')
-  if #seq > 15 then return string.format('%.0f-0', tonumber(ms) + 1) end -- beyond exact doubles
-  return ms .. '-' .. string.format('%.0f', tonumber(seq) + 1)
-end
-
+-- include: ids.lua
 local function needed_from(stream)
   local first
   for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do

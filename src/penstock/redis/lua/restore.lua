@@ -6,15 +6,8 @@
 -- The record is 'last-delivered-id pending-id ...', or '(id' of the oldest pending entry when there were too many to list:
 -- then what follows it is handed out again, for better twice than never.
 -- What is not pending now will be read as new, and begins anew: a due time of before would take it from its reader.
--- include: needed.lua
+-- include: ids.lua
 local stream, group = KEYS[1], ARGV[1]
-
-local function before(id)
-  local ms, seq = string.match(id, '(%d+)-(%d+)')
-  if seq ~= '0' and #seq <= 15 then return ms .. '-' .. string.format('%.0f', tonumber(seq) - 1) end
-  if ms == '0' then return '0-0' end
-  return string.format('%.0f-18446744073709551615', tonumber(ms) - 1)
-end
 
 local start, pending = '0-0', {}
 local exists = redis.call('EXISTS', stream) == 1
@@ -26,7 +19,7 @@ end
 local record = exists and redis.call('GET', KEYS[2])
 if record then
   local oldest = string.match(record, '^%((.+)$')
-  for id in string.gmatch(oldest and before(oldest) or record, '%S+') do pending[#pending + 1] = id end
+  for id in string.gmatch(oldest and previous_id(oldest) or record, '%S+') do pending[#pending + 1] = id end
   start = table.remove(pending, 1)
   local info = redis.call('XINFO', 'STREAM', stream)
   for i = 1, #info, 2 do
@@ -35,17 +28,19 @@ if record then
   end
 end
 
+-- Kept are the counts and due times of what is pending again: a hundred at most, however many there were.
+local function kept(id) return {id, redis.call('ZSCORE', KEYS[3], id), redis.call('HGET', KEYS[4], id)} end
+for n, id in ipairs(pending) do pending[n] = kept(id) end
 redis.call('XGROUP', 'CREATE', stream, group, start, 'MKSTREAM')
-for _, id in ipairs(pending) do
-  if #redis.call('XRANGE', stream, id, id) == 1 then
-    redis.call('XCLAIM', stream, group, ARGV[2], 0, id, 'IDLE', 86400000, 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')
-  end
+for _, key in ipairs({KEYS[3], KEYS[4]}) do
+  local reply = redis.pcall('UNLINK', key)
+  if type(reply) == 'table' then redis.call('DEL', key) end -- a user who may not
 end
-local function is_pending(id) return #redis.call('XPENDING', stream, group, id, id, 1) == 1 end
-for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
-  if not is_pending(id) then redis.call('ZREM', KEYS[3], id) end
-end
-for _, id in ipairs(redis.call('HKEYS', KEYS[4])) do
-  if not is_pending(id) then redis.call('HDEL', KEYS[4], id) end
+for _, was in ipairs(pending) do
+  local id, due, begun = unpack(was)
+  -- FORCE passes over an id that is not in the stream any more.
+  local claimed = redis.call('XCLAIM', stream, group, ARGV[2], 0, id, 'IDLE', 86400000, 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')
+  if #claimed == 1 and due then redis.call('ZADD', KEYS[3], due, id) end
+  if #claimed == 1 and begun then redis.call('HSET', KEYS[4], id, begun) end
 end
 return start

@@ -1,14 +1,18 @@
 -- Trims what every group is done with, oldest first, and never anything else.
 -- KEYS: 1 stream
--- ARGV: 1 how many entries at most (one call stays short), 2 how many of the finished entries may go
--- Returns: number of entries removed
+-- ARGV: 1 how many of the finished entries may go
+-- Returns: number of entries removed, as many as one call can without holding the server up; 0 = there are no more
 -- Called twice: trims further, up to the same limits; the caller counts anew in between.
 -- include: needed.lua
-local limit = needed_from(KEYS[1])
-local excess = math.min(tonumber(ARGV[1]), tonumber(ARGV[2]))
+-- include: pages.lua
+-- include: trim_before.lua
+local stream, excess = KEYS[1], tonumber(ARGV[1])
+local limit = needed_from(stream)
 if not limit or excess <= 0 then return 0 end
-local oldest = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', excess + 1)
-if #oldest == 0 then return 0 end
-local cut = oldest[#oldest][1]
-if #oldest <= excess or is_smaller(limit, cut) then cut = limit end
-return redis.call('XTRIM', KEYS[1], 'MINID', cut)
+local removed, is_more = trim_before(stream, limit, 0, excess)
+if is_more or removed == excess then return removed end
+-- What is left is a part of one node, or of few.
+if redis.call('XLEN', stream) <= excess - removed then return removed + redis.call('XTRIM', stream, 'MINID', limit) end
+local counted, last = walk(stream, '-', '(' .. limit, excess - removed, function() end)
+if counted == 0 then return removed end
+return removed + redis.call('XTRIM', stream, 'MINID', next_id(last))

@@ -68,21 +68,35 @@ class ConsumerGroup:
     def lag(self) -> Lag:
         """Return how many entries the group has not been handed yet, and the age of the oldest.
 
-        Counted, not read from XINFO: that number is wrong or missing after trimming and deleting.
+        Counted, since the server's own number is wrong or missing after trimming and deleting. Of a backlog that is too
+        large to be counted, some hundreds of megabytes, that number is returned all the same, as one that is not exact.
         """
-        info = self._info()
-        return self._lag(info["last-delivered-id"].decode())
+        return self._lag(self._info())
 
-    def _lag(self, last_delivered: str) -> Lag:
-        counted = count_after(self._client, self._keys.stream, last_delivered)
-        age_ms = counted.now_ms - ids.parse(counted.first)[0] if counted.first else 0
-        return Lag(counted.count, max(0.0, age_ms / 1000))
+    def _lag(self, info: dict[str, Any]) -> Lag:
+        after, known = info["last-delivered-id"].decode(), self._unread(info)
+        counted = count_after(self._client, self._keys.stream, after, None if known is None else 1)
+        age_s = max(0, counted.now_ms - ids.parse(counted.first)[0]) / 1000 if counted.first else 0.0
+        if known is not None:
+            return Lag(known if counted.first else 0, age_s)
+        if counted.is_all:
+            return Lag(counted.count, age_s)
+        return Lag(max(counted.count, min(info.get("lag") or 0, counted.length)), age_s, is_exact=False)
+
+    def _unread(self, info: dict[str, Any]) -> int | None:
+        # How many entries are unread, where that is certain without counting them.
+        length = int(self._client.call(self._keys.stream, "XLEN", self._keys.stream))
+        if info["last-delivered-id"].decode() == ids.ZERO:
+            return length
+        read, lag = info.get("entries-read"), info.get("lag")
+        # Both together are what was ever added: if all of it is there, nothing was removed that the counters missed.
+        return int(lag) if read is not None and lag is not None and read + lag == length else None
 
     def stats(self, dlq_stream: str | None = None) -> StreamStats:
         """Return the numbers of the stream and the group."""
         stream = self._keys.stream
         info = self._info()
-        lag = self._lag(info["last-delivered-id"].decode())
+        lag = self._lag(info)
         pending = self._client.call(stream, "XPENDING", stream, self.group, "-", "+", 1)
         dead_letters = self._client.keys(dlq_stream).stream if dlq_stream else self._keys.default_dead_letters()
         return StreamStats(
@@ -97,6 +111,7 @@ class ConsumerGroup:
             lag_age_s=lag.age_s,
             oldest_pending_ms=int(pending[0][2]) if pending else 0,
             retries_waiting=self._client.call(stream, "ZCARD", self._keys.retries(self.group)),
+            is_lag_exact=lag.is_exact,
         )
 
     def consumers(self) -> list[ConsumerInfo]:

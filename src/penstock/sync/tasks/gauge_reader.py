@@ -7,10 +7,11 @@ from penstock import envelope
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.tasks.lane_books import LaneBooks
 from penstock.sync.tasks.lane_map import LaneMap
 from penstock.tasks.gauges import LaneGauges, QueueGauges
 
-_LOOKED_AT = 10_000
+_PAGE, _PAGES = 1_000, 10  # entries in hand that are looked at
 
 
 def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name: str, group: str) -> QueueGauges:
@@ -21,10 +22,7 @@ def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name: str,
         what, _, kind = envelope.text(field).partition(":")
         if what in by_what:
             by_what[what][kind] = envelope.number(value) or 0
-    found = []
-    for books in lanes.all():
-        reply = client.run("task_gauges", [books.stream, books.retries], [group, _LOOKED_AT], Repeat.READ)
-        found.append(LaneGauges(books.stream, int(reply[0]), int(reply[1]), int(reply[2]) / 1000))
+    found = [_lane_gauges(client, books, group) for books in lanes.all()]
     return QueueGauges(
         name=name,
         stream=keys.tasks().stream,
@@ -35,3 +33,16 @@ def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name: str,
         lanes=tuple(found),
         **by_what,
     )
+
+
+def _lane_gauges(client: StreamClient, books: LaneBooks, group: str) -> LaneGauges:
+    in_hand = waiting = idle_ms = 0
+    start = "-"
+    for _ in range(_PAGES):
+        keys = [books.stream, books.retries]
+        in_hand, waiting, longest_ms, further = client.run("task_gauges", keys, [group, _PAGE, start], Repeat.READ)
+        idle_ms = max(idle_ms, int(longest_ms))
+        if not further:
+            break
+        start = further.decode()
+    return LaneGauges(books.stream, int(in_hand), int(waiting), idle_ms / 1000)

@@ -1,0 +1,124 @@
+"""However large entries are, counting and trimming them holds the server up for a moment only."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from penstock import ConsumerGroup, StreamClient, StreamProducer
+from tests.helpers.commandstats import calls
+from tests.streams.stage import GROUP, STREAM, read_as
+
+counts_itself = pytest.mark.servers("7.0", "valkey")  # how many entries were added and read
+
+LARGE = b"x" * 300_000
+FEW = 8  # large entries that one script may read, or free
+
+
+@pytest.fixture
+async def group(client: StreamClient) -> ConsumerGroup:
+    made = ConsumerGroup(client, STREAM, GROUP)
+    await made.ensure()
+    return made
+
+
+def add(raw: redis.Redis, count: int, data: bytes) -> None:
+    pipeline = raw.pipeline(transaction=False)
+    for _ in range(count):
+        pipeline.xadd(STREAM, {"data": data})
+    pipeline.execute()
+
+
+def scripts(raw: redis.Redis) -> int:
+    return calls(raw, "evalsha") + calls(raw, "eval")
+
+
+async def test_no_script_reads_more_than_a_few_large_entries_to_count_them(
+    raw: redis.Redis, group: ConsumerGroup
+) -> None:
+    add(raw, 200, b"small")
+    add(raw, 40, LARGE)
+    read_as(raw, "someone", 10)
+    raw.xtrim(STREAM, maxlen=235, approximate=False)  # so that the server's own numbers do not tell
+    before = scripts(raw)
+    lag = await group.lag()
+    assert (lag.count, lag.is_exact) == (230, True)
+    assert scripts(raw) - before >= 40 / FEW
+
+
+async def test_small_entries_are_counted_by_few_scripts(raw: redis.Redis, group: ConsumerGroup) -> None:
+    add(raw, 8_010, b"small")
+    read_as(raw, "someone", 10)
+    raw.xtrim(STREAM, maxlen=8_005, approximate=False)
+    before = scripts(raw)
+    assert (await group.lag()).count == 8_000
+    assert scripts(raw) - before <= 6
+
+
+@counts_itself
+async def test_a_stream_of_which_nothing_was_removed_is_not_read_to_count_it(
+    raw: redis.Redis, group: ConsumerGroup
+) -> None:
+    add(raw, 30, LARGE)
+    read_before = calls(raw, "xrange")
+    assert (await group.lag()).count == 30
+    read_as(raw, "someone", 10)
+    assert (await group.lag()).count == 20
+    assert calls(raw, "xrange") - read_before <= 2  # to tell how old the first one is
+
+
+@counts_itself
+async def test_of_a_backlog_that_is_too_large_to_be_counted_the_server_is_believed(
+    raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.streams.survey._MOST_STEPS", 3)
+    add(raw, 30, LARGE)
+    raw.xack(STREAM, GROUP, *read_as(raw, "someone", 5))
+    await group.trim(0)
+    lag = await group.lag()
+    assert (lag.count, lag.is_exact) == (25, False)
+    stats = await group.stats()
+    assert (stats.lag, stats.is_lag_exact) == (25, False)
+
+
+@pytest.mark.servers("6.2")
+async def test_a_server_that_cannot_tell_is_told_to_have_what_was_counted(
+    raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.streams.survey._MOST_STEPS", 3)
+    add(raw, 30, LARGE)
+    read_as(raw, "someone", 5)
+    lag = await group.lag()
+    assert 0 < lag.count < 25
+    assert not lag.is_exact
+
+
+async def test_trimming_everything_reads_nothing_and_frees_few_large_entries_at_a_time(
+    raw: redis.Redis, group: ConsumerGroup
+) -> None:
+    add(raw, 100, LARGE)
+    raw.xack(STREAM, GROUP, *read_as(raw, "someone", 90))
+    before, read_before = scripts(raw), calls(raw, "xrange")
+    assert await group.trim(0) == 90
+    assert raw.xlen(STREAM) == 10
+    assert calls(raw, "xrange") == read_before
+    assert scripts(raw) - before >= 90 / (2 * FEW)
+
+
+async def test_history_is_kept_to_the_number_whatever_its_size(raw: redis.Redis, group: ConsumerGroup) -> None:
+    for _ in range(5):
+        add(raw, 7, b"small")
+        add(raw, 3, LARGE)
+    ids = read_as(raw, "someone", 40)
+    raw.xack(STREAM, GROUP, *ids)
+    assert await group.trim(12) == 28
+    assert [entry_id.decode() for entry_id, _ in raw.xrange(STREAM)][:12] == ids[28:]
+
+
+async def test_room_for_one_message_frees_few_large_entries(
+    client: StreamClient, raw: redis.Redis, group: ConsumerGroup
+) -> None:
+    add(raw, 100, LARGE)
+    raw.xack(STREAM, GROUP, *read_as(raw, "someone", 90))
+    await StreamProducer(client, STREAM, max_len=100).push("one more")
+    assert 100 - 2 * FEW < raw.xlen(STREAM) <= 100
