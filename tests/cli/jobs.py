@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
 from penstock.task import Task
 from penstock.tasks import Handlers
@@ -21,3 +23,11 @@ def die(task: Task) -> str:
     if task.attempts == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return "lived"
+
+
+@handlers.task("until")
+def until(task: Task) -> int:
+    Path(str(task.payload["began"])).touch()
+    while not Path(str(task.payload["gate"])).exists():
+        time.sleep(0.01)  # nothing to wait for: the file appears from outside
+    return os.getpid()

@@ -70,6 +70,17 @@ def test_a_retried_task_runs_again_and_has_a_new_result(as_json: AsJson, bury: B
     assert [letter.task_id for letter in queue.dead.iterate()] == [other.id]
 
 
+def test_an_id_that_nobody_has_is_an_error_and_the_others_are_done(
+    penstock: Command, as_json: AsJson, bury: Bury, queue: RedisTaskQueue
+) -> None:
+    first, second = bury(), bury()
+    assert "nosuch" in penstock("queue", "dlq", "retry", "nosuch", "-y", code=1).stderr
+    counts = as_json("queue", "dlq", "retry", first.id, "nosuch", "-y", code=1)
+    assert (counts["queued"], counts["missing"]) == (1, ["nosuch"])
+    assert as_json("queue", "dlq", "purge", second.id, "nosuch", "-y", code=1)["purged"] == 1
+    assert queue.dead.count() == 0
+
+
 def test_what_came_back_too_often_is_left_alone(as_json: AsJson, bury: Bury, queue: RedisTaskQueue) -> None:
     task = bury()
     for _ in range(3):

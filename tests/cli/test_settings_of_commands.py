@@ -57,6 +57,21 @@ def test_the_settings_are_checked_as_a_whole(redis_url: str, folder: Path) -> No
     assert shown.exit_code == 0, shown.output
 
 
+@pytest.mark.parametrize(
+    ("options", "missing"), [("", "needs a dsn"), ('dsn = "postgresql://db/a"', "penstock[postgres]")]
+)
+def test_a_check_tells_what_a_back_end_lacks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: str, missing: str
+) -> None:
+    text = f'[result_backend]\nprovider = "postgres"\n[result_backend.postgres]\n{options}\n'
+    (folder / "penstock.toml").write_text(text)
+    monkeypatch.setitem(sys.modules, "psycopg", None)  # as if it were not installed
+    shown = CliRunner().invoke(app, ["config", "check"])
+    assert isinstance(shown.exception, SettingsError)
+    assert missing in str(shown.exception)
+    assert "penstock.toml" in str(shown.exception)
+
+
 def test_a_worker_saves_results_where_the_file_says(redis_url: str, folder: Path) -> None:
     (folder / "penstock.toml").write_text(
         f'[task_queue]\nurl = "{redis_url}"\nidle_ms = 5000\n[result_backend]\nprovider = "fs"\nroot = "kept"\n'

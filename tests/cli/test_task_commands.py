@@ -31,7 +31,9 @@ def test_the_result_is_shown_when_it_is_there(
 ) -> None:
     task_id = penstock("task", "send", "render").stdout.strip()
     assert "no result yet" in penstock("task", "result", task_id, code=3).stderr
-    assert as_json("task", "wait", task_id, "--timeout", "10ms", code=3) is None
+    assert as_json("task", "wait", task_id, "--timeout", "10ms", code=3) == {"task_id": task_id, "status": None}
+    not_yet = as_json("task", "send", "render", "--wait", "10ms", code=3)
+    assert not_yet["task_id"] in {task.id for task in queue.list_tasks()}
     queue.push_result(Result(task_id=task_id, kind="render", data={"pages": 3}))
     assert json.loads(penstock("task", "result", task_id).stdout) == {"pages": 3}
     assert as_json("task", "wait", task_id)["data"] == {"pages": 3}

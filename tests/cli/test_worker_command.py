@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from penstock.cli.target import load_handlers
+from penstock.errors import ConfigurationError
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.faults.waiting import eventually
 
@@ -26,9 +29,10 @@ Start = Callable[..., Process]
 def start(redis_url: str) -> Iterator[Start]:
     processes: list[Process] = []
 
-    def run(*words: str, cwd: Path = ROOT) -> Process:
-        command = [sys.executable, "-m", "penstock", *words, "--url", redis_url]
-        processes.append(subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True))
+    def run(*words: str, cwd: Path = ROOT, url: str = redis_url) -> Process:
+        command = [sys.executable, "-m", "penstock", *words, "--url", url]
+        # A group of its own, to which the tests can send what a terminal sends.
+        processes.append(subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True, process_group=0))
         return processes[-1]
 
     yield run
@@ -62,14 +66,116 @@ def test_a_burst_does_what_is_there_and_ends(queue: RedisTaskQueue, start: Start
 
 @pytest.mark.parametrize(
     ("target", "told"),
-    [("tests.cli.jobs", "module:name"), ("tests.cli.none:x", "no module"), ("tests.cli.jobs:pid", "Handlers")],
+    [
+        ("tests.cli.jobs", "module:name"),
+        ("tests.cli.none:x", "no module"),
+        ("tests.cli.jobs:pid", "Handlers"),
+        ("failing_jobs:handlers", "failing_jobs.py:2: ZeroDivisionError"),
+        ("lacking_jobs:handlers", "lacking_jobs.py:1: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("torn_jobs:handlers", "SyntaxError"),
+    ],
 )
-def test_a_target_that_is_none_is_told_in_one_line(start: Start, target: str, told: str) -> None:
-    worker = start("worker", target)
+def test_a_target_that_is_none_is_told_in_one_line(
+    target: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "failing_jobs.py").write_text("handlers = None\n1 / 0\n")
+    (tmp_path / "lacking_jobs.py").write_text("import no_such_package\n")
+    (tmp_path / "torn_jobs.py").write_text("def f(:\n")
+    with pytest.raises(ConfigurationError) as failure:
+        load_handlers(target)
+    assert told in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+def test_a_module_that_fails_to_import_ends_the_worker_with_one_line(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "failing_jobs.py").write_text("handlers = None\n1 / 0\n")
+    worker = start("worker", "failing_jobs:handlers", cwd=tmp_path)
     assert worker.wait(PATIENCE_S) == 1
     assert worker.stderr is not None
     [line] = worker.stderr.read().splitlines()
-    assert told in line
+    assert line.endswith("failing_jobs.py:2: ZeroDivisionError: division by zero")
+
+
+JOBS = ("worker", "tests.cli.jobs:handlers")
+STARTED, ENDED = "worker of queue", "ended ("
+
+
+def lines(process: Process, text: str, count: int) -> list[str]:
+    """Read what a process says until that many lines have the text."""
+    assert process.stderr is not None
+    found: list[str] = []
+    while sum(text in line for line in found) < count:
+        line = process.stderr.readline()
+        assert line, f"it ended: {found}"
+        found.append(line)
+    return found
+
+
+def check_quiet_end(process: Process, before: Sequence[str] = (), *, code: int = 0) -> list[str]:
+    """Wait for the end of a supervisor; nothing but the usual lines may have been said. Return them."""
+    assert process.stderr is not None
+    said = [*before, *process.stderr.read().splitlines()]
+    assert process.wait(PATIENCE_S) == code, said
+    assert not [line for line in said if not (STARTED in line or ENDED in line or "changed: the workers" in line)]
+    return said
+
+
+def test_a_burst_of_several_processes_ends(queue: RedisTaskQueue, start: Start) -> None:
+    tasks = [send(queue) for _ in range(20)]
+    said = check_quiet_end(start(*JOBS, "-p2", "--burst"))
+    assert sum(STARTED in line for line in said) == 2
+    assert all(result(queue, task) for task in tasks)
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_process_whose_time_is_up_is_followed_by_another(start: Start) -> None:
+    supervisor = start(*JOBS, "-p", "2", "--max-uptime", "100ms")
+    said = lines(supervisor, STARTED, 3)
+    supervisor.send_signal(signal.SIGTERM)
+    said = check_quiet_end(supervisor, said)
+    assert sum("ended (uptime)" in line for line in said) >= 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.usefixtures("queue")
+def test_supervised_processes_end_without_a_complaint(start: Start, number: signal.Signals) -> None:
+    supervisor = start(*JOBS, "-p", "2")
+    said = lines(supervisor, STARTED, 2)
+    os.killpg(supervisor.pid, number)  # as a terminal does for Ctrl-C
+    said = check_quiet_end(supervisor, said)
+    assert sum("ended (stopped)" in line for line in said) == 2
+
+
+def test_a_signal_to_every_process_of_a_service_lets_handlers_end(
+    queue: RedisTaskQueue, start: Start, tmp_path: Path
+) -> None:
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    supervisor = start(*JOBS, "-p", "2")
+    said = lines(supervisor, STARTED, 2)
+    task = Task(kind="until", payload={"began": str(began), "gate": str(gate)})
+    queue.enqueue(task)
+    eventually(began.exists, "the handler runs", PATIENCE_S)
+    for pid in [supervisor.pid, *_children(supervisor.pid)]:
+        os.kill(pid, signal.SIGTERM)
+    said += lines(supervisor, ENDED, 1)  # the idle worker has ended; the supervisor has told both
+    gate.touch()
+    check_quiet_end(supervisor, said)
+    assert result(queue, task) is not None
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_burst_without_a_server_ends_with_the_reason(start: Start) -> None:
+    worker = start(*JOBS, "--burst", "-p", "2", url="redis://127.0.0.1:1")
+    assert worker.wait(PATIENCE_S) == 1
+    assert worker.stderr is not None
+    said = worker.stderr.read().splitlines()
+    assert len(said) == 2
+    assert all("cannot connect to Redis at 127.0.0.1:1" in line for line in said)
 
 
 def test_processes_are_started_again_and_end_together(queue: RedisTaskQueue, start: Start) -> None:
@@ -102,10 +208,13 @@ def test_a_change_of_a_file_starts_the_workers_anew(queue: RedisTaskQueue, start
     )
     path = tmp_path / "watched_jobs.py"
     path.write_text(text.format(1))
-    start("worker", "watched_jobs:handlers", "--watch", cwd=tmp_path)
+    supervisor = start("worker", "watched_jobs:handlers", "--watch", cwd=tmp_path)
     assert result(queue, send(queue, "say")) == 1
     path.write_text(text.format(2))
     eventually(lambda: result(queue, send(queue, "say")) == 2, "the new code runs", PATIENCE_S)
+    supervisor.send_signal(signal.SIGTERM)
+    said = check_quiet_end(supervisor)
+    assert sum("changed: the workers" in line for line in said) >= 1
 
 
 def test_numbers_are_served_to_prometheus(queue: RedisTaskQueue, start: Start) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -17,6 +16,7 @@ from penstock.cli.queue import queue_app
 from penstock.cli.replay import replay
 from penstock.cli.report import report
 from penstock.cli.reprocess import reprocess
+from penstock.cli.shown import print_error, write_anything
 from penstock.cli.task import task_app
 from penstock.cli.worker import worker
 from penstock.errors import PenstockError, SettingsError
@@ -60,8 +60,9 @@ def run() -> None:
 
     It ends with code 1, or with 2, as for a mistake in the arguments, if the settings are wrong.
     """
+    write_anything()
     try:
         app(prog_name="penstock")
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print_error(error)
         raise SystemExit(2 if isinstance(error, SettingsError) else 1) from error

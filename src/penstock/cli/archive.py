@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import signal
-import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.bad_input import QueryFailed, bad_input, query_failed
 from penstock.cli.quiet_spark import quiet_session
+from penstock.cli.shown import cell, print_error, print_table, shown, to_json
 from penstock.cli.spark_master import Master, check_master
 
 if TYPE_CHECKING:
@@ -111,7 +109,7 @@ def _attend(query: StreamingQuery) -> None:
 def _ended(told: str, *, is_stopped: bool) -> None:
     if not is_stopped:
         raise QueryFailed(told) from None
-    print(f"penstock: stopped before the batch was done, and the next run archives it: {told}", file=sys.stderr)
+    print_error(f"stopped before the batch was done, and the next run archives it: {told}")
 
 
 @archive.command()
@@ -126,14 +124,14 @@ def _show(root: str, as_json: bool) -> None:
 
     found = of(root)
     if as_json:
-        print(json.dumps([asdict(each) for each in found], indent=2))
+        print(to_json(found, indent=2))
         return
     table = Table("stream", "entries", "files", "bytes", "days", "first", "archived up to", "lost before")
     for each in found:
         lost = "unknown" if each.lost is None else f"{each.lost:,}"
         numbers = (f"{each.rows:,}", f"{each.files:,}", f"{each.bytes:,}", str(each.days))
-        table.add_row(each.stream, *numbers, each.first or "-", each.upto, lost)
-    Console(soft_wrap=True).print(table)
+        table.add_row(cell(each.stream), *numbers, each.first or "-", each.upto, lost)
+    print_table(table)
 
 
 @archive.command()
@@ -148,12 +146,12 @@ def verify(
     with bad_input():
         report = examine(root, rows=rows)
     if as_json:
-        print(json.dumps({"is_sound": report.is_sound, **asdict(report)}, indent=2))
+        print(to_json({"is_sound": report.is_sound, **asdict(report)}, indent=2))
     else:
         for finding in report.findings:
-            print(finding)
+            print(shown(finding))
         for loss in report.known_losses:
-            print(f"note: {loss}")
+            print(f"note: {shown(loss)}")
         verdict = "sound" if report.is_sound else f"{len(report.findings):,} findings"
         print(f"{verdict}: {report.commits:,} commits, {report.files:,} files, {report.rows:,} entries")
     if not report.is_sound:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
 
+from penstock.cli.shown import print_error
 from penstock.errors import ConfigurationError, PenstockError, StreamMissing, WrongType
 
 _OF_PENSTOCK = re.compile(r"penstock(?:\.\w+)*\.(\w+): (.+)")
@@ -20,7 +20,7 @@ def bad_input() -> Iterator[None]:
     try:
         yield
     except (ConfigurationError, StreamMissing, WrongType) as error:
-        print(f"penstock: {' '.join(str(error).split())}", file=sys.stderr)
+        print_error(" ".join(str(error).split()))
         raise typer.Exit(2) from None
 
 

@@ -81,5 +81,5 @@ def show(summary: Summary, as_json: bool) -> None:
         Console(stderr=True).print("The time was up before all orders were settled: the rest is queued.")
     if not as_json or not summary.holds:
         Console(stderr=not summary.holds).print(
-            demo_view.verdict(summary), style="bold", highlight=False, soft_wrap=True
+            demo_view.verdict(summary), style="bold", highlight=False, markup=False, soft_wrap=True
         )

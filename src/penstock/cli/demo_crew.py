@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from typing import Self
 
+from penstock.cli.parent import let_go
 from penstock.errors import PenstockError
 
 _STOP_S = 10.0
@@ -51,7 +52,7 @@ class Crew:
         killed_at_s = time.time()
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-        _close_input(worker)
+        let_go(worker)
         return killed_at_s
 
     def check(self) -> None:
@@ -64,7 +65,7 @@ class Crew:
     def stop(self) -> None:
         """End all workers: politely, then not."""
         for worker in self._workers.values():
-            _close_input(worker)
+            let_go(worker)
         deadline = time.monotonic() + _STOP_S
         try:
             for worker in self._workers.values():
@@ -75,8 +76,3 @@ class Crew:
                 worker.kill()
                 worker.wait()
             self._workers.clear()
-
-
-def _close_input(worker: subprocess.Popen[bytes]) -> None:
-    if worker.stdin is not None:
-        worker.stdin.close()

@@ -10,9 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.demo_director import Summary
 from penstock.cli.demo_spark import SparkCount
+from penstock.cli.shown import cell, shown
 
 _LINE_EVERY_S = 1.0
 _HOW = "Counted from Redis at the end, entry by entry: XRANGE and XPENDING."
@@ -34,7 +36,7 @@ class Lines:
     def tell(self, text: str) -> None:
         """Show what happened."""
         elapsed_s = time.monotonic() - self._started_s
-        self._console.print(f"{elapsed_s:5.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(f"{elapsed_s:5.1f} s  {shown(text)}", highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, published: int, settled: int) -> None:
         """Show how far it is, once a second."""
@@ -63,7 +65,7 @@ class Bars:
 
     def tell(self, text: str) -> None:
         """Show what happened."""
-        self._progress.console.print(f"[dim]>[/dim] {text}", highlight=False)
+        self._progress.console.print(Text.assemble((">", "dim"), " ", shown(text)), highlight=False)
 
     def progress(self, published: int, settled: int) -> None:
         """Show how far it is."""
@@ -79,40 +81,40 @@ def audience(console: Console, total: int) -> Lines | Bars:
 def table(summary: Summary) -> Table:
     """Return the proof as a table."""
     balance = summary.balance
-    shown = Table(
+    made = Table(
         box=box.SIMPLE_HEAD,
         show_header=False,
-        title=f"Penstock on {summary.server}",
+        title=cell(f"Penstock on {summary.server}"),
         title_justify="left",
         caption=_HOW,
         caption_justify="left",
     )
-    shown.add_column(no_wrap=True)
-    shown.add_column(justify="right", style="bold", no_wrap=True)
-    shown.add_column(style="dim")
-    shown.add_row("published", f"{balance.published:,}", "ids that the producers got back")
-    shown.add_row("acknowledged", f"{balance.acknowledged:,}", "distinct orders in the handlers' own journal")
+    made.add_column(no_wrap=True)
+    made.add_column(justify="right", style="bold", no_wrap=True)
+    made.add_column(style="dim")
+    made.add_row("published", f"{balance.published:,}", "ids that the producers got back")
+    made.add_row("acknowledged", f"{balance.acknowledged:,}", "distinct orders in the handlers' own journal")
     why = ", ".join(f"{count} {reason}" for reason, count in summary.dead_letters.items())
-    shown.add_row("dead-lettered", f"{balance.dead_lettered:,}", why or "none")
-    shown.add_row("still queued", f"{balance.queued:,}", "pending or unread entries")
-    shown.add_row("lost", f"{balance.lost:,}", "published, and in none of these places")
-    shown.add_row("in two places", f"{balance.doubled:,}", "each order must be in exactly one", end_section=True)
+    made.add_row("dead-lettered", f"{balance.dead_lettered:,}", cell(why or "none"))
+    made.add_row("still queued", f"{balance.queued:,}", "pending or unread entries")
+    made.add_row("lost", f"{balance.lost:,}", "published, and in none of these places")
+    made.add_row("in two places", f"{balance.doubled:,}", "each order must be in exactly one", end_section=True)
     if summary.killed:
-        shown.add_row("killed", summary.killed, f"SIGKILL, with {summary.held:,} orders in its hands")
+        made.add_row("killed", summary.killed, f"SIGKILL, with {summary.held:,} orders in its hands")
         text = f"until its last order was handled; lease {summary.lease_s:g} s"
-        shown.add_row("recovery", f"{summary.recovery_s:.1f} s", text)
-    shown.add_row("duplicates", f"{summary.duplicates:,}", _why_duplicates(summary))
+        made.add_row("recovery", f"{summary.recovery_s:.1f} s", text)
+    made.add_row("duplicates", f"{summary.duplicates:,}", _why_duplicates(summary))
     pace = f"orders of {summary.work_ms:.0f} ms, {summary.at_a_time} at a time, for {summary.seconds:.1f} s"
-    shown.add_row("throughput", f"{summary.per_second:,.0f}/s", pace, end_section=summary.spark is not None)
+    made.add_row("throughput", f"{summary.per_second:,.0f}/s", pace, end_section=summary.spark is not None)
     if summary.spark is not None:
-        _add_spark(shown, summary.spark)
-    return shown
+        _add_spark(made, summary.spark)
+    return made
 
 
-def _add_spark(shown: Table, spark: SparkCount) -> None:
+def _add_spark(made: Table, spark: SparkCount) -> None:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(spark.kinds.items()))
-    shown.add_row("read by Spark", f"{spark.parquet:,}", f"of {spark.in_redis:,} in the stream: {kinds}")
-    shown.add_row("back in a stream", f"{spark.back_in_redis:,}", f"out of Parquet; {spark.seconds:.0f} s in all")
+    made.add_row("read by Spark", f"{spark.parquet:,}", cell(f"of {spark.in_redis:,} in the stream: {kinds}"))
+    made.add_row("back in a stream", f"{spark.back_in_redis:,}", f"out of Parquet; {spark.seconds:.0f} s in all")
 
 
 def verdict(summary: Summary) -> str:

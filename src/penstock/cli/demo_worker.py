@@ -20,6 +20,7 @@ from penstock.cli.demo_orders import (
     RETRY_DELAY_MS,
     STREAM,
 )
+from penstock.cli.parent import at_end_of_parent
 from penstock.errors import FatalError
 
 _LONGEST_END_S = 8.0
@@ -40,7 +41,7 @@ async def work(url: str, name: str, over: threading.Event) -> None:
             await journal.push({"entry": message.id, "worker": name})
 
         consumer = StreamConsumer(client, STREAM, _config(name), message_handler=handle)
-        threading.Thread(target=_stop_with_input, args=(consumer, over), daemon=True).start()
+        at_end_of_parent(lambda: _stop(consumer, over))
         await consumer.run()
 
 
@@ -58,10 +59,7 @@ def _config(name: str) -> ConsumerConfig:
     )
 
 
-def _stop_with_input(consumer: StreamConsumer, over: threading.Event) -> None:
-    # Not through sys.stdin, whose lock this thread would hold when the interpreter wants to close it.
-    while os.read(0, 1024):
-        pass
+def _stop(consumer: StreamConsumer, over: threading.Event) -> None:
     consumer.stop()
     if not over.wait(_LONGEST_END_S):
         os._exit(1)  # whoever started us is gone: better an abrupt end than a process left behind

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.dlq_export import Format, as_row, export
 from penstock.cli.dlq_filter import Filter, Ids, Kind, Limit, Reason, Since, Text, Until
 from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue
+from penstock.cli.shown import cell, print_error, print_table, shown_lines, to_json
 from penstock.errors import ConfigurationError
 from penstock.tasks.dead import DeadTask
 
@@ -39,17 +38,20 @@ def list_(
         letters = list(Filter.of(None, kind, reason, since, until, text, limit).choose(opened))
         total = opened.dead.count()
     if as_json:
-        print(json.dumps([as_row(letter) for letter in letters], ensure_ascii=False))
+        print(to_json([as_row(letter) for letter in letters]))
         return
     if not letters:
         print("No dead letters." if not total else f"None of the {total} dead letters matches.")
         return
-    table = Table("id", "task", "kind", "reason", "attempts", "died", "error", box=None)
+    table = Table(box=None)
+    for title in ("id", "task", "kind", "reason", "attempts", "died", "error"):
+        table.add_column(title, no_wrap=title != "error", overflow="fold")
     for letter in letters:
         died = letter.dead_at.isoformat(sep=" ", timespec="seconds")
         error = f"{letter.error}: {letter.error_text}" if letter.error else letter.error_text
-        table.add_row(letter.id, letter.task_id, letter.kind, letter.reason, str(letter.attempts), died, error[:60])
-    Console().print(table)
+        row = (letter.id, letter.task_id, letter.kind, letter.reason, letter.attempts, died, error[:60])
+        table.add_row(*map(cell, row))
+    print_table(table)
     if len(letters) < total:
         typer.echo(f"{len(letters)} of {total}", err=True)
 
@@ -65,13 +67,16 @@ def inspect(
     with open_queue(url, queue) as opened:
         letter = opened.dead.get(record)
     if letter is None:
-        raise ConfigurationError(f"queue {queue!r} has no dead letter {record!r}: `penstock queue dlq list` shows them")
+        raise ConfigurationError(
+            f"queue {opened.name!r} has no dead letter {record!r}: `penstock queue dlq list` shows them"
+        )
     row = as_row(letter)
     if as_json:
-        print(json.dumps(row, ensure_ascii=False))
+        print(to_json(row))
         return
     for name, value in row.items():
-        print(f"{name:<11} {json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value}")
+        text = to_json(value) if isinstance(value, dict | list) else value
+        print(f"{name:<11} {shown_lines(text, indent=12)}")
 
 
 @dlq_app.command()
@@ -105,7 +110,7 @@ def retry(
             if rate is not None and number and not dry_run:
                 time.sleep(1 / rate)
             counts["queued" if dry_run else opened.dead.redrive(letter)] += 1
-    _tell({**counts, "dry_run": dry_run}, _retried(counts, dry_run, max_redrives), as_json)
+    _tell({**counts, "dry_run": dry_run}, _retried(counts, dry_run, max_redrives), as_json, chosen.missing(letters))
 
 
 def _retried(counts: dict[str, int], dry_run: bool, max_redrives: int) -> str:
@@ -141,7 +146,8 @@ def purge(
         if not dry_run and not _confirmed(f"Delete {len(letters)} dead letter(s) for good?", chosen, letters, yes):
             raise typer.Abort
         gone = len(letters) if dry_run else opened.dead.purge([letter.id for letter in letters])
-    _tell({"purged": gone, "dry_run": dry_run}, f"{'would delete' if dry_run else 'deleted'} {gone}", as_json)
+    told = f"{'would delete' if dry_run else 'deleted'} {gone}"
+    _tell({"purged": gone, "dry_run": dry_run}, told, as_json, chosen.missing(letters))
 
 
 @dlq_app.command("export")
@@ -170,5 +176,8 @@ def _confirmed(question: str, chosen: Filter, letters: list[DeadTask], yes: bool
     return typer.confirm(question)
 
 
-def _tell(counts: dict[str, object], told: str, as_json: bool) -> None:
-    print(json.dumps(counts) if as_json else told)
+def _tell(counts: dict[str, object], told: str, as_json: bool, missing: list[str]) -> None:
+    print(to_json({**counts, **({"missing": missing} if missing else {})}) if as_json else told)
+    if missing:
+        print_error(f"no dead letter matches {', '.join(missing)}: `penstock queue dlq list` shows them")
+        raise typer.Exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,9 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
-import msgspec
-
-from penstock.cli.queue_options import to_json
+from penstock.cli.shown import plain, to_json
 from penstock.errors import ConfigurationError
 from penstock.tasks.dead import DeadTask
 
@@ -37,7 +34,7 @@ def as_row(letter: DeadTask) -> dict[str, Any]:
     row = {name: getattr(letter, name) for name in COLUMNS[:-1]}
     task = letter.task
     payload: object = task.payload if task is not None else letter.data
-    return {**row, "dead_at": letter.dead_at.isoformat(), "payload": json.loads(to_json(payload))}
+    return {**row, "dead_at": letter.dead_at.isoformat(), "payload": plain(payload)}
 
 
 def harmless(value: object) -> object:
@@ -55,7 +52,7 @@ def _opened(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
         yield file
 
 
@@ -66,7 +63,7 @@ def _csv(letters: Iterable[DeadTask], path: Path | None) -> int:
         table.writerow(COLUMNS)
         for letter in letters:
             row = as_row(letter)
-            row["payload"] = json.dumps(row["payload"], ensure_ascii=False)
+            row["payload"] = to_json(row["payload"])
             table.writerow([harmless(row[name]) for name in COLUMNS])
             count += 1
     return count
@@ -76,7 +73,7 @@ def _jsonl(letters: Iterable[DeadTask], path: Path | None) -> int:
     count = 0
     with _opened(path) as file:
         for letter in letters:
-            file.write(json.dumps(as_row(letter), ensure_ascii=False) + "\n")
+            file.write(to_json(as_row(letter)) + "\n")
             count += 1
     return count
 
@@ -91,7 +88,7 @@ def _parquet(letters: Iterable[DeadTask], path: Path | None) -> int:
         raise ConfigurationError("--format parquet needs pyarrow: pip install 'penstock[spark]'") from error
     types = {"attempts": pa.int64(), "redrives": pa.int64()}
     schema = pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
-    rows = [{**row, "payload": msgspec.json.encode(row["payload"]).decode()} for row in map(as_row, letters)]
+    rows = [{**row, "payload": to_json(row["payload"])} for row in map(as_row, letters)]
     parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path)
     return len(rows)
 

@@ -62,6 +62,11 @@ class Filter:
     def _contains(letter: DeadTask, text: str) -> bool:
         return text in letter.error or text in letter.error_text or text.encode() in letter.data
 
+    def missing(self, found: Iterable[DeadTask]) -> list[str]:
+        """Return the ids that were asked for and are of none of these records."""
+        known = {each for letter in found for each in (letter.id, letter.task_id)}
+        return sorted(self.ids - known) if self.limit is None else []
+
     def choose(self, queue: RedisTaskQueue) -> Iterator[DeadTask]:
         """Yield the records that are meant, oldest first."""
         for count, letter in enumerate(queue.dead.iterate(self.matches, self.since_ms)):

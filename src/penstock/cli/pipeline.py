@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from penstock.cli.shown import print_error, shown, to_json
 from penstock.cli.spark_master import Master, check_master, is_remote, leave, notice_a_dead_server
 from penstock.errors import ConfigurationError, PenstockError
 
@@ -51,7 +51,7 @@ def run(
     """
 
     def tell(progress: Progress) -> None:
-        print(json.dumps(progress.as_dict()) if as_json else progress, file=sys.stdout if as_json else sys.stderr)
+        print(to_json(progress.as_dict()) if as_json else shown(progress), file=sys.stdout if as_json else sys.stderr)
 
     pipeline = _read(file)
     with _session(pipeline, master) as spark, _told():
@@ -78,14 +78,14 @@ def status(file: File, as_json: AsJson = False) -> None:
     with _told():
         found = status_of(pipeline)
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2))
+        print(to_json(found.as_dict(), indent=2))
         return
     batch = "nothing yet" if found.committed_batch is None else f"batch {found.committed_batch}"
     behind = "unknown" if found.lag is None else f"{found.lag:,}"
     print(f"{found.name}: committed {batch}, lag {behind}")
-    print(f"  driver: {found.driver or 'never started'}")
+    print(f"  driver: {shown(found.driver or 'never started')}")
     for name, stream in found.streams.items():
-        print(f"  {name}: at {stream['at'] or 'the beginning'}, newest {stream['newest']}, lag {stream['lag']}")
+        print(f"  {shown(name)}: at {stream['at'] or 'the beginning'}, newest {stream['newest']}, lag {stream['lag']}")
     if found.last is not None:
         print(f"  last batch: {found.last['rows']:,} rows, {found.last['rows_per_s']:,.0f}/s, {found.last['time']}")
 
@@ -157,5 +157,5 @@ def _told() -> Iterator[None]:
 
 def _refuse(problems: tuple[str, ...]) -> NoReturn:
     for problem in problems:
-        print(f"penstock: {problem}", file=sys.stderr)
+        print_error(problem)
     raise typer.Exit(_INVALID)

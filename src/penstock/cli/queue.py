@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from penstock.cli.dlq import dlq_app
 from penstock.cli.queue_import import import_
-from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue, to_json
+from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue
+from penstock.cli.shown import shown, to_json
 
 queue_app = typer.Typer(help="What is in a task queue.", no_args_is_help=True)
 queue_app.add_typer(dlq_app, name="dlq")
@@ -30,16 +30,16 @@ def list_(
     with open_queue(url, queue) as opened:
         if pending:
             hands = opened.list_pending(offset + limit)[offset:]
-            rows = [
+            rows: list[dict[str, Any]] = [
                 {"consumer": hand.consumer, "idle_ms": hand.idle_ms, "due_in_ms": hand.due_in_ms, "task": hand.task}
                 for hand in hands
             ]
-            lines = [f"{hand.id}\t{hand.kind}\t{hand.consumer}\t{hand.idle_ms} ms" for hand in hands]
+            lines: list[tuple[str, ...]] = [(hand.id, hand.kind, hand.consumer, f"{hand.idle_ms} ms") for hand in hands]
         else:
             tasks = opened.list_tasks(limit, offset)
             rows = [msgspec.structs.asdict(task) for task in tasks]
-            lines = [f"{task.id}\t{task.kind}\t{','.join(sorted(task.requires))}" for task in tasks]
+            lines = [(task.id, task.kind, ",".join(sorted(task.requires))) for task in tasks]
     if as_json:
-        print(json.dumps([json.loads(to_json(row)) for row in rows], ensure_ascii=False))
+        print(to_json(rows))
     else:
-        print("\n".join(lines) or "No pending tasks")
+        print("\n".join("\t".join(map(shown, line)) for line in lines) or "No pending tasks")

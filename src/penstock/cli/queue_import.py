@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from penstock.cli.shown import to_json
+from penstock.errors import ConfigurationError
 from penstock.queue.model import ImportReport
 from penstock.sync.queue.importer import import_queue
 from penstock.sync.redis.client import StreamClient
@@ -52,10 +53,16 @@ def import_(
             is_dry_run=dry_run,
             on_progress=_show_progress if shows_progress else None,
         )
+        is_known = any(getattr(report, field) for field in asdict(report)) or client.call(name, "EXISTS", name)
     if shows_progress:
         print(file=sys.stderr)
+    if not is_known:
+        raise ConfigurationError(
+            f"there is no queue {name!r} of redis-message-queue at {client.settings.where}: no message, log or "
+            f"deduplication key begins with '{name}{separator}'; check the name and --separator"
+        )
     if as_json:
-        print(json.dumps({**asdict(report), "is_complete": report.is_complete}))
+        print(to_json({**asdict(report), "is_complete": report.is_complete}))
     else:
         print("\n".join(_lines(report, is_dry_run=dry_run)))
     if not report.is_complete and not dry_run:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 
 from penstock.errors import ConfigurationError, SettingsError
@@ -83,14 +81,3 @@ def moment(text: str, zone: tzinfo | None = None) -> datetime:
         return found.replace(tzinfo=found.tzinfo or zone).astimezone(UTC)
     except (OverflowError, ValueError):
         raise ConfigurationError(f"{text!r} lies outside the calendar") from None
-
-
-def to_json(value: object) -> str:
-    """Write a value as JSON; what JSON cannot say, such as bytes, is written as text."""
-    return json.dumps(
-        msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_as_text), default=_as_text, ensure_ascii=False
-    )
-
-
-def _as_text(value: Any) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)

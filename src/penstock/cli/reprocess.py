@@ -16,6 +16,7 @@ from penstock.cli.progress_bar import progress_bar
 from penstock.cli.quiet_spark import quiet_session
 from penstock.cli.results_place import result_settings
 from penstock.cli.settings_options import ConfigFile
+from penstock.cli.shown import shown
 from penstock.cli.spark_master import Master, check_master
 from penstock.errors import ConfigurationError
 
@@ -137,7 +138,8 @@ def _watched(told: Any, total: int) -> Iterator[None]:
 def _tell(summary: Summary) -> None:
     print(f"done {summary.done:,}, failed {summary.failed:,}; {summary.earlier:,} of them had a result before")
     for failure in summary.failures:
-        print(f"  failed {failure.count:,}: {failure.error}: {failure.text} (such as {failure.example})")
+        what = shown(f"{failure.error}: {failure.text} (such as {failure.example})")
+        print(f"  failed {failure.count:,}: {what}")
     if summary.earlier_failed:
         print(
             f"  {summary.earlier_failed:,} failed in an earlier run; --name begins a new round, with results of its own"

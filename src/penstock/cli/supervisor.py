@@ -5,40 +5,39 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
+from penstock.cli.parent import let_go
 from penstock.shutdown import SignalWatch
 
-SUPERVISED = "PENSTOCK_SUPERVISED"  # tells a worker that it is to end with whoever started it
+SUPERVISED = "PENSTOCK_SUPERVISED"  # tells a worker its number, and that it is to end with whoever started it
 ENOUGH = 75  # the exit code of a supervised worker whose time is up: start another one
 _POLL_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STEADY_S = 30.0  # a process that lived so long begins with a short pause again
-_PATIENCE_S = 45.0
+_PATIENCE_S = 15.0  # beyond the grace that handlers have
 
 
 class Child:
     """One worker process, with its successors."""
 
-    def __init__(self, number: int, command: Callable[[int], list[str]], environment: dict[str, str]) -> None:
-        self._number, self._command, self._environment = number, command, environment
+    def __init__(self, number: int, command: list[str], *, is_burst: bool) -> None:
+        self._number, self._command, self._is_burst = number, command, is_burst
         self.process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
         self._failures = 0
         self.start_at_s = 0.0
-        self.is_done = False
+        self.is_done = self.has_failed = False
 
     def start(self) -> None:
         """Start the process."""
-        environment = {**os.environ, **self._environment, SUPERVISED: "1"}
+        environment = {**os.environ, SUPERVISED: str(self._number)}
         # A group of its own: Ctrl-C goes to the supervisor alone, which tells each child once.
-        self.process = subprocess.Popen(
-            self._command(self._number), env=environment, stdin=subprocess.PIPE, process_group=0
-        )
+        self.process = subprocess.Popen(self._command, env=environment, stdin=subprocess.PIPE, process_group=0)
         self._started_s = time.monotonic()
 
     def look(self, tell: Callable[[str], None]) -> None:
@@ -58,6 +57,8 @@ class Child:
             self.is_done = True  # it had nothing left to do, or was asked to end
         elif code == ENOUGH:
             self.start_at_s = now
+        elif self._is_burst and code > 0:
+            self.is_done = self.has_failed = True  # it has said why; whoever waits for the burst wants to know
         else:
             self._failures = 1 if now - self._started_s > _STEADY_S else self._failures + 1
             pause_s = min(_FIRST_PAUSE_S * 2 ** (self._failures - 1), _LONGEST_PAUSE_S)
@@ -65,14 +66,16 @@ class Child:
             tell(f"worker {self._number} ended with {describe(code)}; the next one starts in {pause_s:g} s")
 
     def _close(self) -> None:
-        if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
+        self.ask_to_end()
         self.process = None
 
     def ask_to_end(self) -> None:
-        """Tell the process to end in order."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        """Tell the process to end in order.
+
+        Not by a signal, of which the second one kills: service managers send theirs to every process of a service.
+        """
+        if self.process is not None:
+            let_go(self.process)
 
     def wait(self, deadline_s: float) -> None:
         """Wait for its end, and kill it when the time is over."""
@@ -92,18 +95,20 @@ class Supervisor:
     def __init__(
         self,
         count: int,
-        command: Callable[[int], list[str]],
-        environment: dict[str, str],
+        command: list[str],
         tell: Callable[[str], None],
+        *,
+        grace_s: float,
+        is_burst: bool = False,
         watched: Path | None = None,
     ) -> None:
-        self._children = [Child(number, command, environment) for number in range(count)]
-        self._tell = tell
+        self._children = [Child(number, command, is_burst=is_burst) for number in range(count)]
+        self._tell, self._patience_s = tell, grace_s + _PATIENCE_S
         self._watched = Watched(watched) if watched is not None else None
         self._stop = threading.Event()
 
-    def run(self) -> None:
-        """Supervise."""
+    def run(self) -> bool:
+        """Supervise; return whether all went well."""
         unsubscribe = SignalWatch.subscribe(self._stop.set)
         try:
             while not self._stop.wait(_POLL_S):
@@ -111,19 +116,20 @@ class Supervisor:
                     self._tell(f"{changed} changed: the workers start anew")
                     self._end_all()
                     for child in self._children:
-                        child.start_at_s, child.is_done = 0.0, False
+                        child.start_at_s, child.is_done, child.has_failed = 0.0, False, False
                 for child in self._children:
                     child.look(self._tell)
                 if self._watched is None and all(child.is_done for child in self._children):
-                    return
+                    break
         finally:
             self._end_all()
             unsubscribe()
+        return not any(child.has_failed for child in self._children)
 
     def _end_all(self) -> None:
         for child in self._children:
             child.ask_to_end()
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + self._patience_s
         for child in self._children:
             child.wait(deadline_s)
 
@@ -165,17 +171,8 @@ def describe(code: int) -> str:
         return f"signal {-code}"
 
 
-def is_supervised() -> bool:
-    """Tell whether this process was started by a supervisor."""
-    return os.environ.get(SUPERVISED) == "1"
-
-
-def at_end_of_parent(function: Callable[[], None]) -> None:
-    """Call the function when the supervisor is gone: the pipe that it holds ends with it."""
-
-    def wait() -> None:
-        while sys.stdin.buffer.read(1):
-            pass
-        function()
-
-    threading.Thread(target=wait, name="penstock-parent", daemon=True).start()
+@cache
+def supervised_number() -> int | None:
+    """Return which worker of its supervisor this process is; None if nobody supervises it."""
+    number = os.environ.pop(SUPERVISED, "")  # what a handler starts is no worker of the supervisor
+    return int(number) if number.isdigit() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ def load(target: str, what: str) -> Any:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # a module that theirs imports
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"there is no module {module_name!r} in {here} or among the installed packages"
+            ) from error
         raise ConfigurationError(
-            f"there is no module {module_name!r} in {here} or among the installed packages"
+            f"{what} {target!r} cannot be imported: {_place(error)}{type(error).__name__}: {error}"
         ) from error
     found = module
     for part in name.split("."):
@@ -34,6 +37,14 @@ def load(target: str, what: str) -> Any:
         except AttributeError:
             raise ConfigurationError(f"module {module_name!r} has no {name!r}") from None
     return found
+
+
+def _place(error: Exception) -> str:
+    # Where their code failed: the last line that is not of the machinery of imports.
+    if isinstance(error, SyntaxError):
+        return ""  # its text says it
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: " if len(frames) > 2 else ""
 
 
 def load_handlers(target: str) -> Handlers:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue, seconds, to_json
+from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue, seconds
+from penstock.cli.shown import shown, shown_lines, to_json
 from penstock.errors import ConfigurationError
 from penstock.task import Priority, Result, Status, Task
 
@@ -50,7 +51,7 @@ def send(
         if wait is not None:
             _show(opened.wait_for_result(added, seconds(wait)), added, as_json)
             return
-    print(to_json({"id": added, "is_new": added == task.id}) if as_json else added)
+    print(to_json({"id": added, "is_new": added == task.id}) if as_json else shown(added))
 
 
 def _object(text: str) -> dict[str, object]:
@@ -98,13 +99,14 @@ def wait(
 
 def _show(found: Result | None, task_id: str, as_json: bool) -> None:
     if found is None:
-        typer.echo(to_json(None) if as_json else f"task {task_id} has no result yet", err=not as_json)
+        none_yet = f"task {shown(task_id)} has no result yet"
+        typer.echo(to_json({"task_id": task_id, "status": None}) if as_json else none_yet, err=not as_json)
         raise typer.Exit(_NOT_YET)
     if as_json:
         print(to_json(found))
     elif found.status is Status.OK:
         print(to_json(found.data))
     else:
-        typer.echo(f"{found.status.value}: {found.error}", err=True)
+        typer.echo(f"{found.status.value}: {shown_lines(found.error)}", err=True)
     if found.status is Status.ERROR:
         raise typer.Exit(_FAILED)

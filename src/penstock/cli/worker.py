@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import supervisor, target
+from penstock.cli.parent import at_end_of_parent
 from penstock.cli.queue_options import FROM_SETTINGS, QueueName, Url, queue_settings, seconds
+from penstock.cli.shown import log_to_stderr
 from penstock.providers import make_result_backend, make_task_queue
 from penstock.results.backend import ResultBackend
 from penstock.settings import Settings, TaskQueueSettings
@@ -53,11 +54,12 @@ def worker(
 
     With more than one process, or --watch, the processes are supervised: one that ends is started again.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     loaded = target.load_handlers(handlers)
     settings, table = queue_settings(url, queue, idle_ms, max_retry)
-    if processes > 1 or watch:
-        _supervise(processes, watch, metrics_port, url)
+    number = supervisor.supervised_number()
+    if number is None and (processes > 1 or watch):
+        _supervise(processes, Path.cwd() if watch else None, is_burst=burst, grace_s=seconds(grace))
         return
     options = {
         "concurrency": concurrency,
@@ -68,32 +70,39 @@ def worker(
         "provides": frozenset(filter(None, capabilities.split(","))),
         "results": target.load(backend, "the back-end") if backend else _results_of(settings),
     }
-    report = asyncio.run(_work(table, loaded, metrics_port, options))
+    port = metrics_port + (number or 0) if metrics_port else metrics_port
+    report = asyncio.run(_work(table, loaded, port, options, is_supervised=number is not None))
     typer.echo(_told(report), err=True)
-    if report.reason == "uptime" and supervisor.is_supervised():
+    if report.reason == "uptime" and number is not None:
         raise typer.Exit(supervisor.ENOUGH)
 
 
-def _supervise(processes: int, watch: bool, metrics_port: int | None, url: str | None) -> None:
-    words = _words(sys.argv)
-    told = supervisor.Supervisor(
-        processes,
-        lambda number: [sys.executable, "-m", "penstock", *words, *_port(metrics_port, number)],
-        # In the environment and not among the words, which everybody can see.
-        {"PENSTOCK__TASK_QUEUE__URL": url} if url else {},
-        lambda text: typer.echo(text, err=True),
-        Path.cwd() if watch else None,
-    )
-    told.run()
+def _supervise(processes: int, watched: Path | None, *, is_burst: bool, grace_s: float) -> None:
+    # The same words, so that no option can be forgotten here; a process that is supervised starts no others.
+    command = [sys.executable, "-m", "penstock", *sys.argv[1:]]
+    made = supervisor.Supervisor(processes, command, _tell, grace_s=grace_s, is_burst=is_burst, watched=watched)
+    if not made.run():
+        raise typer.Exit(1)
+
+
+def _tell(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 async def _work(
-    table: TaskQueueSettings, loaded: Handlers, metrics_port: int | None, options: dict[str, Any]
+    table: TaskQueueSettings,
+    loaded: Handlers,
+    metrics_port: int | None,
+    options: dict[str, Any],
+    *,
+    is_supervised: bool,
 ) -> WorkerReport:
     async with make_task_queue(table) as opened:
+        if options["burst"]:
+            await opened.pending_count()  # a worker waits for a server that is away; whoever wants a burst is told
         made = Worker(opened, loaded, **options)
-        if supervisor.is_supervised():
-            supervisor.at_end_of_parent(made.stop)
+        if is_supervised:
+            at_end_of_parent(made.stop)
         if metrics_port is not None:
             from penstock.cli.task_metrics import WorkerCollector, serve
 
@@ -112,23 +121,3 @@ def _results_of(settings: Settings) -> ResultBackend | None:
 def _told(report: WorkerReport) -> str:
     parts = [f"{report.ok} done", f"{report.failed} failed", f"{report.dead} dead", f"{report.skipped} skipped"]
     return f"ended ({report.reason}): {', '.join(parts)}"
-
-
-_TAKEN = {"--processes": 1, "-p": 1, "--watch": 0, "--metrics-port": 1, "--url": 1}
-
-
-def _words(arguments: list[str]) -> list[str]:
-    # What a single process is started with: the same words without those that are the supervisor's.
-    kept, rest = [], arguments[1:]
-    while rest:
-        word, *rest = rest
-        name = word.partition("=")[0]
-        if name not in _TAKEN:
-            kept.append(word)
-        elif "=" not in word:
-            rest = rest[_TAKEN[name] :]
-    return kept
-
-
-def _port(port: int | None, number: int) -> list[str]:
-    return [] if port is None else ["--metrics-port", str(port + number if port else 0)]

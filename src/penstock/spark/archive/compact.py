@@ -21,7 +21,7 @@ from penstock.spark.archive.digest import RowDigest
 from penstock.spark.archive.durable import Step, check_writable, make_directory, no_step
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
 from penstock.spark.archive.file_writer import FileWriter, read_batches
-from penstock.spark.archive.layout import Layout
+from penstock.spark.archive.layout import Layout, inside
 from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import Commit, FileEntry, State
 from penstock.spark.archive.placing import Placed
@@ -120,7 +120,7 @@ class Compaction:
 
     def _copy(self, entry: FileEntry, writer: FileWriter) -> None:
         digest = RowDigest(SCHEMA)
-        file = self.layout.root / entry.path
+        file = inside(self.layout.root, entry.path)
         try:
             for batch in read_batches(file):
                 digest.add(batch)
@@ -161,7 +161,7 @@ class Compaction:
         until_ms = time.time_ns() // 1_000_000 - int(self.grace_s * 1000)
         removed = 0
         for path, replaced_ms in self.state.replaced.items():
-            file = self.layout.root / path
+            file = inside(self.layout.root, path)
             if replaced_ms <= until_ms and path not in self.state.files and file.exists():
                 file.unlink()
                 removed += 1

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_writer import checksum
+from penstock.spark.archive.layout import inside
 from penstock.spark.archive.manifest import FileEntry
 from penstock.spark.carried import Carried
 from penstock.spark.master import enough_tasks
@@ -42,7 +43,7 @@ class FileChecks:
 
     def check(self, entry: FileEntry) -> None:
         """Raise ArchiveDamaged if a file is not what was written, and FileNotFoundError if it is not there."""
-        file = self._root / entry.path
+        file = inside(self._root, entry.path)
         known = file.stat()
         mark = (known.st_ino, known.st_size, known.st_mtime_ns, known.st_ctime_ns)
         if self._seen.get(entry.path) == mark:
@@ -80,9 +81,11 @@ class _Findings(Carried):
 
     def _why(self, path: str, size: int, sha256: str) -> str | None:
         try:
-            return why_changed(self.root / path, size, sha256)
+            return why_changed(inside(self.root, path), size, sha256)
         except OSError as error:
             return f"it cannot be read: {error.strerror or error}"
+        except ArchiveDamaged as error:
+            return str(error)
 
 
 def damaged(file: Path, why: str) -> ArchiveDamaged:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from penstock import envelope, ids
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.id_masks import is_behind, unsigned
+from penstock.spark.archive.layout import inside
 from penstock.spark.archive.manifest import FileEntry
 from penstock.spark.reading.rows import Entry
 
@@ -28,7 +29,7 @@ def read_entries(
     with _opened(root, entry) as source:
         groups = [n for n in range(source.num_row_groups) if _may_hold(source, n, after, upto)]
         columns = _IDS if ids_only else _ALL
-        for batch in _pages(root / entry.path, source, groups, columns):
+        for batch in _pages(inside(root, entry.path), source, groups, columns):
             ms, seq = unsigned(batch.column("ms")), unsigned(batch.column("seq"))
             mask = is_behind(ms, seq, after) & ~is_behind(ms, seq, upto)
             kept = batch if bool(mask.all()) else batch.filter(pa.array(mask))
@@ -65,7 +66,7 @@ def group_ends(root: Path, entry: FileEntry) -> list[tuple[str, int]]:
 
 
 def _opened(root: Path, entry: FileEntry) -> pq.ParquetFile:
-    file = root / entry.path
+    file = inside(root, entry.path)
     try:
         source = pq.ParquetFile(file, page_checksum_verification=True)
     except pa.ArrowException as error:

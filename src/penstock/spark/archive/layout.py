@@ -10,12 +10,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock.errors import ConfigurationError
+from penstock.spark.archive.errors import ArchiveDamaged
 
 DAY_MS = 86_400_000
 LAST_MS = 253_402_300_799_999  # the end of the year 9999; an id may be any number, as one that somebody chose
@@ -23,6 +25,7 @@ _PATTERN = {*"*?[]{}\\"}
 _LONGEST = 200  # most file systems end a name at 255 bytes
 _KEPT = 160
 _LONGEST_PART = 255
+_FILE = re.compile(r"stream=[^/\\\0]+/date=\d{4}-\d{2}-\d{2}/[\w-]+\.parquet", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -93,3 +96,21 @@ def date_of(ms: int) -> str:
 def path_of(stream: str, date: str, first: str, last: str) -> str:
     """Return where a file lies, from the root on."""
     return f"stream={safe_name(stream)}/date={date}/{first}_{last}.parquet"
+
+
+def check_path(path: object) -> None:
+    """Raise ArchiveDamaged unless a path is one that path_of() makes: a manifest may have been written by anybody."""
+    if not isinstance(path, str) or not _FILE.fullmatch(path):
+        raise ArchiveDamaged(f"the manifest names {path!r}, which is no file of an archive: nothing of it is used")
+
+
+def inside(root: Path, path: str) -> Path:
+    """Return a file that a manifest names; raise ArchiveDamaged if it lies, or a link leads, outside the archive."""
+    check_path(path)
+    file = root / path
+    for part in (file, file.parent, file.parent.parent):
+        if part.is_symlink():
+            raise ArchiveDamaged(
+                f"{part} is a symbolic link, which leads out of the archive: nothing behind it is used"
+            )
+    return file

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from penstock import ids
 from penstock.spark.archive.errors import ArchiveDamaged
+from penstock.spark.archive.layout import check_path
 from penstock.spark.reading.offsets import Position
 
 VERSION = 1
@@ -88,9 +89,12 @@ class Commit:
             body["ranges"] = tuple(RangeEntry(**each) for each in body["ranges"])
             body["add"] = tuple(FileEntry(**each) for each in body["add"])
             body["remove"] = tuple(body["remove"])
-            return cls(**body)
+            commit = cls(**body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArchiveDamaged(f"manifest {name} cannot be read: {error}") from error
+        for path in (*(entry.path for entry in commit.add), *commit.remove):
+            check_path(path)
+        return commit
 
 
 def _check(body: Mapping[str, Any]) -> str:

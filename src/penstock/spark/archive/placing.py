@@ -12,6 +12,7 @@ from pathlib import Path
 
 from penstock.spark.archive.durable import place
 from penstock.spark.archive.file_writer import checksum
+from penstock.spark.archive.layout import inside
 from penstock.spark.archive.manifest import FileEntry, State
 
 _SUM_DIGITS = 16
@@ -36,7 +37,7 @@ class Placed:
         self.entries.append(entry)
 
     def _is_there(self, staged: Path, entry: FileEntry) -> bool:
-        target = self.root / entry.path
+        target = inside(self.root, entry.path)
         try:
             place(staged, target)
         except FileExistsError:
@@ -56,4 +57,4 @@ class Placed:
 
     def _remove(self, path: str, state: State) -> None:
         if path not in state.files and path not in state.replaced:
-            (self.root / path).unlink(missing_ok=True)
+            inside(self.root, path).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock import ids
 from penstock.errors import ConfigurationError, DataLost, StreamMissing
-from penstock.spark.archive.layout import Layout
+from penstock.spark.archive.layout import Layout, inside
 from penstock.spark.archive.manifest import FileEntry, State
 from penstock.spark.archive.rows import DDL, WHOLE_FIELDS
 from penstock.spark.archive.run import starting_after
@@ -107,7 +107,7 @@ def cold_frame(spark: SparkSession, root: Path, files: Sequence[FileEntry]) -> D
         return spark.createDataFrame([], DDL)
     # With a schema of ours Spark opens no file to find one; and it looks for no columns in the names of directories.
     reader = spark.read.schema(DDL).option(_CHECKED, "true")  # a page with a flipped bit ends the query
-    rows = reader.parquet(*[f"file:{root / entry.path}" for entry in files])
+    rows = reader.parquet(*[f"file:{inside(root, entry.path)}" for entry in files])
     return rows.selectExpr(*[f"{WHOLE_FIELDS} as fields" if name == "fields" else name for name in rows.columns])
 
 

@@ -18,7 +18,7 @@ from penstock.spark.archive.checkpoint import last_committed
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_check import why_changed
 from penstock.spark.archive.file_writer import describe
-from penstock.spark.archive.layout import Layout
+from penstock.spark.archive.layout import Layout, inside
 from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import Commit, FileEntry, RangeEntry, State
 
@@ -112,21 +112,22 @@ def _commits(log: ManifestLog, findings: list[Finding]) -> Iterator[Commit]:
 def _files(layout: Layout, state: State, *, rows: bool) -> list[Finding]:
     entries = [state.files[path] for path in sorted(state.files)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = pool.map(lambda entry: _file(layout.root / entry.path, entry, rows=rows), entries)
+        found = pool.map(lambda entry: _file(layout.root, entry, rows=rows), entries)
         return [finding for finding in found if finding is not None]
 
 
-def _file(file: Path, entry: FileEntry, *, rows: bool) -> Finding | None:
+def _file(root: Path, entry: FileEntry, *, rows: bool) -> Finding | None:
+    file = root / entry.path
     told = f"{entry.rows:,} entries from {entry.first} to {entry.last} of stream {entry.stream!r}"
     try:
-        why = why_changed(file, entry.bytes, entry.sha256)
+        why = why_changed(inside(root, entry.path), entry.bytes, entry.sha256)
         if why is not None:
             return Finding("changed file", str(file), f"{why}; it held {told}")
         if rows and describe(file, entry.path, entry.stream, entry.date) != entry:
             return Finding("wrong rows", str(file), f"its rows are not {told}")
     except FileNotFoundError:
         return Finding("missing file", str(file), f"it held {told}")
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, ArchiveDamaged) as error:
         return Finding("changed file", str(file), f"it cannot be read ({error}); it held {told}")
     return None
 

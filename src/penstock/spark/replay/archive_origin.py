@@ -13,7 +13,7 @@ from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_check import FileChecks
 from penstock.spark.archive.file_writer import read_batches
 from penstock.spark.archive.id_masks import is_behind, unsigned
-from penstock.spark.archive.layout import Layout
+from penstock.spark.archive.layout import Layout, inside
 from penstock.spark.archive.manifest import FileEntry
 from penstock.spark.archive.read import chosen, cold_frame, files_between
 from penstock.spark.archive.rows import SCHEMA
@@ -72,7 +72,7 @@ class ArchiveOrigin:
         if where is None:
             for entry in files:
                 self._checks.check(entry)
-                for batch in self._read(self._root / entry.path):
+                for batch in self._read(inside(self._root, entry.path)):
                     yield self._span.within(batch)
             return
         for group in _groups(files):
