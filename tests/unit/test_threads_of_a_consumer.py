@@ -127,7 +127,8 @@ def test_a_lease_that_is_lost_when_its_message_is_settled_disturbs_nobody() -> N
     nothing = cast("Any", None)
     emit = lambda name, ids: events.append((name, ids))  # noqa: E731
     workers = Workers(
-        inbox, nothing, nothing, nothing, Tally(), emit, nothing, nothing, nothing, nothing, 1, lambda: None
+        inbox, nothing, nothing, nothing, Tally(), emit, nothing, nothing, nothing, nothing, 1, lambda: None,
+        nothing,
     )  # fmt: skip
     workers.lose_leases(["1-0", "2-0"])
     assert events == [(EventName.LEASE_LOST, ["1-0"])]
