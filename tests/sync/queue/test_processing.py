@@ -251,12 +251,16 @@ def test_whatever_a_handler_raises_itself_is_a_failed_attempt(
     # A message whose handler ends the process must not do so for ever.
     queue = make_queue(client, max_delivery_count=2)
     queue.publish("hello")
+
+    def run() -> None:
+        while True:
+            with queue.process_message() as message:
+                if message is not None:
+                    raise kind
+
     for _ in range(2):
         with pytest.raises(kind):
-            while True:
-                with queue.process_message() as message:
-                    if message is not None:
-                        raise kind
+            run()
     assert payloads(raw, DEAD_LETTERS) == [b"hello"]
 
 
