@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import math
 from collections.abc import Callable, Sequence
+
+_RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 class PenstockError(Exception):
@@ -17,6 +20,17 @@ def text_of(error: BaseException, spell: Callable[[BaseException], str] = str) -
     except Exception as failure:
         return f"{type(error).__name__}, which cannot be shown: {type(failure).__name__}"
     return text.encode(errors="replace").decode()  # without lone surrogates, which UTF-8 cannot hold
+
+
+EXITS = (SystemExit, KeyboardInterrupt)  # raised by a handler they end the process, and are a failed attempt
+
+
+def was_raised(error: BaseException) -> bool:
+    """Tell whether code raised the error; Ctrl-C, and the closing of a generator, strike wherever it happens to be."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == _RAISE
 
 
 class ConfigurationError(PenstockError, ValueError):

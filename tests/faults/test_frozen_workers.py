@@ -104,6 +104,24 @@ def test_a_handler_that_computes_for_longer_than_the_lease_keeps_it(half: str, s
     assert not rival.said("event", name="reclaimed")
 
 
+def test_a_message_that_is_done_keeps_its_lease_while_the_next_handler_blocks_the_event_loop(scene: Scene) -> None:
+    gate = scene.gate()
+    ids = scene.publish(body(0), body(1, ["busy until", gate]))
+    holder = scene.worker("async", config={"concurrency": 1, **LASTING})
+    holder.wait_for("began", id=ids[1])
+    assert scene.checker.pending_count() == 2, "the first one is done, and nobody has told the server"
+    rival = scene.worker("async", config=LASTING)
+    rival.wait_for("ready")
+
+    scene.outlive(3)
+    scene.open(gate)
+    holder.wait_for("done", id=ids[1])
+    scene.check()
+
+    assert len(holder.said("began")) == 2
+    assert not rival.said("began")
+
+
 def test_a_frozen_worker_that_held_many_loses_all_of_them_and_none_is_lost(half: str, scene: Scene) -> None:
     gate = scene.gate()
     ids = scene.publish(*(body(n, ["until", gate]) for n in range(40)))

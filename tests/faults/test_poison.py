@@ -34,6 +34,16 @@ def test_poison_in_a_batch_is_dead_lettered_and_takes_no_neighbour_along(
     _check_only_the_poison_is_dead(scene, ids[position])
 
 
+def test_a_handler_that_calls_sys_exit_is_given_up_like_one_that_kills_its_process(half: str, scene: Scene) -> None:
+    ids = scene.publish(body(0), body(1, ["leave", CODE]), *(body(n) for n in range(2, 10)))
+
+    scene.respawn(half, CODE, config={"batch_size": 5, "max_deliveries": 3})
+
+    assert [len(worker.said("began", id=ids[1])) for worker in scene.workers][:3] == [1, 1, 1]
+    assert scene.workers[2].wait() == CODE
+    _check_only_the_poison_is_dead(scene, ids[1])
+
+
 def test_poison_kills_nobody_who_runs_beside_it(half: str, scene: Scene) -> None:
     ids = scene.publish(body(0, ["sleep", 0.05], ["exit", CODE]), *(body(n, ["sleep", 0.15]) for n in range(1, 8)))
 

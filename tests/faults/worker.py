@@ -111,6 +111,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "result": write_result,
     "raise": fail,
     "exit": os._exit,
+    "leave": sys.exit,
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
 ASYNC: dict[str, Callable[..., Any]] = {

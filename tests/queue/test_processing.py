@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from penstock import RedisMessageQueue, StreamClient, StreamProducer
+from penstock.runtime.aio import Cancelled
 from tests.helpers.aio import Event, eventually, is_done, join, outcomes, start, wait_for
 from tests.queue.stage import (
     COMPLETED,
@@ -244,11 +245,23 @@ async def test_who_is_interrupted_hands_the_message_back_without_an_attempt(
     assert raw.xlen(DEAD_LETTERS) == 0
 
 
-async def test_sys_exit_in_a_handler_is_a_failed_attempt(client: StreamClient, raw: redis.Redis) -> None:
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, Cancelled, BaseException])
+async def test_whatever_a_handler_raises_itself_is_a_failed_attempt(
+    client: StreamClient, raw: redis.Redis, kind: type[BaseException]
+) -> None:
     # A message whose handler ends the process must not do so for ever.
-    queue = make_queue(client, max_delivery_count=1)
+    queue = make_queue(client, max_delivery_count=2)
     await queue.publish("hello")
-    assert await fail(queue, SystemExit(1)) == ("hello", 1, 1)
+
+    async def run() -> None:
+        while True:
+            async with queue.process_message() as message:
+                if message is not None:
+                    raise kind
+
+    for _ in range(2):
+        with pytest.raises(kind):
+            await run()
     assert payloads(raw, DEAD_LETTERS) == [b"hello"]
 
 

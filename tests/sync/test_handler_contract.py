@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError
+from penstock.runtime.threads import Cancelled
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from tests.helpers.threads import eventually
 from tests.sync.stage import (
@@ -17,6 +18,7 @@ from tests.sync.stage import (
     STREAM,
     Recorder,
     all_ids,
+    dead_letters,
     expire,
     fail,
     pending_ids,
@@ -231,3 +233,69 @@ def test_a_message_carries_what_its_producer_said(client: StreamClient) -> None:
     assert (message.id, message.stream, message.data) == (entry_id, STREAM, {"n": 1})
     assert (message.message_id, message.key, message.headers) == ("m-1", "customer-7", {"tenant": "ü"})
     assert int(message.timestamp.timestamp() * 1000) == int(entry_id.partition("-")[0])
+
+
+# --- errors that are no Exception -----------------------------------------------------------------
+
+
+class Unusual(BaseException):
+    """What a handler may raise that is neither an exception nor a request to exit."""
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("kind", [Cancelled, GeneratorExit, Unusual])
+def test_whatever_a_handler_raises_is_a_failed_attempt(
+    client: StreamClient, raw: redis.Redis, kind: type[BaseException], is_plain: bool
+) -> None:
+    publish(client, range(4))
+    runs: list[tuple[int, int]] = []
+
+    def handler(message: StreamMessage) -> None:
+        runs.append((message.data, message.attempts))
+        if message.data == 1:
+            raise kind("as ordered")
+
+    def plain(message: StreamMessage) -> None:
+        runs.append((message.data, message.attempts))
+        if message.data == 1:
+            raise kind("as ordered")
+
+    consumer = StreamConsumer(client, STREAM, quick(), message_handler=plain if is_plain else handler)
+    with running(consumer):
+        eventually(lambda: consumer.metrics().total_acked == 3 and consumer.metrics().total_dlq == 1)
+    assert sorted(runs) == [(0, 1), (1, 1), (1, 2), (1, 3), (2, 1), (3, 1)]
+    [letter] = dead_letters(raw)
+    assert (letter["data"], letter["dlq_reason"]) == (b"1", b"max_deliveries")
+    assert (letter["dlq_error"], letter["dlq_error_text"]) == (kind.__name__.encode(), b"as ordered")
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("is_pass", [False, True])
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_handler_that_exits_ends_the_run_and_its_attempt_counts(
+    client: StreamClient, raw: redis.Redis, kind: type[BaseException], is_pass: bool
+) -> None:
+    ids = publish(client, range(3))
+    counts: list[tuple[int, int]] = []
+
+    def handler(message: StreamMessage) -> None:
+        if message.data == 0:
+            counts.append((message.delivery_count, message.attempts))
+            raise kind(66)
+
+    for _ in range(3):
+        consumer = StreamConsumer(client, STREAM, quick(concurrency=1), message_handler=handler)
+        with pytest.raises(kind, match="66"):
+            (run_passes(consumer) if is_pass else consumer.run())
+    assert counts == [(1, 1), (2, 2), (3, 3)]
+    assert [letter["dlq_id"].decode() for letter in dead_letters(raw)] == ids[:1]
+    consumer = StreamConsumer(client, STREAM, quick(), Recorder())
+    with running(consumer):
+        eventually(lambda: len(raw.xrange(STREAM)) == 3 and pending_ids(raw) == [])
+
+
+def run_passes(consumer: StreamConsumer) -> None:
+    """Drives a consumer by hand for as long as it lets."""
+    while True:
+        consumer.run_once()

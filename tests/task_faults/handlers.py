@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 
 from penstock.task import Task
@@ -36,6 +37,11 @@ async def block(task: Task) -> str:
 @handlers.task("poison")
 async def poison(task: Task) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@handlers.task("leave", retry=Retry(initial_s=0.0))
+async def leave(task: Task) -> None:
+    sys.exit(66)
 
 
 @handlers.task("nap", retry=Retry(initial_s=0.0))

@@ -77,6 +77,22 @@ def test_a_task_that_kills_its_workers_is_given_up_and_takes_no_neighbour_along(
     assert set(results(raw).values()) == {1}
 
 
+def test_a_task_that_calls_sys_exit_is_given_up_and_takes_no_neighbour_along(
+    queue: RedisTaskQueue, start_worker: Start
+) -> None:
+    leave, naps = Task(kind="leave"), [Task(kind="nap", payload={"seconds": 0.2}) for _ in range(4)]
+    queue.enqueue_many([leave, *naps])
+    for _ in range(4):
+        assert start_worker().wait(PATIENCE_S) == 66
+    assert [(letter.task_id, letter.reason, letter.error) for letter in queue.dead.iterate()] == [
+        (leave.id, "max_deliveries", "SystemExit")
+    ]
+    for nap in naps:
+        result = queue.get_result(nap.id)
+        assert result is not None
+        assert result.attempts == 1
+
+
 def test_a_handler_that_blocks_the_loop_keeps_its_task(queue: RedisTaskQueue, start_worker: Start) -> None:
     task = Task(kind="block", payload={"seconds": 6.5})
     queue.enqueue(task)

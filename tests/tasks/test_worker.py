@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from penstock.errors import ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
-from penstock.runtime.aio import IS_ASYNC
+from penstock.runtime.aio import IS_ASYNC, Cancelled
 from penstock.task import Result, Status, Task
 from penstock.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
 from tests.helpers.aio import DEADLINE_S, Event, eventually, join, pause, start, wait_for
@@ -126,6 +126,55 @@ async def test_a_task_that_always_fails_is_given_up_as_its_kind_says(
     assert "bad" in str(result.error)
     assert result.attempts == runs
     assert worker.report().dead == 1
+
+
+class Unusual(BaseException):
+    """What a handler may raise that is neither an exception nor a request to exit."""
+
+
+@pytest.mark.parametrize("kind", [Cancelled, GeneratorExit, Unusual])
+async def test_whatever_a_handler_raises_is_a_failed_run(
+    queue: TaskQueue, redis_url: str, kind: type[BaseException]
+) -> None:
+    handlers, runs = Handlers(), []
+
+    @handlers.task("odd", retry=Retry(max_retries=1, initial_s=0.0))
+    async def odd(task: Task) -> None:
+        runs.append(task.attempts)
+        raise kind("as ordered")
+
+    @handlers.task("fine")
+    async def fine(task: Task) -> str:
+        return "done"
+
+    odd_one, fine_one = Task(kind="odd"), Task(kind="fine")
+    await queue.enqueue_many([odd_one, fine_one])
+    async with running(quick(queue, handlers)):
+        failed, done = await result_of(queue, odd_one), await result_of(queue, fine_one)
+    assert runs == [0, 1]
+    assert (failed.status, done.data) == (Status.ERROR, "done")
+    assert f"{kind.__name__}: as ordered" in str(failed.error)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+async def test_a_handler_that_exits_ends_the_worker_and_its_run_counts(
+    queue: TaskQueue, redis_url: str, kind: type[BaseException]
+) -> None:
+    handlers, runs = Handlers(), []
+
+    @handlers.task("leave", retry=Retry(max_retries=2, initial_s=0.0))
+    async def leave(task: Task) -> None:
+        runs.append(task.attempts)
+        raise kind(66)
+
+    task = Task(kind="leave")
+    await queue.enqueue(task)
+    for _ in range(3):
+        with pytest.raises(kind, match="66"):
+            await quick(queue, handlers).run()
+    assert runs == [0, 1, 2]
+    assert (await result_of(queue, task)).status is Status.ERROR
+    assert await queue.pending_count() == 0
 
 
 async def test_a_snooze_burns_no_attempt(queue: TaskQueue, redis_url: str) -> None:

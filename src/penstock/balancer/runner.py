@@ -14,8 +14,8 @@ from penstock.balancer.owned_stream import OwnedStream
 from penstock.balancer.positions import Positions
 from penstock.balancer.service import Notices, Service
 from penstock.balancer.tap import Tap
-from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
-from penstock.runtime.aio import IS_ASYNC, Cancelled, Crew, Event, Job, pause, shielded
+from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
+from penstock.runtime.aio import IS_ASYNC, Cancelled, Crew, Event, Job, comes_from_outside, pause, shielded
 from penstock.serializers import Serializer
 from penstock.streams.callables import is_async
 
@@ -47,6 +47,7 @@ class Runner:
         self._peers: dict[str, Peer] = {}
         self._moving: dict[str, float] = {}
         self._last_hint_s = self._polite_until_s = 0.0
+        self._exit: BaseException | None = None  # a handler ended the process
 
     def stop(self) -> None:
         """Make run() return; may be called from any thread and from signal handlers."""
@@ -67,6 +68,8 @@ class Runner:
         finally:
             if not is_wound_up:
                 await shielded(_LAST_RITES_S, self._wind_up, 0.0)
+        if self._exit is not None:
+            raise self._exit
         self._crew.raise_failure()
         self._service.raise_failure()
 
@@ -144,7 +147,12 @@ class Runner:
             if not stream.is_lost or self._stopping.is_set():
                 raise
             Job.resume()
-        except Exception:
+        except BaseException as error:
+            if comes_from_outside(error):
+                raise
+            if isinstance(error, EXITS):
+                self._exit = error
+                self._stopping.set_from_outside()
             is_failed = True
             self._service.logger.exception("the handler of %r failed: the stream is handed over", stream.name)
         finally:

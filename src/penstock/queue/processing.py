@@ -18,11 +18,10 @@ from penstock.queue.gateway import RedisGateway
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.options import QueueOptions
 from penstock.queue.payload import MessageData
-from penstock.runtime.aio import Cancelled, call_home, home, runner, shielded
+from penstock.runtime.aio import call_home, comes_from_outside, home, runner, shielded
 from penstock.runtime.callbacks import call_back
 
 logger = logging.getLogger("penstock.queue")
-_HANDED_BACK = (Cancelled, KeyboardInterrupt, GeneratorExit)  # not the message's fault: no attempt is counted
 _LONGEST_CLEANUP_S = 86_400.0  # the retry budget of the gateway bounds it
 _CHANCE = random.Random()
 
@@ -176,7 +175,8 @@ class Processing:
                         return
                 await shielded(_LONGEST_CLEANUP_S, self._complete)
             else:
-                await shielded(_LONGEST_CLEANUP_S, self._fail_quietly, error)
+                is_innocent = comes_from_outside(error)  # asked here: the clean-up is a task of its own
+                await shielded(_LONGEST_CLEANUP_S, self._fail_quietly, error, is_innocent)
         finally:
             self._left(self)
             if self._stop_renewal is not None:
@@ -204,16 +204,16 @@ class Processing:
         else:
             self._stale("completed")
 
-    async def _fail_quietly(self, error: BaseException) -> None:
+    async def _fail_quietly(self, error: BaseException, is_innocent: bool) -> None:
         # The handler's exception is what the caller must see: what goes wrong here is logged.
         try:
-            await self._fail(error)
+            await self._fail(error, is_innocent)
         except Exception:
             logger.exception("%s of %s could not be settled after its failure", self.message_id, self._key.name)
 
-    async def _fail(self, error: BaseException) -> None:
+    async def _fail(self, error: BaseException, is_innocent: bool) -> None:
         has_one_chance = self._gateway.is_at_most_once
-        if isinstance(error, _HANDED_BACK) and not has_one_chance:
+        if is_innocent and not has_one_chance:  # not the message's fault: no attempt is counted
             await self._return(0.0, counts=False)
             return
         self._emit(EventName.FAILED, id=self.message_id, error=text_of(error, repr), attempts=self.attempts)

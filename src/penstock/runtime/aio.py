@@ -8,12 +8,24 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from penstock.errors import was_raised
 from penstock.runtime.handler_threads import Threads as Threads  # noqa: PLC0414  the twin has it too
 
 T = TypeVar("T")
 
 Cancelled = asyncio.CancelledError
 IS_ASYNC = True
+
+
+def comes_from_outside(error: BaseException) -> bool:
+    """Tell whether the running code was cancelled, closed or struck by a signal; else it raised the error itself."""
+    if isinstance(error, asyncio.CancelledError):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # there is no loop any more
+            task = None
+        return task is None or task.cancelling() > 0 or error.__traceback__ is None
+    return isinstance(error, KeyboardInterrupt | GeneratorExit) and not was_raised(error)
 
 
 async def pause(seconds: float) -> None:

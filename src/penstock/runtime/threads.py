@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
+from penstock.errors import was_raised
+
 T = TypeVar("T")
 
 Lock = threading.Lock
@@ -18,6 +20,11 @@ IS_ASYNC = False
 
 class Cancelled(BaseException):
     """Never raised: threads cannot be cancelled. It stands where asyncio raises CancelledError."""
+
+
+def comes_from_outside(error: BaseException) -> bool:
+    """Tell whether the running code was closed or struck by a signal; else it raised the error itself."""
+    return isinstance(error, Cancelled | KeyboardInterrupt | GeneratorExit) and not was_raised(error)
 
 
 def pause(seconds: float) -> None:

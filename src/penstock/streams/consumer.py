@@ -80,6 +80,7 @@ class StreamConsumer:
         self._has_rejected = Event()
         self._home: object = None
         self._fenced: ConsumerNameTaken | None = None
+        self._exit: BaseException | None = None
         self._is_open = False
         self._last_recovery_s = float("-inf")
         self._build(handler, message_handler, dlq_handler, serializer, error_hook)
@@ -116,7 +117,7 @@ class StreamConsumer:
         self._workers = Workers(
             self._inbox, self._settler, self._ledger, self._undertaker, self._tally, self._emit, call,
             awaitable(error_hook, threads, "error_hook") if error_hook is not None else None,
-            limits, config.backoff, limit, self._parked,
+            limits, config.backoff, limit, self._parked, self._exit_asked,
         )  # fmt: skip
         self._heartbeat = Heartbeat(
             self.client.settings, keys, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
@@ -134,7 +135,8 @@ class StreamConsumer:
         """Handle messages until stop(), SIGTERM, SIGINT, or an error that does not pass by itself, which is raised.
 
         Guarantees: on the way out nothing new begins, running handlers get `shutdown_grace_ms`, and what is left is
-        handed back at once without counting an attempt. Cancelling run() hands back too.
+        handed back at once without counting an attempt. Cancelling run() hands back too. A handler that calls
+        sys.exit() has failed like any other; then run() ends, and raises SystemExit.
         """
         watch = SignalWatch.subscribe(self.stop) if self.config.handle_signals else None
         crew, workers = Crew(self._stopping.set_from_outside), Crew(self._stopping.set_from_outside)
@@ -156,6 +158,7 @@ class StreamConsumer:
                 self._heartbeat.stop()  # whatever happened: nobody renews leases for a consumer that is gone
                 if watch is not None:
                     watch()
+        self._raise_exit()
         crew.raise_failure()
         workers.raise_failure()
         if self._fenced is not None:
@@ -214,6 +217,7 @@ class StreamConsumer:
             await self._settler.flush()
         except GroupLost:
             await self._restore_group()
+        self._raise_exit()
 
     # --- running ------------------------------------------------------------------------------------
 
@@ -334,6 +338,17 @@ class StreamConsumer:
             f"this one is fenced off. Give every process a name of its own, or none"
         )
         self._stopping.set_from_outside()
+
+    def _exit_asked(self, error: BaseException) -> None:
+        # By a handler whose message is settled as failed: nothing new begins, and run() raises what the handler raised.
+        self._exit = error
+        self._inbox.close()
+        self._stopping.set_from_outside()
+
+    def _raise_exit(self) -> None:
+        error, self._exit = self._exit, None
+        if error is not None:
+            raise error
 
     def _parked(self) -> None:
         self._intake.parked()

@@ -24,7 +24,7 @@ _LEAST_PATIENCE_S = 1.0  # less would give up servers that are only slow
 
 
 class Heartbeat:
-    """A thread that renews, every interval, the leases of all messages that the consumer holds."""
+    """A thread that renews, every interval, the leases of all messages that the consumer has in flight."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Heartbeat:
     def beat(self) -> None:
         """Renew all leases once."""
         skipped = self._skip()
-        ids = [item for item in self._held.ids() if item not in skipped]
+        ids = [item for item in self._held.in_flight() if item not in skipped]
         if not ids and not self.incarnation:
             return
         vanished: list[str] = []

@@ -13,7 +13,7 @@ Row: TypeAlias = tuple[bytes, list[bytes]]  # id and fields of an entry, as the 
 
 
 class Held:
-    """The messages of this process that are not settled: the heartbeat renews exactly these.
+    """The messages of this process that the server has not settled: the heartbeat renews exactly these.
 
     A batch that a worker handles is held as a whole: to enter and to strike out every message by its id would cost as
     much as to decode it. Only when somebody asks for one of them the batches are broken up. New messages wait as the
@@ -30,6 +30,8 @@ class Held:
         self._batches: dict[int, list[Row] | list[StreamMessage]] = {}  # with the workers, by the identity of the list
         self._single: dict[str, StreamMessage | None] = {}  # None = not decoded
         self._newest = (0, 0)  # no entry with a greater id has ever been held
+        self.finished: list[str] = []  # their handlers are done, and nobody has told the server
+        self.in_acks: list[list[str]] = []  # told, and the server has not answered
 
     def __len__(self) -> int:
         with self.lock:
@@ -49,7 +51,7 @@ class Held:
         with self.lock:
             first, last = ids.parse(rows[0][0].decode()), ids.parse(rows[-1][0].decode())
             if first <= self._newest:  # the group was set back and hands out once more what we may have
-                known = set(self.ids())
+                known = set(self.in_flight())
                 rows = [row for row in rows if row[0].decode() not in known]
             self._newest = max(self._newest, last)
             self._fresh[:0] = reversed(rows)
@@ -115,9 +117,14 @@ class Held:
     # --- one by one ---------------------------------------------------------------------------------
 
     def ids(self) -> list[str]:
-        """Return the ids of all messages."""
+        """Return the ids of all messages whose handlers are not done."""
         with self.lock:
             return [*self._itemized(), *(row[0].decode() for row in self._fresh)]
+
+    def in_flight(self) -> list[str]:
+        """Return the ids of all messages that the server has not settled: also of those that are done here."""
+        with self.lock:
+            return [*self.ids(), *self.finished, *(entry_id for told in self.in_acks for entry_id in told)]
 
     def find(self, wanted: Iterable[str]) -> dict[str, StreamMessage | None]:
         """Return those of the messages that are held, by id; None = not decoded yet."""

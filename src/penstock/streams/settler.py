@@ -38,9 +38,7 @@ class Settler:
     """Collects the ids of finished messages and acknowledges them."""
 
     def __init__(self, ledger: Ledger, inbox: Inbox, tally: Tally, on_refused: Callable[[list[str]], None]) -> None:
-        self._ledger, self._inbox, self._tally, self._on_refused = ledger, inbox, tally, on_refused
-        self._done: list[str] = []
-        self._unanswered: list[Acks] = []  # sent, and the server has not answered yet
+        self._ledger, self._held, self._tally, self._on_refused = ledger, inbox.held, tally, on_refused
         self._must_look = False  # the server's count was not what it should be: the next ones are looked up
         self._repeated: set[str] = set()  # sent before, and the answer got lost
         self._carried = 0  # how many reads took some along
@@ -53,31 +51,21 @@ class Settler:
 
     def done(self, messages: list[StreamMessage], ids: list[str], is_again: bool) -> None:
         """Take note that messages are finished; those that ran again have a record of attempts to be forgotten."""
-        held = self._inbox.held
+        held = self._held
         with held.lock:  # else another thread might count a message twice, or not at all
             # A message that was handed back meanwhile is not ours to settle.
             found = held.finish(messages)
-            if not self._done:
+            if not held.finished:
                 self._first_done_s = time.monotonic()
-            self._done += ids if found is messages else [message.id for message in found]
+            held.finished += ids if found is messages else [message.id for message in found]
             self._has_attempts = self._has_attempts or is_again
-        if self._done and not self.dirty.is_set():
+        if held.finished and not self.dirty.is_set():
             self.dirty.set()
-
-    def has(self, entry_id: str) -> bool:
-        """Tell whether the message is done and its acknowledgement on the way."""
-        with self._inbox.held.lock:
-            return entry_id in self._done or any(entry_id in acks.ids for acks in self._unanswered)
-
-    @property
-    def outstanding(self) -> int:
-        """How many messages are done and not known to be acknowledged."""
-        with self._inbox.held.lock:
-            return len(self._done) + sum(len(acks.ids) for acks in self._unanswered)
 
     def take_along(self, is_calm: bool) -> Acks | None:
         """Return what a read should carry: nothing while there is little, for a moment later there is more."""
-        if len(self._done) < _WORTH_CARRYING and not (self._done and time.monotonic() - self._first_done_s > _OLD_S):
+        finished = self._held.finished
+        if len(finished) < _WORTH_CARRYING and not (finished and time.monotonic() - self._first_done_s > _OLD_S):
             return None
         self._carried += 1
         return self.take(is_calm)
@@ -89,24 +77,25 @@ class Settler:
         ours must be the same.
         """
         self.dirty.clear()
-        with self._inbox.held.lock:
+        with self._held.lock:
             acks = self._next(is_calm)
-        if self._done:
+        if self._held.finished:
             self.dirty.set()  # more than fit, or another one since: nobody else may come and say so
         return acks
 
     def _next(self, is_calm: bool) -> Acks | None:
-        taken = self._done[:MAX_IDS]
+        held = self._held
+        taken = held.finished[:MAX_IDS]
         if not taken:
             return None
-        del self._done[:MAX_IDS]
-        unfinished = len(self._inbox.held)
-        forget, self._has_attempts = self._has_attempts, self._has_attempts and bool(self._done)
-        is_known = is_calm and len(taken) >= _WORTH_COUNTING and not self._unanswered and not self._must_look
-        expected = unfinished + len(self._done) + len(taken) if is_known else -1
+        del held.finished[:MAX_IDS]
+        unfinished = len(held)
+        forget, self._has_attempts = self._has_attempts, self._has_attempts and bool(held.finished)
+        is_known = is_calm and len(taken) >= _WORTH_COUNTING and not held.in_acks and not self._must_look
+        expected = unfinished + len(held.finished) + len(taken) if is_known else -1
         self._must_look = False
         acks = Acks(taken, forget, self._is_record_due(unfinished == 0), expected)
-        self._unanswered.append(acks)
+        held.in_acks.append(taken)
         return acks
 
     def _is_record_due(self, is_quiet: bool) -> bool:
@@ -142,15 +131,19 @@ class Settler:
         self._take_back(acks)
 
     def _forget(self, acks: Acks) -> None:
-        with self._inbox.held.lock:
-            self._unanswered.remove(acks)
+        with self._held.lock:
+            self._no_longer_asked(acks)
 
     def _take_back(self, acks: Acks) -> None:
-        with self._inbox.held.lock:
-            self._unanswered.remove(acks)
+        with self._held.lock:
+            self._no_longer_asked(acks)
             self._has_attempts = self._has_attempts or acks.forget
-            self._done[:0] = acks.ids
+            self._held.finished[:0] = acks.ids
         self.dirty.set()
+
+    def _no_longer_asked(self, acks: Acks) -> None:
+        asked = self._held.in_acks
+        del asked[next(place for place, told in enumerate(asked) if told is acks.ids)]
 
     def _count(self, acks: Acks, acked: int, refused: list[str]) -> None:
         if refused:
@@ -191,7 +184,7 @@ class Settler:
             return
         carried = self._carried
         await pause(LINGER_S)
-        if self._done and self._carried == carried:  # else what is left is younger than that
+        if self._held.finished and self._carried == carried:  # else what is left is younger than that
             await self.flush()
 
     async def _record(self) -> None:

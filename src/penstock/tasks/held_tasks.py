@@ -31,7 +31,7 @@ class LaneHeld(Held):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def ids(self) -> list[str]:
+    def in_flight(self) -> list[str]:
         """Return the ids of all entries."""
         return list(self.entries)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from penstock.errors import EXITS
 from penstock.runtime.aio import Job, Threads
 from penstock.task import Result
 from penstock.tasks.handlers import Handlers
@@ -43,6 +44,8 @@ class InlineWorker:
         await self._settler.settle(found[0], outcome)
         await self._settler.flush()
         if isinstance(outcome, Failed):
+            if isinstance(outcome.cause, EXITS):
+                raise outcome.cause
             return True, await self.queue.wait_for_result(found[0].id, 0)
         return True, outcome
 

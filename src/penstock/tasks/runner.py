@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from penstock.errors import PenstockError, Skip, WorkerStopped
-from penstock.runtime.aio import Cancelled, Job, Threads
+from penstock.runtime.aio import Cancelled, Job, Threads, comes_from_outside
 from penstock.streams.callables import awaitable
 from penstock.task import Result, Status, Task, encode
 from penstock.tasks.handlers import Handler, Handlers
@@ -32,6 +32,7 @@ class Failed:
     verdict: Again | GiveUp
     error: str  # its class
     text: str
+    cause: BaseException
 
 
 Outcome: TypeAlias = Result | Failed
@@ -76,11 +77,9 @@ class TaskRunner:
         data: Any = None
         try:
             data = await call(task)
-        except Cancelled:
-            if slot.cause is None:
+        except BaseException as raised:
+            if comes_from_outside(raised) and not (isinstance(raised, Cancelled) and slot.cause is not None):
                 raise
-            error = slot.cause
-        except Exception as raised:
             error = raised
         finally:
             slot.task = None
@@ -123,7 +122,7 @@ class TaskRunner:
             "task %s (%s) failed in run %d: %r; %s",
             task.id, task.kind, task.attempts + 1, error, verdict,
         )  # fmt: skip
-        return Failed(task, verdict, type(error).__name__, str(error)[:_MAX_TEXT])
+        return Failed(task, verdict, type(error).__name__, str(error)[:_MAX_TEXT], error)
 
 
 def follow_ups(task: Task, result: Result) -> Sequence[Task]:

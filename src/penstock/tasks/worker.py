@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.errors import ConfigurationError, PenstockError, TaskTimeout, TransientError, WorkerStopped
+from penstock.errors import EXITS, ConfigurationError, PenstockError, TaskTimeout, TransientError, WorkerStopped
 from penstock.runtime.aio import Crew, Event, Job, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
 from penstock.streams.intake import Appetite
@@ -18,7 +18,7 @@ from penstock.tasks.handlers import Handlers
 from penstock.tasks.inbox import TaskInbox
 from penstock.tasks.limits import Limits
 from penstock.tasks.queue import TaskQueue
-from penstock.tasks.runner import Slot, TaskRunner
+from penstock.tasks.runner import Failed, Slot, TaskRunner
 from penstock.tasks.settler import Settler
 from penstock.tasks.tally import WorkerTally
 
@@ -36,7 +36,7 @@ _LONGEST_WAIT_S = 60.0
 class WorkerReport:
     """What a worker did until it ended."""
 
-    reason: str  # stopped, signal, idle, uptime, burst
+    reason: str  # stopped, signal, idle, uptime, burst, exit
     ok: int
     failed: int  # runs that failed, whatever became of the task
     dead: int
@@ -50,7 +50,8 @@ class Worker:
 
     Guarantees: a task is acknowledged after its result was saved, in the same step in which the queue stores that.
     Leases are renewed from a thread while handlers run. On stop(), SIGTERM and SIGINT nothing new begins, what runs may
-    end within `grace_s`, and everything else is handed back without counting an attempt.
+    end within `grace_s`, and everything else is handed back without counting an attempt. A handler that calls
+    sys.exit() has failed like any other; then the worker stops, and run() raises SystemExit.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Worker:
         self._stopping = Event()
         self._reason = ""
         self._busy_s = 0.0  # when something was last under way
+        self._exit: BaseException | None = None  # a handler ended the process
 
     # --- life ---------------------------------------------------------------------------------------
 
@@ -129,6 +131,8 @@ class Worker:
             self._threads.close()
             if unsubscribe is not None:
                 unsubscribe()
+        if self._exit is not None:
+            raise self._exit
         for team in (hands, crew):
             team.raise_failure()
         self.tally.exit_reason = self._reason
@@ -248,6 +252,9 @@ class Worker:
             try:
                 outcome = await self._runner.run(task, slot)
                 await self._persist_settling(task, outcome)
+                if isinstance(outcome, Failed) and isinstance(outcome.cause, EXITS):
+                    self._exit = outcome.cause
+                    self.stop("exit")
             finally:
                 self.tally.running -= 1
             done += 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import redis
@@ -62,18 +63,34 @@ def take_all(queue: RedisMessageQueue) -> list[Any]:
 
 
 def fail(queue: RedisMessageQueue, error: BaseException | None = None) -> tuple[Any, int, int]:
-    """Has the handler of the next message fail; returns the message, its deliveries and its attempts."""
+    """Has the handler of the next message fail; returns the message, its deliveries and its attempts.
+
+    KeyboardInterrupt and GeneratorExit strike it from outside, as Ctrl-C and the closing of a generator do.
+    """
     error = error or ValueError("no such customer")
     processing = queue.process_message()
     message = None
     try:
         with processing as message:
+            if message is not None and isinstance(error, KeyboardInterrupt | GeneratorExit):
+                strike(error)
             if message is not None:
                 raise error
     except BaseException as raised:
         if raised is not error:  # the caller sees what the handler raised
             raise
     return message, processing.delivery_count, processing.attempts
+
+
+def strike(error: BaseException) -> None:
+    """Has the error come up where no code raises it."""
+
+    def bystander() -> Generator[None, None, None]:
+        yield
+
+    struck = bystander()
+    next(struck)
+    struck.throw(error)
 
 
 def fail_until_dead(queue: RedisMessageQueue, raw: redis.Redis, error: BaseException | None = None) -> int:

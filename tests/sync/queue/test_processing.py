@@ -8,6 +8,7 @@ import json
 import pytest
 import redis
 
+from penstock.runtime.threads import Cancelled
 from penstock.sync import RedisMessageQueue, StreamClient, StreamProducer
 from tests.helpers.threads import eventually, is_done, join, outcomes, start
 from tests.sync.queue.stage import (
@@ -243,11 +244,23 @@ def test_who_is_interrupted_hands_the_message_back_without_an_attempt(
     assert raw.xlen(DEAD_LETTERS) == 0
 
 
-def test_sys_exit_in_a_handler_is_a_failed_attempt(client: StreamClient, raw: redis.Redis) -> None:
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, Cancelled, BaseException])
+def test_whatever_a_handler_raises_itself_is_a_failed_attempt(
+    client: StreamClient, raw: redis.Redis, kind: type[BaseException]
+) -> None:
     # A message whose handler ends the process must not do so for ever.
-    queue = make_queue(client, max_delivery_count=1)
+    queue = make_queue(client, max_delivery_count=2)
     queue.publish("hello")
-    assert fail(queue, SystemExit(1)) == ("hello", 1, 1)
+
+    def run() -> None:
+        while True:
+            with queue.process_message() as message:
+                if message is not None:
+                    raise kind
+
+    for _ in range(2):
+        with pytest.raises(kind):
+            run()
     assert payloads(raw, DEAD_LETTERS) == [b"hello"]
 
 

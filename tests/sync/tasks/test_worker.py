@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from penstock.errors import ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
-from penstock.runtime.threads import IS_ASYNC
+from penstock.runtime.threads import IS_ASYNC, Cancelled
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
 from penstock.task import Result, Status, Task
 from tests.helpers.threads import DEADLINE_S, Event, eventually, join, pause, start, wait_for
@@ -127,6 +127,53 @@ def test_a_task_that_always_fails_is_given_up_as_its_kind_says(
     assert "bad" in str(result.error)
     assert result.attempts == runs
     assert worker.report().dead == 1
+
+
+class Unusual(BaseException):
+    """What a handler may raise that is neither an exception nor a request to exit."""
+
+
+@pytest.mark.parametrize("kind", [Cancelled, GeneratorExit, Unusual])
+def test_whatever_a_handler_raises_is_a_failed_run(queue: TaskQueue, redis_url: str, kind: type[BaseException]) -> None:
+    handlers, runs = Handlers(), []
+
+    @handlers.task("odd", retry=Retry(max_retries=1, initial_s=0.0))
+    def odd(task: Task) -> None:
+        runs.append(task.attempts)
+        raise kind("as ordered")
+
+    @handlers.task("fine")
+    def fine(task: Task) -> str:
+        return "done"
+
+    odd_one, fine_one = Task(kind="odd"), Task(kind="fine")
+    queue.enqueue_many([odd_one, fine_one])
+    with running(quick(queue, handlers)):
+        failed, done = result_of(queue, odd_one), result_of(queue, fine_one)
+    assert runs == [0, 1]
+    assert (failed.status, done.data) == (Status.ERROR, "done")
+    assert f"{kind.__name__}: as ordered" in str(failed.error)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_handler_that_exits_ends_the_worker_and_its_run_counts(
+    queue: TaskQueue, redis_url: str, kind: type[BaseException]
+) -> None:
+    handlers, runs = Handlers(), []
+
+    @handlers.task("leave", retry=Retry(max_retries=2, initial_s=0.0))
+    def leave(task: Task) -> None:
+        runs.append(task.attempts)
+        raise kind(66)
+
+    task = Task(kind="leave")
+    queue.enqueue(task)
+    for _ in range(3):
+        with pytest.raises(kind, match="66"):
+            quick(queue, handlers).run()
+    assert runs == [0, 1, 2]
+    assert (result_of(queue, task)).status is Status.ERROR
+    assert queue.pending_count() == 0
 
 
 def test_a_snooze_burns_no_attempt(queue: TaskQueue, redis_url: str) -> None:

@@ -17,13 +17,12 @@ from penstock.queue.model import ClaimedMessage
 from penstock.queue.options import QueueOptions
 from penstock.queue.payload import MessageData
 from penstock.runtime.callbacks import call_back
-from penstock.runtime.threads import Cancelled, call_home, home, runner, shielded
+from penstock.runtime.threads import call_home, comes_from_outside, home, runner, shielded
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
 from penstock.sync.queue.desk import UNLIMITED
 from penstock.sync.queue.gateway import RedisGateway
 
 logger = logging.getLogger("penstock.sync.queue")
-_HANDED_BACK = (Cancelled, KeyboardInterrupt, GeneratorExit)  # not the message's fault: no attempt is counted
 _LONGEST_CLEANUP_S = 86_400.0  # the retry budget of the gateway bounds it
 _CHANCE = random.Random()
 
@@ -177,7 +176,8 @@ class Processing:
                         return
                 shielded(_LONGEST_CLEANUP_S, self._complete)
             else:
-                shielded(_LONGEST_CLEANUP_S, self._fail_quietly, error)
+                is_innocent = comes_from_outside(error)  # asked here: the clean-up is a task of its own
+                shielded(_LONGEST_CLEANUP_S, self._fail_quietly, error, is_innocent)
         finally:
             self._left(self)
             if self._stop_renewal is not None:
@@ -205,16 +205,16 @@ class Processing:
         else:
             self._stale("completed")
 
-    def _fail_quietly(self, error: BaseException) -> None:
+    def _fail_quietly(self, error: BaseException, is_innocent: bool) -> None:
         # The handler's exception is what the caller must see: what goes wrong here is logged.
         try:
-            self._fail(error)
+            self._fail(error, is_innocent)
         except Exception:
             logger.exception("%s of %s could not be settled after its failure", self.message_id, self._key.name)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, is_innocent: bool) -> None:
         has_one_chance = self._gateway.is_at_most_once
-        if isinstance(error, _HANDED_BACK) and not has_one_chance:
+        if is_innocent and not has_one_chance:  # not the message's fault: no attempt is counted
             self._return(0.0, counts=False)
             return
         self._emit(EventName.FAILED, id=self.message_id, error=text_of(error, repr), attempts=self.attempts)

@@ -189,14 +189,10 @@ class Intake:
             while True:
                 page = self._ledger.own_pending(start, MAX_IDS)
                 pending += len(page)
-                held = set(self._inbox.held.ids())
-                stranded = [entry_id for entry_id, _, _ in page if entry_id not in held]
-                # What is done but not acknowledged yet is neither held nor stranded.
-                stranded = [entry_id for entry_id in stranded if not self._settler.has(entry_id)]
+                known = set(self._inbox.held.in_flight())
+                stranded = [entry_id for entry_id, _, _ in page if entry_id not in known]
                 has_stranded = has_stranded or bool(stranded)
-                with self._inbox.held.lock:
-                    known = len(self._inbox.held) + self._settler.outstanding
-                self._is_exact = not has_stranded and pending == known
+                self._is_exact = not has_stranded and pending == len(known)
                 if stranded:
                     claims, missing = self._ledger.take(stranded, self.has_read)
                     taken = self.take_again(claims, missing)

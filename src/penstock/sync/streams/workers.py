@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.errors import LeaseLost, OutOfMemory, PenstockError
+from penstock.errors import EXITS, LeaseLost, OutOfMemory, PenstockError
 from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import Backoff, Bury, Limits, Reason, Retry, after_failure, before_run
-from penstock.runtime.threads import Cancelled, Job, Lock
+from penstock.runtime.threads import Cancelled, Job, Lock, comes_from_outside
 from penstock.streams.tally import Tally
 from penstock.sync.streams.callables import Call
 from penstock.sync.streams.inbox import Batch, Inbox
@@ -66,11 +66,12 @@ class Workers:
         backoff: Backoff,
         batch_limit: int,
         on_parked: Callable[[], None],
+        on_exit: Callable[[BaseException], None],
     ) -> None:
         self._inbox, self._settler, self._ledger, self._undertaker = inbox, settler, ledger, undertaker
         self._tally, self._emit, self._call, self._error_hook = tally, emit, call, error_hook
         self._limits, self._backoff, self._batch_limit = limits, backoff, batch_limit
-        self._on_parked = on_parked
+        self._on_parked, self._on_exit = on_parked, on_exit
         self._in_settlement: set[str] = set()
         self._chance = random.Random()
         self._alone = Lock()
@@ -133,12 +134,13 @@ class Workers:
         returned: list[str] | None = []
         try:
             returned = self._call(messages)
-        except Cancelled:
-            if slot.cause is None:
+        except BaseException as raised:
+            if isinstance(raised, Cancelled) and slot.cause is not None:
+                error = slot.cause
+            elif comes_from_outside(raised):
                 raise
-            error = slot.cause
-        except Exception as raised:
-            error = raised
+            else:
+                error = raised
         finally:
             slot.messages = []
         if slot.cause is not None:
@@ -149,6 +151,8 @@ class Workers:
             self._settler.done(messages, ids, batch.is_again)
         else:
             persist(self._settle_rest, messages, returned or [], error, batch.is_again)
+        if isinstance(error, EXITS):
+            self._on_exit(error)
 
     def _admit(self, messages: list[StreamMessage]) -> list[StreamMessage]:
         # Redelivered messages: bury those that had their chances, write down that the others begin.
@@ -247,7 +251,9 @@ class Workers:
             return
         try:
             self._error_hook(error, messages)
-        except Exception:
+        except BaseException as failure:
+            if comes_from_outside(failure):
+                raise
             logger.exception("the error_hook failed")
 
     def lose_leases(self, ids: list[str]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from penstock.errors import EXITS
 from penstock.runtime.threads import Job, Threads
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, Slot, TaskRunner
@@ -44,6 +45,8 @@ class InlineWorker:
         self._settler.settle(found[0], outcome)
         self._settler.flush()
         if isinstance(outcome, Failed):
+            if isinstance(outcome.cause, EXITS):
+                raise outcome.cause
             return True, self.queue.wait_for_result(found[0].id, 0)
         return True, outcome
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from penstock.errors import PenstockError, Skip, WorkerStopped
-from penstock.runtime.threads import Cancelled, Job, Threads
+from penstock.runtime.threads import Cancelled, Job, Threads, comes_from_outside
 from penstock.sync.streams.callables import awaitable
 from penstock.task import Result, Status, Task, encode
 from penstock.tasks.handlers import Handler, Handlers
@@ -33,6 +33,7 @@ class Failed:
     verdict: Again | GiveUp
     error: str  # its class
     text: str
+    cause: BaseException
 
 
 Outcome: TypeAlias = Result | Failed
@@ -77,11 +78,9 @@ class TaskRunner:
         data: Any = None
         try:
             data = call(task)
-        except Cancelled:
-            if slot.cause is None:
+        except BaseException as raised:
+            if comes_from_outside(raised) and not (isinstance(raised, Cancelled) and slot.cause is not None):
                 raise
-            error = slot.cause
-        except Exception as raised:
             error = raised
         finally:
             slot.task = None
@@ -124,7 +123,7 @@ class TaskRunner:
             "task %s (%s) failed in run %d: %r; %s",
             task.id, task.kind, task.attempts + 1, error, verdict,
         )  # fmt: skip
-        return Failed(task, verdict, type(error).__name__, str(error)[:_MAX_TEXT])
+        return Failed(task, verdict, type(error).__name__, str(error)[:_MAX_TEXT], error)
 
 
 def follow_ups(task: Task, result: Result) -> Sequence[Task]:

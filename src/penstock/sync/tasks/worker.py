@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.errors import ConfigurationError, PenstockError, TaskTimeout, TransientError, WorkerStopped
+from penstock.errors import EXITS, ConfigurationError, PenstockError, TaskTimeout, TransientError, WorkerStopped
 from penstock.runtime.threads import Crew, Event, Job, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
 from penstock.sync.streams.intake import Appetite
 from penstock.sync.tasks.inbox import TaskInbox
 from penstock.sync.tasks.queue import TaskQueue
-from penstock.sync.tasks.runner import Slot, TaskRunner
+from penstock.sync.tasks.runner import Failed, Slot, TaskRunner
 from penstock.sync.tasks.settler import Settler
 from penstock.task import Task
 from penstock.tasks.handlers import Handlers
@@ -37,7 +37,7 @@ _LONGEST_WAIT_S = 60.0
 class WorkerReport:
     """What a worker did until it ended."""
 
-    reason: str  # stopped, signal, idle, uptime, burst
+    reason: str  # stopped, signal, idle, uptime, burst, exit
     ok: int
     failed: int  # runs that failed, whatever became of the task
     dead: int
@@ -51,7 +51,8 @@ class Worker:
 
     Guarantees: a task is acknowledged after its result was saved, in the same step in which the queue stores that.
     Leases are renewed from a thread while handlers run. On stop(), SIGTERM and SIGINT nothing new begins, what runs may
-    end within `grace_s`, and everything else is handed back without counting an attempt.
+    end within `grace_s`, and everything else is handed back without counting an attempt. A handler that calls
+    sys.exit() has failed like any other; then the worker stops, and run() raises SystemExit.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Worker:
         self._stopping = Event()
         self._reason = ""
         self._busy_s = 0.0  # when something was last under way
+        self._exit: BaseException | None = None  # a handler ended the process
 
     # --- life ---------------------------------------------------------------------------------------
 
@@ -130,6 +132,8 @@ class Worker:
             self._threads.close()
             if unsubscribe is not None:
                 unsubscribe()
+        if self._exit is not None:
+            raise self._exit
         for team in (hands, crew):
             team.raise_failure()
         self.tally.exit_reason = self._reason
@@ -249,6 +253,9 @@ class Worker:
             try:
                 outcome = self._runner.run(task, slot)
                 self._persist_settling(task, outcome)
+                if isinstance(outcome, Failed) and isinstance(outcome.cause, EXITS):
+                    self._exit = outcome.cause
+                    self.stop("exit")
             finally:
                 self.tally.running -= 1
             done += 1
