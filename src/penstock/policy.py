@@ -14,6 +14,7 @@ class Reason(StrEnum):
     """Why a message was dead-lettered."""
 
     DECODE_ERROR = "decode_error"
+    NOT_AUTHENTIC = "not_authentic"
     INVALID = "invalid"
     MAX_DELIVERIES = "max_deliveries"
     FATAL = "fatal"
