@@ -17,6 +17,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from penstock import envelope
 from penstock.errors import ConfigurationError, NotAuthentic
 
 Mode = Literal["sign", "encrypt"]
@@ -69,7 +70,7 @@ class Protection:
         sealed: bytes = self._ciphers[key_id].encrypt(nonce, raw, covered)
         return head + nonce + sealed
 
-    def open(self, raw: bytes, stream: str, message_id: str | None) -> bytes:
+    def open(self, raw: bytes, stream: str, message_id: str) -> bytes:
         """Return the payload of a message; raise NotAuthentic unless it was protected for this place."""
         if not is_protected(raw):
             if self.accept_plain:
@@ -84,7 +85,7 @@ class Protection:
             raise NotAuthentic(
                 f"the payload is {_WANTED[self.mode]} with the key {key_id[:_MAX_KEY_ID]!r}, unknown here"
             )
-        covered = _covered(head, stream, message_id or "")
+        covered = _covered(head, stream, message_id)
         opened = (
             self._verified(key_id, covered, rest) if self.mode == "sign" else self._decrypted(key_id, covered, rest)
         )
@@ -113,6 +114,14 @@ class Protection:
 
 
 _WANTED: dict[Mode, str] = {"sign": "signed", "encrypt": "encrypted"}
+
+
+def payload_of(fields: Mapping[str, bytes], stream: str, protection: Protection | None) -> bytes | None:
+    """Return the payload of an entry, opened if there is a protection; None if the entry has no payload."""
+    raw = fields.get(envelope.DATA)
+    if raw is None or protection is None:
+        return raw
+    return protection.open(raw, stream, fields.get(envelope.MESSAGE_ID, b"").decode(errors="replace"))
 
 
 def is_protected(raw: bytes) -> bool:
