@@ -22,7 +22,7 @@ async def test_only_what_a_holder_of_the_key_published_is_handed_out(
         assert not await queue.publish("first"), "protection does not hide a duplicate"
         assert await queue.publish("second")
         assert b"first" not in raw.xrange("orders")[1][1][b"data"] or mode == "sign"
-        assert await queue.peek(3) == ["plain", "first", "second"]
+        assert await queue.peek(3) == [b"plain", "first", "second"]
         seen = []
         for _ in range(2):
             async with queue.process_message() as message:

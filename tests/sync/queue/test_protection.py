@@ -21,7 +21,7 @@ def test_only_what_a_holder_of_the_key_published_is_handed_out(mode: Mode, redis
         assert not queue.publish("first"), "protection does not hide a duplicate"
         assert queue.publish("second")
         assert b"first" not in raw.xrange("orders")[1][1][b"data"] or mode == "sign"
-        assert queue.peek(3) == ["plain", "first", "second"]
+        assert queue.peek(3) == [b"plain", "first", "second"]
         seen = []
         for _ in range(2):
             with queue.process_message() as message:
