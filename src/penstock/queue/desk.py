@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 
 from penstock import dead_letter_record, envelope
 from penstock.config import ConsumerConfig
-from penstock.errors import DecodeError, GroupLost, NotAuthentic, PenstockError, TransientError, text_of
+from penstock.errors import DecodeError, GroupLost, PenstockError, TransientError, text_of
 from penstock.events import EventName
-from penstock.policy import Reason, before_run
+from penstock.policy import Reason, before_run, unreadable
 from penstock.protection import payload_of
 from penstock.queue.claim import Claim
 from penstock.queue.desk_settings import DeskSettings
@@ -210,8 +210,7 @@ class Desk:
             raw = payload_of(by_name, self.keys.stream, self._client.protection)
             data = decode_payload(raw, self._settings.is_text)
         except DecodeError as error:
-            reason = Reason.NOT_AUTHENTIC if isinstance(error, NotAuthentic) else Reason.DECODE_ERROR
-            await self._give_up(slot, entry_id, fields, reason, error, attempts, deliveries)
+            await self._give_up(slot, entry_id, fields, unreadable(error), error, attempts, deliveries)
             return None
         expires_at = (since_s or time.monotonic()) + (self._settings.lease_s or 0.0)
         claim = Claim(slot, entry_id, fields, data, deliveries, attempts, is_again, expires_at)

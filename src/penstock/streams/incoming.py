@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock import envelope
-from penstock.errors import DecodeError, NotAuthentic
+from penstock.errors import DecodeError
 from penstock.model import StreamMessage
-from penstock.policy import Reason
+from penstock.policy import Reason, unreadable
 from penstock.protection import Protection, payload_of
 from penstock.serializers import JsonSerializer, Serializer, shortcut
 from penstock.streams.ledger import Claim
@@ -106,8 +106,7 @@ class Decoder:
                 fields=by_name,
             )
         except Exception as error:
-            reason = Reason.NOT_AUTHENTIC if isinstance(error, NotAuthentic) else Reason.DECODE_ERROR
-            found.rejected.append(Rejected(entry_id, reason, error, deliveries, attempts, fields))
+            found.rejected.append(Rejected(entry_id, unreadable(error), error, deliveries, attempts, fields))
             return
         found.messages.append(message)
 
