@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         StreamMessage,
         StreamStats,
     )
+    from penstock.protection import Protection
     from penstock.queue.abstract_gateway import AbstractRedisGateway
     from penstock.queue.gateway import RedisGateway
     from penstock.queue.importer import import_queue
@@ -82,6 +83,7 @@ else:
             "penstock.queue.message_queue": ["RedisMessageQueue"],
             "penstock.queue.model": ["ClaimedMessage", "ImportReport", "QueueStats"],
             "penstock.redis.client": ["StreamClient"],
+            "penstock.protection": ["Protection"],
             "penstock.serializers": ["JsonSerializer", "MsgpackSerializer", "PickleSerializer", "Serializer"],
             "penstock.streams.consumer": ["StreamConsumer"],
             "penstock.streams.dead_letters": ["DeadLetters"],
@@ -115,6 +117,7 @@ __all__ = [
     "PenstockError",
     "PickleSerializer",
     "ProducerMetrics",
+    "Protection",
     "QueueStats",
     "RedisGateway",
     "RedisMessageQueue",

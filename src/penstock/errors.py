@@ -188,6 +188,10 @@ class DecodeError(SerializationError, ValueError):
     """The bytes of an entry are not what the serializer writes."""
 
 
+class NotAuthentic(DecodeError):
+    """A payload is not signed or encrypted as its reader wants it, or not for this stream and message id."""
+
+
 # --- leases and consumers -------------------------------------------------------------------------
 
 

@@ -7,18 +7,24 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from penstock.errors import FatalError, RetryLater, Snooze
+from penstock.errors import FatalError, NotAuthentic, RetryLater, Snooze
 
 
 class Reason(StrEnum):
     """Why a message was dead-lettered."""
 
     DECODE_ERROR = "decode_error"
+    NOT_AUTHENTIC = "not_authentic"
     INVALID = "invalid"
     MAX_DELIVERIES = "max_deliveries"
     FATAL = "fatal"
     EXPIRED = "expired"
     MISSING = "missing"
+
+
+def unreadable(error: BaseException | None) -> Reason:
+    """Return why a message is given up that could not be read."""
+    return Reason.NOT_AUTHENTIC if isinstance(error, NotAuthentic) else Reason.DECODE_ERROR
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 from penstock import envelope
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import QueueKeys
+from penstock.protection import payload_of
 from penstock.queue.desk import GROUP
 from penstock.queue.dropping import drop_unread
 from penstock.queue.model import QueueStats
@@ -72,11 +73,11 @@ class Administration:
             start = further.decode()
 
     def _decoded(self, fields: list[bytes]) -> MessageData:
-        raw = envelope.as_mapping(fields).get(envelope.DATA, b"")
+        by_name = envelope.as_mapping(fields)
         try:
-            return decode_payload(raw, self._is_text)
+            return decode_payload(payload_of(by_name, self._keys.stream, self._client.protection), self._is_text)
         except DecodeError:
-            return raw  # shown as it is: a look must not fail for one message
+            return by_name.get(envelope.DATA, b"")  # shown as it is: a look must not fail for one message
 
     async def redrive(self, max_messages: int | None) -> int:
         """Put dead letters back into the queue; return how many."""

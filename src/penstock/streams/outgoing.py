@@ -12,6 +12,7 @@ import msgspec
 from penstock import envelope, ids
 from penstock.errors import ConfigurationError, EncodeError
 from penstock.keys import is_utf8
+from penstock.protection import Protection
 from penstock.serializers import JsonSerializer, Serializer
 
 Field: TypeAlias = bytes | str | int
@@ -33,7 +34,8 @@ class Outgoing(msgspec.Struct, gc=False, eq=False):
 class Encoder:
     """Turns what a caller pushes into Outgoing messages."""
 
-    def __init__(self, serializer: Serializer | None) -> None:
+    def __init__(self, serializer: Serializer | None, stream: str, protection: Protection | None) -> None:
+        self._stream, self._protection = stream, protection
         self._serializer: Serializer = serializer or JsonSerializer()
         self._dumps: Callable[[object], object] = self._serializer.encode
         message_ids = ids.MessageIds()
@@ -48,7 +50,7 @@ class Encoder:
         raw = self._dumps(data)
         if type(raw) is not bytes:
             raise self._not_bytes(raw)
-        return Outgoing(raw, self._new_id(), self._more)
+        return self._protected(Outgoing(raw, self._new_id(), self._more))
 
     def plain_many(self, items: Iterable[object]) -> list[Outgoing]:
         """Encode messages that have nothing but a payload."""
@@ -58,7 +60,13 @@ class Encoder:
         for message in messages:
             if type(message.raw) is not bytes:
                 raise self._not_bytes(message.raw)
+            self._protected(message)
         return messages
+
+    def _protected(self, message: Outgoing) -> Outgoing:
+        if self._protection is not None:
+            message.raw = self._protection.protect(message.raw, self._stream, message.message_id)
+        return message
 
     def _not_bytes(self, raw: object) -> EncodeError:
         serializer = type(self._serializer).__name__
@@ -92,7 +100,7 @@ class Encoder:
         raw = self._dumps(data)
         if type(raw) is not bytes:
             raise self._not_bytes(raw)
-        return Outgoing(raw, message_id, tuple(more), dedup_key, window_ms)
+        return self._protected(Outgoing(raw, message_id, tuple(more), dedup_key, window_ms))
 
 
 def layout(messages: Sequence[Outgoing]) -> list[Field]:

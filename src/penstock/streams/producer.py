@@ -68,7 +68,7 @@ class StreamProducer:
         self.client = client
         self.stream = stream
         self.group = check_name("group", group) if group is not None else None
-        self._encoder = Encoder(serializer)
+        self._encoder = Encoder(serializer, client.keys(stream).stream, client.protection)
         retry = RetryBudget(retry_budget_s)
         settings = PublishSettings(
             max_len or 0, on_full, durability, replicas, durability_timeout_ms, retry, block_timeout_s

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         StreamMessage,
         StreamStats,
     )
+    from penstock.protection import Protection
     from penstock.queue.interrupt import (
         BaseGracefulInterruptHandler,
         EventDrivenInterruptHandler,
@@ -83,6 +84,7 @@ else:
             "penstock.sync.queue.message_queue": ["RedisMessageQueue"],
             "penstock.queue.model": ["ClaimedMessage", "ImportReport", "QueueStats"],
             "penstock.sync.redis.client": ["StreamClient"],
+            "penstock.protection": ["Protection"],
             "penstock.serializers": ["JsonSerializer", "MsgpackSerializer", "PickleSerializer", "Serializer"],
             "penstock.sync.streams.consumer": ["StreamConsumer"],
             "penstock.sync.streams.dead_letters": ["DeadLetters"],
@@ -116,6 +118,7 @@ __all__ = [
     "PenstockError",
     "PickleSerializer",
     "ProducerMetrics",
+    "Protection",
     "QueueStats",
     "RedisGateway",
     "RedisMessageQueue",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from penstock.errors import ConnectionLost, DecodeError, GroupLost
+from penstock.errors import ConnectionLost, GroupLost
 from penstock.keys import TaskKeys
+from penstock.policy import unreadable
 from penstock.redis.aio import Command
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
@@ -15,7 +16,7 @@ from penstock.streams.ledger import MAX_IDS, Claim
 from penstock.task import Task
 from penstock.tasks.blocking_reads import BlockingReads
 from penstock.tasks.doubts import Doubts
-from penstock.tasks.entries import Malformed, read_entry
+from penstock.tasks.entries import Malformed, TaskEntries
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
 from penstock.tasks.lane_books import LaneBooks
 from penstock.tasks.lane_map import LOOK_EVERY_S, LaneMap
@@ -40,6 +41,7 @@ class TaskIntake:
     ) -> None:  # fmt: skip
         self._client, self._keys, self._lanes, self._held = client, keys, lanes, held
         self._group, self._consumer, self._max_retry = group, consumer, max_retry
+        self._entries = TaskEntries(keys, client.protection)
         self._turn = 0
         self._reading = 0  # reads under way
         self._doubts = Doubts(held)
@@ -142,7 +144,7 @@ class TaskIntake:
             entries = await self._without_settled(books, entries)
         for raw_id, fields in entries:
             try:
-                found.append(HeldTask(read_entry(fields), lane, raw_id.decode(), False))
+                found.append(HeldTask(self._entries.read(fields), lane, raw_id.decode(), False))
             except Malformed as error:
                 await self._refuse(books, raw_id.decode(), error)
         self._held.add(found)
@@ -168,8 +170,8 @@ class TaskIntake:
 
     async def _refuse(self, books: LaneBooks, entry_id: str, error: Malformed) -> None:
         await books.release(
-            "bury", entry_id, error.task_id, error.kind, owner=self._consumer, reason="decode_error",
-            error=DecodeError.__name__, text=str(error),
+            "bury", entry_id, error.task_id, error.kind, owner=self._consumer, reason=unreadable(error.__cause__),
+            error=type(error.__cause__ or error).__name__, text=str(error),
         )  # fmt: skip
 
     # --- tasks that were handed out before ----------------------------------------------------------
@@ -193,7 +195,7 @@ class TaskIntake:
         suspected = await books.suspected(last) if keeps_apart else set()
         for claim in claims:
             try:
-                task = read_entry(claim.fields, claim.attempts)
+                task = self._entries.read(claim.fields, claim.attempts)
             except Malformed as error:
                 await self._refuse(books, claim.id, error)
                 continue

@@ -11,6 +11,7 @@ from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.task import Task
+from penstock.tasks.entries import TaskEntries
 from penstock.tasks.lanes import Lane
 
 _STEP = 500  # tasks per script call
@@ -37,10 +38,12 @@ class TaskOutbox:
 
     def __init__(self, client: StreamClient, keys: TaskKeys, encode: Callable[[Task], bytes]) -> None:
         self._client, self._keys, self._encode = client, keys, encode
+        self._entries = TaskEntries(keys, client.protection)
 
     async def add(self, tasks: Sequence[Task], due: str) -> list[str]:
         """Add tasks; return for each its id, or that of the open task with the same unique text."""
-        bodies = [self._encode(task) for task in tasks]  # all of them before any is sent: a bad one loses nothing
+        # All of them before any is sent: a bad one loses nothing.
+        bodies = [self._entries.close(self._encode(task), task) for task in tasks]
         answers: list[str] = []
         for start in range(0, len(tasks), _STEP):
             answers += await self._add_some(tasks[start : start + _STEP], bodies[start : start + _STEP], due)

@@ -34,7 +34,7 @@ class OwnedStream:
         self, client: StreamClient, ownership: Ownership, positions: Positions, tap: Tap, serializer: Serializer | None
     ) -> None:
         self._client, self.ownership, self._positions, self._tap = client, ownership, positions, tap
-        self._decoder = Decoder(self.name, serializer) if serializer is not None else None
+        self._decoder = Decoder(self.name, serializer, self.name, client.protection) if serializer is not None else None
         self._wake = Event()
         self._buffer: deque[StreamMessage] = deque()
         self._read_up_to = self._position = self._last = ""

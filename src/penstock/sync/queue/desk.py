@@ -20,7 +20,8 @@ from penstock import dead_letter_record, envelope
 from penstock.config import ConsumerConfig
 from penstock.errors import DecodeError, GroupLost, PenstockError, TransientError, text_of
 from penstock.events import EventName
-from penstock.policy import Reason, before_run
+from penstock.policy import Reason, before_run, unreadable
+from penstock.protection import payload_of
 from penstock.queue.desk_settings import DeskSettings
 from penstock.queue.payload import decode_payload
 from penstock.queue.returner import PATIENCE_S
@@ -203,9 +204,10 @@ class Desk:
             if expires_at_ms is not None and time.time() * 1000 >= expires_at_ms:
                 self._give_up(slot, entry_id, fields, Reason.EXPIRED, None, attempts, deliveries)
                 return None
-            data = decode_payload(by_name.get(envelope.DATA), self._settings.is_text)
+            raw = payload_of(by_name, self.keys.stream, self._client.protection)
+            data = decode_payload(raw, self._settings.is_text)
         except DecodeError as error:
-            self._give_up(slot, entry_id, fields, Reason.DECODE_ERROR, error, attempts, deliveries)
+            self._give_up(slot, entry_id, fields, unreadable(error), error, attempts, deliveries)
             return None
         expires_at = (since_s or time.monotonic()) + (self._settings.lease_s or 0.0)
         claim = Claim(slot, entry_id, fields, data, deliveries, attempts, is_again, expires_at)

@@ -120,8 +120,7 @@ class RedisGateway(AbstractRedisGateway):
     def publish_message(self, queue: str, message: str, dedup_key: str) -> bool:
         """Add a message unless one was published under the key within the window; return whether it was added."""
         more = (envelope.CONTENT_TYPE, TEXT_TYPE, envelope.DEDUP_KEY, dedup_key)
-        raw = encode_text(message)
-        answer = self._post(queue, Outgoing(raw, self._new_id(), more, dedup_key, self._window_ms))
+        answer = self._post(queue, self._outgoing(queue, message, more, dedup_key, self._window_ms))
         is_new = not isinstance(answer, Duplicate)
         self._emit(queue, EventName.PUBLISHED if is_new else EventName.DUPLICATE, id=str(answer))
         return is_new
@@ -129,8 +128,16 @@ class RedisGateway(AbstractRedisGateway):
     def add_message(self, queue: str, message: str) -> None:
         """Add a message."""
         more = (envelope.CONTENT_TYPE, TEXT_TYPE)
-        answer = self._post(queue, Outgoing(encode_text(message), self._new_id(), more))
+        answer = self._post(queue, self._outgoing(queue, message, more))
         self._emit(queue, EventName.PUBLISHED, id=answer)
+
+    def _outgoing(
+        self, queue: str, message: str, more: tuple[str, ...], dedup_key: str | None = None, window_ms: int = 0
+    ) -> Outgoing:
+        raw, message_id, protection = encode_text(message), self._new_id(), self._client.protection
+        if protection is not None:
+            raw = protection.protect(raw, self._client.keys(queue).stream, message_id)
+        return Outgoing(raw, message_id, more, dedup_key, window_ms)
 
     def _post(self, queue: str, message: Outgoing) -> str:
         while True:

@@ -20,6 +20,7 @@ from penstock.errors import (
     UnsupportedServer,
 )
 from penstock.keys import StreamKeys
+from penstock.protection import Protection
 from penstock.redis.address import Address, parse_url
 from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.capabilities import MINIMUM, PROBED, Capabilities, describe, known_commands, parse_info
@@ -58,6 +59,7 @@ class StreamClient:
         socket_connect_timeout: float = 5.0,
         socket_keepalive: bool = True,
         socket_keepalive_options: Mapping[int, int] | None = None,
+        protection: Protection | None = None,
         **tls_options: Any,
     ) -> None:
         settings = ConnectionSettings(
@@ -75,10 +77,13 @@ class StreamClient:
             max_connections=max_connections,
             pool_timeout_s=pool_timeout,
         )
-        self._setup(settings, prefix)
+        self._setup(settings, prefix, protection)
 
-    def _setup(self, settings: ConnectionSettings, prefix: str, server: EmbeddedServer | None = None) -> None:
-        self.settings, self.prefix, self._server = settings, prefix, server
+    def _setup(self, settings: ConnectionSettings, prefix: str, protection: Protection | None = None) -> None:
+        if protection is not None and not isinstance(protection, Protection):
+            raise ConfigurationError(f"protection must be a Protection, not {type(protection).__name__}")
+        self.settings, self.prefix, self.protection = settings, prefix, protection
+        self._server: EmbeddedServer | None = None
         self._lanes: dict[object, Lane] = {}
         self._making_lane = threading.Lock()
         self._chance = random.Random()
@@ -86,9 +91,9 @@ class StreamClient:
         self._capabilities: Capabilities | None = None
 
     @classmethod
-    def _of(cls, settings: ConnectionSettings, prefix: str, server: EmbeddedServer | None = None) -> Self:
+    def _of(cls, settings: ConnectionSettings, prefix: str, protection: Protection | None = None) -> Self:
         client = cls.__new__(cls)
-        client._setup(settings, prefix, server)  # noqa: SLF001
+        client._setup(settings, prefix, protection)  # noqa: SLF001
         return client
 
     @classmethod
@@ -105,7 +110,7 @@ class StreamClient:
 
     @classmethod
     def _from_address(cls, address: Address, given: dict[str, Any]) -> Self:
-        prefix = given.pop("prefix", "")
+        prefix, protection = given.pop("prefix", ""), given.pop("protection", None)
         tls_options = {name: given.pop(name) for name in list(given) if name.startswith("ssl_")}
         renamed = {
             "socket_timeout": "socket_timeout_s",
@@ -131,7 +136,7 @@ class StreamClient:
             if target not in ConnectionSettings.__dataclass_fields__:
                 raise ConfigurationError(f"unknown option {name!r}; the options are those of StreamClient()")
             known[target] = value
-        return cls._of(ConnectionSettings(**known), prefix)
+        return cls._of(ConnectionSettings(**known), prefix, protection)
 
     @classmethod
     def from_cluster(

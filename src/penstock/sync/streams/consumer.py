@@ -95,7 +95,7 @@ class StreamConsumer:
             check_same_slot(keys.stream, dead_letters, "dlq_stream")
         self._ledger = Ledger(self.client, keys, config.group, self.worker_name, dead_letters)
         limits = config.limits
-        self._decoder = Decoder(self.stream, serializer)
+        self._decoder = Decoder(self.stream, serializer, keys.stream, self.client.protection)
         self._inbox = Inbox(
             self._decode_fresh, lambda message: limits.is_last_chance(message.delivery_count, message.attempts)
         )

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from penstock import envelope
 from penstock.errors import DecodeError
 from penstock.model import StreamMessage
-from penstock.policy import Reason
+from penstock.policy import Reason, unreadable
+from penstock.protection import Protection, payload_of
 from penstock.serializers import JsonSerializer, Serializer, shortcut
 from penstock.sync.streams.ledger import Claim
 
@@ -38,8 +39,8 @@ class Incoming:
 class Decoder:
     """Turns entries into messages."""
 
-    def __init__(self, stream: str, serializer: Serializer | None) -> None:
-        self._stream = stream
+    def __init__(self, stream: str, serializer: Serializer | None, key: str, protection: Protection | None) -> None:
+        self._stream, self._key, self._protection = stream, key, protection
         self._serializer: Serializer = serializer or JsonSerializer()
         self._quick_decode, self._harmless_bytes = shortcut(self._serializer)
         self._content_type = getattr(self._serializer, "content_type", None)
@@ -48,6 +49,10 @@ class Decoder:
         """Decode entries that were just handed out for the first time."""
         # The hot path: an entry with `data` and at most a message id is decoded without building a mapping.
         found = Incoming()
+        if self._protection is not None:
+            for entry_id, fields in rows:
+                self._decode(found, entry_id.decode(), fields, 1, 1)
+            return found
         quick, harmless, decode = self._quick_decode, self._harmless_bytes, self._serializer.decode
         stream, no_headers, add = self._stream, envelope.NO_HEADERS, found.messages.append
         for entry_id, fields in rows:
@@ -86,7 +91,7 @@ class Decoder:
             if expires_at_ms is not None and time.time() * 1000 >= expires_at_ms:
                 found.rejected.append(Rejected(entry_id, Reason.EXPIRED, None, deliveries, attempts, fields))
                 return
-            raw = by_name.get(envelope.DATA)
+            raw = payload_of(by_name, self._key, self._protection)
             if raw is None:
                 raise DecodeError(f"the entry has no field 'data', only {', '.join(sorted(by_name)) or 'nothing'}")
             self._check_content_type(by_name.get(envelope.CONTENT_TYPE))
@@ -102,7 +107,7 @@ class Decoder:
                 fields=by_name,
             )
         except Exception as error:
-            found.rejected.append(Rejected(entry_id, Reason.DECODE_ERROR, error, deliveries, attempts, fields))
+            found.rejected.append(Rejected(entry_id, unreadable(error), error, deliveries, attempts, fields))
             return
         found.messages.append(message)
 

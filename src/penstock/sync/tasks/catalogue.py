@@ -11,7 +11,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.lane_books import LaneBooks
 from penstock.sync.tasks.lane_map import LaneMap
 from penstock.task import Task
-from penstock.tasks.entries import Malformed, read_entry
+from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.tasks.in_hand import InHand
 from penstock.tasks.lanes import reading_order
 
@@ -23,6 +23,7 @@ class Catalogue:
 
     def __init__(self, client: StreamClient, keys: TaskKeys, lanes: LaneMap) -> None:
         self._client, self._keys, self._lanes = client, keys, lanes
+        self._entries = TaskEntries(keys, client.protection)
 
     def open_tasks(self, limit: int, offset: int) -> list[Task]:
         """Return open tasks, without the first so many."""
@@ -45,7 +46,9 @@ class Catalogue:
         start = "-"
         while True:
             rows = self._client.call(books.stream, "XRANGE", books.stream, start, "+", "COUNT", _PAGE)
-            tasks = {entry_id.decode(): task for entry_id, task in ((row[0], _read(row[1])) for row in rows) if task}
+            tasks = {
+                entry_id.decode(): task for entry_id, task in ((row[0], self._read(row[1])) for row in rows) if task
+            }
             names = [task.id for task in tasks.values()]
             known = self._client.call(self._keys.index, "HMGET", self._keys.index, *names) if names else []
             for (entry_id, task), value in zip(tasks.items(), known, strict=True):
@@ -61,8 +64,10 @@ class Catalogue:
             names = self._client.call(self._keys.due, "ZRANGE", self._keys.due, start, start + _PAGE - 1)
             if not names:
                 return
-            for packed in self._client.call(self._keys.bodies, "HMGET", self._keys.bodies, *names):
-                task = _read([b"data", packed.partition(b"\0")[2]]) if packed else None
+            stored = self._client.call(self._keys.bodies, "HMGET", self._keys.bodies, *names)
+            for name, packed in zip(names, stored, strict=True):
+                fields = [b"data", packed.partition(b"\0")[2], TASK_ID.encode(), name] if packed else None
+                task = self._read(fields) if fields is not None else None
                 if task is not None:
                     yield task
             start += _PAGE
@@ -83,7 +88,7 @@ class Catalogue:
         begun = self._client.call(books.attempts, "HGET", books.attempts, entry_id)
         due = self._client.call(books.retries, "ZSCORE", books.retries, entry_id)
         runs = number if (number := envelope.number(begun)) is not None else deliveries
-        task = _read(fields, runs if due is not None else max(0, runs - 1)) if fields is not None else None
+        task = self._read(fields, runs if due is not None else max(0, runs - 1)) if fields is not None else None
         if task is None:
             return None
         if due is None:
@@ -92,9 +97,8 @@ class Catalogue:
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         return InHand(task, consumer, idle_ms, max(0, int(float(due)) - now_ms))
 
-
-def _read(fields: list[bytes], runs: int = 0) -> Task | None:
-    try:
-        return read_entry(fields, runs)
-    except Malformed:
-        return None
+    def _read(self, fields: list[bytes], runs: int = 0) -> Task | None:
+        try:
+            return self._entries.read(fields, runs)
+        except Malformed:
+            return None

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
 from penstock import dead_letter_record, envelope, ids
+from penstock.errors import NotAuthentic
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
 from penstock.tasks.dead import DeadTask
-from penstock.tasks.entries import ATTEMPTS, KIND, TASK_ID
+from penstock.tasks.entries import ATTEMPTS, KIND, TASK_ID, TaskEntries
 from penstock.tasks.lanes import DEFAULT, Lane
 
 _PAGE = 500
@@ -25,6 +27,7 @@ class DeadTasks:
 
     def __init__(self, client: StreamClient, keys: TaskKeys) -> None:
         self._client, self._keys = client, keys
+        self._entries = TaskEntries(keys, client.protection)
 
     def count(self) -> int:
         """Return how many there are."""
@@ -35,7 +38,7 @@ class DeadTasks:
         if ids.is_id(record_id):
             rows = self._client.call(self._keys.dead, "XRANGE", self._keys.dead, record_id, record_id)
             if rows:
-                return _dead_task(rows[0][0].decode(), rows[0][1])
+                return self._read(rows[0][0].decode(), rows[0][1])
         for letter in self.iterate():
             if letter.task_id == record_id:
                 return letter
@@ -47,12 +50,18 @@ class DeadTasks:
         while True:
             rows = self._client.call(key, "XRANGE", key, start, "+", "COUNT", _PAGE)
             for entry_id, fields in rows:
-                letter = _dead_task(entry_id.decode(), fields)
+                letter = self._read(entry_id.decode(), fields)
                 if matches is None or matches(letter):
                     yield letter
             if len(rows) < _PAGE:
                 return
             start = "(" + rows[-1][0].decode()
+
+    def _read(self, entry_id: str, fields: Sequence[bytes]) -> DeadTask:
+        letter = _dead_task(entry_id, fields)
+        with suppress(NotAuthentic):  # what a stranger wrote is shown as it is
+            return replace(letter, data=self._entries.open(letter.data, letter.task_id))
+        return letter
 
     def redrive(self, letter: DeadTask) -> str:
         """Put a record back into its lane; return 'queued', or why not: 'gone', 'open' or 'done'.

@@ -6,8 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from penstock.errors import ConnectionLost, DecodeError, GroupLost
+from penstock.errors import ConnectionLost, GroupLost
 from penstock.keys import TaskKeys
+from penstock.policy import unreadable
 from penstock.redis.blocking import Command
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
@@ -18,7 +19,7 @@ from penstock.sync.tasks.doubts import Doubts
 from penstock.sync.tasks.lane_books import LaneBooks
 from penstock.sync.tasks.lane_map import LOOK_EVERY_S, LaneMap
 from penstock.task import Task
-from penstock.tasks.entries import Malformed, read_entry
+from penstock.tasks.entries import Malformed, TaskEntries
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
 from penstock.tasks.lanes import Lane, fits, portions, reading_order
 
@@ -41,6 +42,7 @@ class TaskIntake:
     ) -> None:  # fmt: skip
         self._client, self._keys, self._lanes, self._held = client, keys, lanes, held
         self._group, self._consumer, self._max_retry = group, consumer, max_retry
+        self._entries = TaskEntries(keys, client.protection)
         self._turn = 0
         self._reading = 0  # reads under way
         self._doubts = Doubts(held)
@@ -143,7 +145,7 @@ class TaskIntake:
             entries = self._without_settled(books, entries)
         for raw_id, fields in entries:
             try:
-                found.append(HeldTask(read_entry(fields), lane, raw_id.decode(), False))
+                found.append(HeldTask(self._entries.read(fields), lane, raw_id.decode(), False))
             except Malformed as error:
                 self._refuse(books, raw_id.decode(), error)
         self._held.add(found)
@@ -169,8 +171,8 @@ class TaskIntake:
 
     def _refuse(self, books: LaneBooks, entry_id: str, error: Malformed) -> None:
         books.release(
-            "bury", entry_id, error.task_id, error.kind, owner=self._consumer, reason="decode_error",
-            error=DecodeError.__name__, text=str(error),
+            "bury", entry_id, error.task_id, error.kind, owner=self._consumer, reason=unreadable(error.__cause__),
+            error=type(error.__cause__ or error).__name__, text=str(error),
         )  # fmt: skip
 
     # --- tasks that were handed out before ----------------------------------------------------------
@@ -194,7 +196,7 @@ class TaskIntake:
         suspected = books.suspected(last) if keeps_apart else set()
         for claim in claims:
             try:
-                task = read_entry(claim.fields, claim.attempts)
+                task = self._entries.read(claim.fields, claim.attempts)
             except Malformed as error:
                 self._refuse(books, claim.id, error)
                 continue

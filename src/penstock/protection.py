@@ -1,0 +1,161 @@
+"""Protection: payloads that are signed, or encrypted, and bound to their stream and their message id.
+
+A protected payload begins with a mark that neither JSON nor MessagePack nor text can begin with:
+
+    C1 'P' 'S' | 1 = signed, 2 = encrypted | length of the key id | key id | ...
+    signed:    HMAC-SHA256 (32 bytes) | payload
+    encrypted: nonce (12 bytes) | AES-256-GCM of the payload, with its tag
+
+Signature and tag cover everything before them, the place of the message and the payload.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from penstock import envelope
+from penstock.errors import ConfigurationError, NotAuthentic
+
+Mode = Literal["sign", "encrypt"]
+_MARK = b"\xc1PS"  # no JSON, no UTF-8, and the one byte that MessagePack never uses
+_KINDS: dict[Mode, int] = {"sign": 1, "encrypt": 2}
+_MAC, _NONCE, _TAG = 32, 12, 16
+_MAX_KEY_ID = 64
+_LEAST_KEY, _AES_KEY = 32, 32
+
+
+class Protection:
+    """Keys for payloads; give the same ones to whoever publishes and to whoever consumes.
+
+    `keys` maps key ids to secrets of 32 bytes (signing takes longer ones too). New payloads use the key `current`, by
+    default the last one; any of the keys opens a payload, so that keys are rotated by adding the new one everywhere,
+    making it current, and taking the old one away when no message of it is left. With `accept_plain`, payloads without
+    protection are let through: for the time of a migration only, because a stranger may write them.
+
+    Guarantees: a payload that is opened was protected by somebody who has the key, for this stream and this message id.
+    A copy of the whole entry passes: what must not run twice has to be deduplicated.
+    """
+
+    def __init__(
+        self, mode: Mode, keys: Mapping[str, bytes], *, current: str | None = None, accept_plain: bool = False
+    ) -> None:
+        if mode not in _KINDS:
+            raise ConfigurationError(f"mode={mode!r} must be 'sign' or 'encrypt'")
+        self.mode, self.accept_plain = mode, bool(accept_plain)
+        self._keys = {key_id: _checked(mode, key_id, key) for key_id, key in keys.items()}
+        self._current = next(reversed(self._keys), None) if current is None else current
+        if self._current not in self._keys:
+            raise ConfigurationError(
+                "a Protection needs at least one key" if not keys else f"current={current!r} is none of the key ids"
+            )
+        key_id = str(self._current).encode()
+        self._head = _MARK + bytes((_KINDS[mode], len(key_id))) + key_id
+        self._ciphers = {key_id: _cipher(key) for key_id, key in self._keys.items()} if mode == "encrypt" else {}
+
+    def __repr__(self) -> str:
+        """Show the key ids and no key."""
+        return f"Protection({self.mode!r}, keys={list(self._keys)}, current={self._current!r})"
+
+    def protect(self, raw: bytes, stream: str, message_id: str) -> bytes:
+        """Return the payload, protected for this place."""
+        head, key_id = self._head, str(self._current)
+        covered = _covered(head, stream, message_id)
+        if self.mode == "sign":
+            return head + hmac.digest(self._keys[key_id], covered + raw, hashlib.sha256) + raw
+        nonce = os.urandom(_NONCE)
+        sealed: bytes = self._ciphers[key_id].encrypt(nonce, raw, covered)
+        return head + nonce + sealed
+
+    def open(self, raw: bytes, stream: str, message_id: str) -> bytes:
+        """Return the payload of a message; raise NotAuthentic unless it was protected for this place."""
+        if not is_protected(raw):
+            if self.accept_plain:
+                return raw
+            raise NotAuthentic(f"the payload has no protection, and this reader wants it {_WANTED[self.mode]}")
+        if raw[3] != _KINDS[self.mode]:
+            raise NotAuthentic(f"the payload is not {_WANTED[self.mode]}, as this reader wants it")
+        end = 5 + raw[4]
+        head, rest = raw[:end], raw[end:]
+        key_id = head[5:].decode(errors="backslashreplace")
+        if key_id not in self._keys:
+            raise NotAuthentic(
+                f"the payload is {_WANTED[self.mode]} with the key {key_id[:_MAX_KEY_ID]!r}, unknown here"
+            )
+        covered = _covered(head, stream, message_id)
+        opened = (
+            self._verified(key_id, covered, rest) if self.mode == "sign" else self._decrypted(key_id, covered, rest)
+        )
+        if opened is None:
+            raise NotAuthentic(
+                f"the payload was changed, or was {_WANTED[self.mode]} for another stream or message id, "
+                f"or with another key of the id {key_id!r}"
+            )
+        return opened
+
+    def _verified(self, key_id: str, covered: bytes, rest: bytes) -> bytes | None:
+        said, payload = rest[:_MAC], rest[_MAC:]
+        expected = hmac.digest(self._keys[key_id], covered + payload, hashlib.sha256)
+        return payload if hmac.compare_digest(said, expected) else None
+
+    def _decrypted(self, key_id: str, covered: bytes, rest: bytes) -> bytes | None:
+        from cryptography.exceptions import InvalidTag
+
+        if len(rest) < _NONCE + _TAG:
+            return None
+        try:
+            opened: bytes = self._ciphers[key_id].decrypt(rest[:_NONCE], rest[_NONCE:], covered)
+        except InvalidTag:
+            return None
+        return opened
+
+
+_WANTED: dict[Mode, str] = {"sign": "signed", "encrypt": "encrypted"}
+
+
+def payload_of(fields: Mapping[str, bytes], stream: str, protection: Protection | None) -> bytes | None:
+    """Return the payload of an entry, opened if there is a protection; None if the entry has no payload."""
+    raw = fields.get(envelope.DATA)
+    if raw is None or protection is None:
+        return raw
+    return protection.open(raw, stream, fields.get(envelope.MESSAGE_ID, b"").decode(errors="replace"))
+
+
+def is_protected(raw: bytes) -> bool:
+    """Tell whether a payload carries the mark of a protected one."""
+    return len(raw) >= 5 and raw.startswith(_MARK)
+
+
+def _covered(head: bytes, stream: str, message_id: str) -> bytes:
+    # Lengths first, so that no two places give the same bytes.
+    parts = (stream.encode(errors="replace"), message_id.encode(errors="replace"))
+    return b"".join((head, *(len(part).to_bytes(4, "big") + part for part in parts)))
+
+
+def _checked(mode: Mode, key_id: object, key: object) -> bytes:
+    if not isinstance(key_id, str) or not key_id.isascii() or not 0 < len(key_id) <= _MAX_KEY_ID:
+        raise ConfigurationError(f"the key id {key_id!r} must be ASCII text of at most {_MAX_KEY_ID} characters")
+    if not isinstance(key, bytes):
+        raise ConfigurationError(f"the key {key_id!r} must be bytes, not {type(key).__name__}")
+    if mode == "encrypt" and len(key) != _AES_KEY:
+        raise ConfigurationError(
+            f"the key {key_id!r} has {len(key)} bytes, and AES-256 takes {_AES_KEY}: os.urandom(32)"
+        )
+    if len(key) < _LEAST_KEY:
+        raise ConfigurationError(
+            f"the key {key_id!r} has {len(key)} bytes, at least {_LEAST_KEY} are needed: os.urandom(32)"
+        )
+    return key
+
+
+def _cipher(key: bytes) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise ConfigurationError(
+            "encrypted payloads need the package cryptography: pip install 'penstock[crypto]'"
+        ) from error
+    return AESGCM(key)

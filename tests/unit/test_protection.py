@@ -1,0 +1,110 @@
+"""Signed and encrypted payloads: whoever has the key opens them, at their place and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigurationError, NotAuthentic
+from penstock.protection import Mode, Protection, is_protected
+
+OLD, NEW = b"o" * 32, b"n" * 32
+MODES: list[Mode] = ["sign", "encrypt"]
+PLACE = ("orders", "0190")
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    return request.param
+
+
+@given(st.binary(max_size=200), st.text(max_size=20), st.text(max_size=20), st.sampled_from(MODES))
+def test_what_is_protected_opens_at_its_place(raw: bytes, stream: str, message_id: str, mode: Mode) -> None:
+    protection = Protection(mode, {"a": NEW})
+    closed = protection.protect(raw, stream, message_id)
+    assert is_protected(closed)
+    assert protection.open(closed, stream, message_id) == raw
+
+
+def test_an_encrypted_payload_does_not_show_what_is_in_it() -> None:
+    protection = Protection("encrypt", {"a": NEW})
+    closed = [protection.protect(b"card 4711", *PLACE) for _ in range(2)]
+    assert closed[0] != closed[1]
+    assert b"4711" not in closed[0]
+
+
+@pytest.mark.parametrize("place", [("orders2", "0190"), ("orders", "0191"), ("orders0", "190"), ("", "orders0190")])
+def test_a_payload_of_another_place_is_refused(mode: Mode, place: tuple[str, str]) -> None:
+    protection = Protection(mode, {"a": NEW})
+    with pytest.raises(NotAuthentic, match="another stream or message id"):
+        protection.open(protection.protect(b"{}", *PLACE), *place)
+
+
+@given(st.data(), st.sampled_from(MODES))
+def test_a_payload_that_was_changed_anywhere_is_refused(data: st.DataObject, mode: Mode) -> None:
+    protection = Protection(mode, {"a": NEW})
+    closed = bytearray(protection.protect(b"payload", *PLACE))
+    closed[data.draw(st.integers(0, len(closed) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(NotAuthentic):
+        protection.open(bytes(closed), *PLACE)
+
+
+@given(st.binary(max_size=80), st.sampled_from(MODES), st.booleans())
+def test_bytes_of_a_stranger_are_refused_and_nothing_else_is_raised(raw: bytes, mode: Mode, is_marked: bool) -> None:
+    with pytest.raises(NotAuthentic):
+        Protection(mode, {"a": NEW}).open(b"\xc1PS" + raw if is_marked else raw, *PLACE)
+
+
+@pytest.mark.parametrize("length", range(60))
+def test_a_payload_that_was_cut_is_refused(mode: Mode, length: int) -> None:
+    protection = Protection(mode, {"a": NEW})
+    with pytest.raises(NotAuthentic):
+        protection.open(protection.protect(b"x" * 60, *PLACE)[:length], *PLACE)
+
+
+def test_keys_are_rotated_without_a_pause(mode: Mode) -> None:
+    before = Protection(mode, {"1": OLD})
+    both = Protection(mode, {"1": OLD, "2": NEW}, current="1")
+    after = Protection(mode, {"1": OLD, "2": NEW})
+    only_new = Protection(mode, {"2": NEW})
+    for writer in (before, both, after):
+        for reader in (both, after):
+            assert reader.open(writer.protect(b"{}", *PLACE), *PLACE) == b"{}"
+    with pytest.raises(NotAuthentic, match="unknown here"):
+        only_new.open(before.protect(b"{}", *PLACE), *PLACE)
+    with pytest.raises(NotAuthentic, match="another key of the id '1'"):
+        Protection(mode, {"1": NEW}).open(before.protect(b"{}", *PLACE), *PLACE)
+
+
+def test_plain_payloads_pass_while_they_are_accepted(mode: Mode) -> None:
+    assert Protection(mode, {"a": NEW}, accept_plain=True).open(b"{}", *PLACE) == b"{}"
+    with pytest.raises(NotAuthentic, match="no protection"):
+        Protection(mode, {"a": NEW}).open(b"{}", *PLACE)
+
+
+def test_a_signed_payload_is_not_taken_for_an_encrypted_one() -> None:
+    signed = Protection("sign", {"a": NEW}).protect(b"{}", *PLACE)
+    with pytest.raises(NotAuthentic, match="not encrypted"):
+        Protection("encrypt", {"a": NEW}, accept_plain=True).open(signed, *PLACE)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"mode": "rot13", "keys": {"a": NEW}}, "must be 'sign' or 'encrypt'"),
+        ({"mode": "sign", "keys": {}}, "at least one key"),
+        ({"mode": "sign", "keys": {"a": NEW}, "current": "b"}, "none of the key ids"),
+        ({"mode": "sign", "keys": {"": NEW}}, "must be ASCII"),
+        ({"mode": "sign", "keys": {"a": "text"}}, "must be bytes"),
+        ({"mode": "sign", "keys": {"a": b"short"}}, "at least 32"),
+        ({"mode": "encrypt", "keys": {"a": b"x" * 33}}, "AES-256 takes 32"),
+    ],
+)
+def test_keys_that_cannot_work_are_refused(options: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        Protection(**options)  # type: ignore[arg-type]
+
+
+def test_keys_are_not_shown() -> None:
+    assert "nnnn" not in repr(Protection("sign", {"a": NEW}))
