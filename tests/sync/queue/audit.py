@@ -38,8 +38,8 @@ from tests.sync.queue.scenes import (
 )
 
 _LUA = Path(inspect.getfile(inspect.unwrap(script))).parent / "lua"
-_PARTS = {"claim", "discard", "fence", "needed", "room"}  # included by others
-SCRIPTS = {path.stem for path in _LUA.glob("*.lua")} - _PARTS
+_SOURCES = {path.stem: path.read_text() for path in _LUA.glob("*.lua")}
+SCRIPTS = _SOURCES.keys() - set(re.findall(r"^-- include: (\w+)\.lua", "\n".join(_SOURCES.values()), re.MULTILINE))
 _HANDSHAKE = {"HELLO", "CLIENT", "AUTH", "SELECT", "INFO", "SCRIPT"}  # lost with them is a connection, not a command
 _PASSING = {EventName.TRYING_AGAIN, EventName.UNSETTLED, EventName.EMPTY, EventName.CLAIMED}
 # Lost with the reply that told of them; a chore that is interrupted is done in the next interval.

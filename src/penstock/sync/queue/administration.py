@@ -76,7 +76,7 @@ class Administration:
     def _decoded(self, fields: list[bytes]) -> MessageData:
         by_name = envelope.as_mapping(fields)
         try:
-            return decode_payload(payload_of(by_name, self._keys.stream, self._client.protection), self._is_text)
+            return decode_payload(payload_of(by_name, self._keys.stream, self._client.protection) or b"", self._is_text)
         except DecodeError:
             return by_name.get(envelope.DATA, b"")  # shown as it is: a look must not fail for one message
 
