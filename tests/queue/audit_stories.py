@@ -256,6 +256,18 @@ async def drop_the_oldest(stage: Stage) -> None:
 
 
 @story
+async def drop_nothing_that_is_in_hand(stage: Stage) -> None:
+    queue = stage.queue(max_pending_length=1, pending_overload_policy="drop_oldest")
+    await stage.do(queue.publish, "a")
+    held = await stage.take(queue)
+    try:
+        await stage.do(queue.publish, "b")
+    except QueueFull:
+        stage.results.append("full")
+    await stage.end(held)
+
+
+@story
 async def reject(stage: Stage) -> None:
     queue = stage.queue(max_pending_length=1)
     await stage.do(queue.publish, "a")

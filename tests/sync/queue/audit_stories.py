@@ -257,6 +257,18 @@ def drop_the_oldest(stage: Stage) -> None:
 
 
 @story
+def drop_nothing_that_is_in_hand(stage: Stage) -> None:
+    queue = stage.queue(max_pending_length=1, pending_overload_policy="drop_oldest")
+    stage.do(queue.publish, "a")
+    held = stage.take(queue)
+    try:
+        stage.do(queue.publish, "b")
+    except QueueFull:
+        stage.results.append("full")
+    stage.end(held)
+
+
+@story
 def reject(stage: Stage) -> None:
     queue = stage.queue(max_pending_length=1)
     stage.do(queue.publish, "a")
