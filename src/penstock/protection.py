@@ -11,11 +11,14 @@ Signature and tag cover everything before them, the place of the message and the
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import os
+import tomllib
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from penstock import envelope
 from penstock.errors import ConfigurationError, NotAuthentic
@@ -55,6 +58,24 @@ class Protection:
         key_id = str(self._current).encode()
         self._head = _MARK + bytes((_KINDS[mode], len(key_id))) + key_id
         self._ciphers = {key_id: _cipher(key) for key_id, key in self._keys.items()} if mode == "encrypt" else {}
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a TOML file: `mode`, a table `keys` of key ids and base64, and if need be `current`, `accept_plain`."""
+        try:
+            said = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"the keys in {path} cannot be read: {error}") from None
+        if unknown := said.keys() - {"mode", "keys", "current", "accept_plain"}:
+            raise ConfigurationError(
+                f"{path}: unknown {', '.join(sorted(unknown))}; known: mode, keys, current, accept_plain"
+            )
+        keys = said.pop("keys", {})
+        try:
+            decoded = {key_id: base64.b64decode(key, validate=True) for key_id, key in keys.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise ConfigurationError(f"{path}: keys must be a table of key ids and keys in base64") from None
+        return cls(said.pop("mode", None), decoded, **said)
 
     def __repr__(self) -> str:
         """Show the key ids and no key."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +107,35 @@ def test_a_signed_payload_is_not_taken_for_an_encrypted_one() -> None:
 def test_keys_that_cannot_work_are_refused(options: dict[str, object], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         Protection(**options)  # type: ignore[arg-type]
+
+
+def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        f'mode = "sign"\ncurrent = "1"\n[keys]\n1 = "{b64encode(OLD).decode()}"\n2 = "{b64encode(NEW).decode()}"\n'
+    )
+    protection = Protection.from_file(file)
+    assert Protection("sign", {"1": OLD}).open(protection.protect(b"{}", *PLACE), *PLACE) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "cannot be read"),
+        ("mode = ", "cannot be read"),
+        ('mode = "sign"', "at least one key"),
+        ('mode = "sign"\nkey = "a"', "unknown key"),
+        ('mode = "sign"\nkeys = "a"', "must be a table"),
+        ('mode = "sign"\n[keys]\na = "no base64"', "in base64"),
+        ('[keys]\na = "' + b64encode(NEW).decode() + '"', "must be 'sign' or 'encrypt'"),
+    ],
+)
+def test_a_file_that_cannot_work_is_refused_by_name(tmp_path: Path, text: str | None, why: str) -> None:
+    file = tmp_path / "keys.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError, match=why):
+        Protection.from_file(file)
 
 
 def test_keys_are_not_shown() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import ConfigurationError
+from penstock.protection import Protection
 from penstock.spark.option_values import Options
 from penstock.sync.redis.client import StreamClient
 
@@ -24,10 +25,11 @@ class Link:
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     password_file: str | None = None
     password_env: str | None = None
+    protection_file: str | None = None
 
     @classmethod
     def from_options(cls, options: Options) -> Link:
-        """Take `url`, `passwordFile`, `passwordEnv` and `redis.*`, which are the options of StreamClient."""
+        """Take `url`, options that name files and variables, and `redis.*`, which are the options of StreamClient."""
         url = options.text("url")
         if not url:
             raise ConfigurationError(
@@ -39,7 +41,8 @@ class Link:
                 "its redis:// or unix:// address"
             )
         settings = tuple(sorted(options.starting_with(_PREFIX).items()))
-        link = cls(url, settings, options.text("passwordFile"), options.text("passwordEnv"))
+        files = (options.text("passwordFile"), options.text("passwordEnv"), options.text("protectionFile"))
+        link = cls(url, settings, *files)
         link._make()  # says what is wrong now and not in the first task; nothing is connected yet
         return link
 
@@ -58,6 +61,8 @@ class Link:
         password = self._password()
         if password is not None:
             given["password"] = password
+        if self.protection_file is not None:
+            given["protection"] = Protection.from_file(self.protection_file)
         return StreamClient.from_url(self.url, **given)
 
     def _password(self) -> str | None:

@@ -87,4 +87,7 @@ def _row_builder(options: SourceOptions, schema: StructType) -> RowBuilder:
     columns = _columns(options)
     payload = payload_columns.chosen(options, columns, arrow)
     known.check(arrow, columns, payload.names)
-    return RowBuilder(arrow, payload.format, options.payload.field, options.payload.column)
+    protected_by = options.link if options.link.protection_file is not None else None
+    return RowBuilder(
+        arrow, payload.format, options.payload.field, options.payload.column, protected_by=protected_by
+    )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from deltalake import DeltaTable
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
+from penstock.protection import Protection
 from penstock.spark.pipeline import (
     Console,
     Delta,
@@ -237,6 +239,20 @@ def test_a_failing_batch_is_told_in_one_line(stream_redis: redis.Redis, pipeline
         run(pipeline_of(Sql("SELECT CAST(raise_error('the sky fell') AS bigint) AS n FROM input")))
     assert "the sky fell" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_payloads_that_are_not_signed_are_dead_letters(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'mode = "sign"\n[keys]\na = "{b64encode(b"k" * 32).decode()}"\n')
+    signed = Protection.from_file(keys).protect(b'{"n": 7}', "orders", "m-7")
+    stream_redis.xadd("orders", {"data": signed, "message_id": "m-7"})
+    add_orders(stream_redis, 1)
+    run(pipeline_of(source_options={"protectionFile": str(keys)}))
+    assert table() == [7]
+    [letter] = dead_letters(stream_redis)
+    assert (letter["dlq_reason"], letter["dlq_error"]) == ("not_authentic", "NotAuthentic")
 
 
 def test_the_console_alone_takes_in_every_row_that_it_does_not_show(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from base64 import b64encode
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from penstock import envelope
 from penstock.errors import ConfigurationError, DecodeError
+from penstock.protection import Protection
+from penstock.spark.link import Link
 from penstock.spark.payload.decoder import PayloadFormat
 from penstock.spark.reading import columns as known
 from penstock.spark.reading.rows import Entry, RowBuilder
@@ -51,6 +55,28 @@ def test_numbers_of_a_dead_letter_that_are_none_are_null(value: bytes) -> None:
     entry = _entry("9-0", dlq_attempts=value, redrives=value, dlq_time=value)
     (row,) = RowBuilder(schema).build([("orders_dlq", [entry])]).to_pylist()
     assert row == {"attempts": None, "redrives": None, "dead_at": None}
+
+
+@pytest.mark.parametrize("mode", ["sign", "encrypt"])
+def test_protected_payloads_are_opened_and_others_are_malformed(tmp_path: Path, mode: str) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'mode = "{mode}"\n[keys]\na = "{b64encode(b"k" * 32).decode()}"\n')
+    protect = Protection.from_file(file).protect
+    page = [
+        _entry("1-0", data=protect(b'{"n": 1}', "orders", "m-1"), message_id=b"m-1"),
+        _entry("2-0", data=b'{"n": 2}', message_id=b"m-2"),
+        _entry("3-0", data=protect(b'{"n": 3}', "others", "m-3"), message_id=b"m-3"),
+        _entry("4-0", message_id=b"m-4", data=protect(b'{"n": 4}', "orders", "m-4")),
+    ]
+    schema = pa.schema([("id", _TEXT), ("data", _BYTES), ("n", pa.int64()), ("why", _TEXT)])
+    payload = PayloadFormat("json", pa.schema([("n", pa.int64())]), reason_column="why")
+    link = Link("redis://localhost", protection_file=str(file))
+    rows = (
+        RowBuilder(schema, payload, protected_by=link).build([("orders", page[:3]), ("orders", page[3:])]).to_pylist()
+    )
+    assert [row["n"] for row in rows] == [1, None, None, 4]
+    assert [row["data"] for row in rows] == [b'{"n": 1}', None, None, b'{"n": 4}']
+    assert [(row["why"] or "").partition(":")[0] for row in rows] == ["", "not_authentic", "not_authentic", ""]
 
 
 def test_a_time_beyond_all_calendars_is_null() -> None:

@@ -12,10 +12,11 @@ type stands in `coercion`. For the rest:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Literal, get_args
 
 import pyarrow as pa
@@ -85,12 +86,15 @@ class Decoded:
     kept: pa.Array | None
 
 
-def decode(payloads: Sequence[bytes | None], fmt: PayloadFormat) -> Decoded:
-    """Decode payloads; None stands for an entry without a payload, which is malformed.
+def decode(
+    payloads: Sequence[bytes | None], fmt: PayloadFormat, refused: Mapping[int, str] = MappingProxyType({})
+) -> Decoded:
+    """Decode payloads; None stands for an entry without a payload, which is malformed. `refused` says why others are.
 
     Raises MalformedPayload in FAILFAST, for the first malformed one.
     """
     columns, reasons = _block(payloads, fmt)
+    reasons.update(refused)
     if reasons and fmt.mode == "FAILFAST":
         raise MalformedPayload(*next(iter(reasons.items())))
     kept = None

@@ -8,12 +8,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from penstock.errors import DecodeError, PenstockError
-from penstock.policy import Reason
+from penstock.errors import DecodeError, NotAuthentic, PenstockError
+from penstock.policy import Reason, unreadable
 from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.dead_letters import DeadLetterOffice, Fate
 from penstock.spark.pipeline.source import WHY_CORRUPT
+from penstock.spark.reading.rows import NOT_AUTHENTIC
 
 INVALID = "_penstock_invalid"
 
@@ -57,5 +58,6 @@ def _useful(batch: Any) -> list[str]:
 def _fate(row: dict[str, Any]) -> Fate:
     why = row.get(WHY_CORRUPT)
     if why is not None:
-        return Fate(Reason.DECODE_ERROR, DecodeError(why))
+        error = NotAuthentic(why) if why.startswith(f"{NOT_AUTHENTIC}:") else DecodeError(why)
+        return Fate(unreadable(error), error)
     return Fate(Reason.INVALID, RowInvalid(f"not true: {row[INVALID]}"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeAlias
 
-from penstock import ids
+from penstock import envelope, ids
 from penstock.errors import ConfigurationError
 from penstock.keys import StreamKeys, check_name
 from penstock.spark.link import Link
@@ -123,6 +123,8 @@ class SourceOptions:
         return made
 
     def _check(self) -> None:
+        if self.link.protection_file is not None and (self.view != "entries" or self.payload.field != envelope.DATA):
+            raise ConfigurationError("protectionFile opens the field data of entries: leave view and payloadField out")
         if self.group is not None:
             check_name("option group", self.group)
         if self.view == "pending" and self.group is None:

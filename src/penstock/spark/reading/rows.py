@@ -10,9 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock import dead_letter_record, envelope, ids
-from penstock.errors import DecodeError
+from penstock.errors import DecodeError, NotAuthentic
+from penstock.policy import Reason
+from penstock.protection import payload_of
+from penstock.spark.link import Link
 from penstock.spark.payload.decoder import MalformedPayload, PayloadFormat, decode
+from penstock.sync.redis.client import StreamClient
 
+NOT_AUTHENTIC = Reason.NOT_AUTHENTIC.value  # how the reason of such a row begins
 Entry: TypeAlias = tuple[bytes, list[bytes]]  # id; field, value, field, value, ...
 Page: TypeAlias = tuple[str, list[Entry]]  # some entries of one stream
 _Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -31,17 +36,22 @@ class RowBuilder:
         payload_field: str = "data",
         payload_column: str | None = None,
         names: Mapping[str, str] | None = None,
+        protected_by: Link | None = None,
     ) -> None:
         self._schema, self._payload, self._payload_field = schema, payload, payload_field.encode()
         self._payload_column, self._names = payload_column, dead_letter_record.FIELDS if names is None else names
+        self._protected_by = protected_by
 
     def build(self, pages: Sequence[Page]) -> pa.RecordBatch:
         """Return the entries of some pages as one batch."""
+        refused: dict[int, str] = {}
+        if self._protected_by is not None:
+            pages, refused = _opened(pages, self._payload_field, self._protected_by.client())
         rows = _Rows(pages, self._payload_field, self._names)
         made: dict[str, pa.Array] = {}
         kept: pa.Array | None = None
         if self._payload is not None:
-            made, kept = self._decode(rows, self._payload)
+            made, kept = self._decode(rows, self._payload, refused)
         arrays = []
         for field in self._schema:
             array = made.get(field.name)
@@ -51,9 +61,11 @@ class RowBuilder:
             arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _decode(self, rows: _Rows, payload: PayloadFormat) -> tuple[dict[str, pa.Array], pa.Array | None]:
+    def _decode(
+        self, rows: _Rows, payload: PayloadFormat, refused: Mapping[int, str]
+    ) -> tuple[dict[str, pa.Array], pa.Array | None]:
         try:
-            decoded = decode(rows.payloads, payload)
+            decoded = decode(rows.payloads, payload, refused)
         except MalformedPayload as error:
             stream, entry_id = rows.name(error.row)
             raise DecodeError(f"entry {entry_id} of stream {stream!r}: {error.reason} (mode FAILFAST)") from error
@@ -66,6 +78,24 @@ class RowBuilder:
         if payload.reason_column is not None:
             columns[payload.reason_column] = decoded.reason
         return columns, decoded.kept
+
+
+def _opened(pages: Sequence[Page], field: bytes, client: StreamClient) -> tuple[list[Page], dict[int, str]]:
+    """Return the pages with opened payloads, without those that are not authentic, and why these are not by row."""
+    opened: list[Page] = []
+    refused: dict[int, str] = {}
+    rows = itertools.count()
+    for stream, entries in pages:
+        made: list[Entry] = []
+        for (entry_id, fields), row in zip(entries, rows, strict=False):
+            try:
+                payload = payload_of(envelope.as_mapping(fields), client.keys(stream).stream, client.protection)
+            except NotAuthentic as error:
+                payload, refused[row] = None, f"{NOT_AUTHENTIC}: {error}"
+            rest = [part for pair in zip(fields[::2], fields[1::2], strict=True) if pair[0] != field for part in pair]
+            made.append((entry_id, rest if payload is None else [field, payload, *rest]))
+        opened.append((stream, made))
+    return opened, refused
 
 
 class _Rows:

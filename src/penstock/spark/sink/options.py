@@ -50,6 +50,8 @@ class SinkOptions:
     def from_options(cls, options: Options, schema: StructType, *, is_streaming: bool) -> SinkOptions:
         """Read the options; raise ConfigurationError for what is missing, unknown, or contradicts the columns."""
         link = Link.from_options(options)
+        if link.protection_file is not None:
+            raise ConfigurationError("the sink does not protect what it writes: leave protectionFile out")
         # Last among the names: `.save("orders")` and `.start("orders")` come as `path`.
         stream = options.text("stream", "streams", "topic", "path")
         if stream is not None:
