@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -226,6 +227,8 @@ def test_numbers_are_served_to_prometheus(queue: RedisTaskQueue, start: Start) -
     result(queue, send(queue))
     exporter = start("exporter", "penstock", "--port", "0")
     port = _port(exporter)
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", port), 30)  # all of 127.* is this machine; metrics are for 127.0.0.1
     shown = _scrape(port)
     assert 'queue_pending_total{kind="other",stream="penstock.tasks"} 1.0' in shown
     assert 'queue_ack_total{kind="pid",queue="penstock"} 1.0' in shown

@@ -67,6 +67,26 @@ def test_a_short_session_leaves_the_environment_as_it_was(spark: SparkSession) -
     assert "SPARK_HOME" not in os.environ
 
 
+_ASKS_ITS_INTERFACE = """
+import os, socket
+from urllib.parse import urlsplit
+from penstock.spark import session
+spark = session("interface", "local[1]", conf={"spark.log.level": "OFF", "spark.ui.showConsoleProgress": False})
+port = urlsplit(spark.sparkContext.uiWebUrl).port
+socket.create_connection(("127.0.0.1", port), 30).close()
+try:
+    socket.create_connection(("127.0.0.2", port), 30).close()  # all of 127.* is this machine
+    print("everywhere")
+except ConnectionRefusedError:
+    print("loopback", "SPARK_LOCAL_IP" in os.environ)
+spark.stop()
+"""
+
+
+def test_the_web_interface_of_a_local_session_is_for_this_machine(start_driver: Callable[..., Driver]) -> None:
+    assert "loopback False" in start_driver(_ASKS_ITS_INTERFACE).end()
+
+
 def test_a_query_runs_from_a_stream_to_a_table_and_starts_again_where_it_stopped(
     spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, checkpoint: str
 ) -> None:

@@ -25,6 +25,8 @@ Url = Annotated[str, typer.Option("--url", help="Where Redis is.", show_default=
 QueueName = Annotated[
     str, typer.Option("--queue", "-q", help="The name of the queue.", show_default="from the settings, or penstock")
 ]
+LOOPBACK = "127.0.0.1"
+Host = Annotated[str, typer.Option("--host", help="Where to listen: 0.0.0.0 lets other machines ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

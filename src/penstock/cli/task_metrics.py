@@ -96,12 +96,13 @@ def _histogram(buckets: list[int], total_s: float) -> tuple[list[tuple[str, floa
     return rows, total_s
 
 
-def serve(port: int, *collectors: Collector) -> Any:
-    """Serve metrics on a port; return the server and its thread, or raise ConfigurationError if the port is taken."""
+def serve(host: str, port: int, *collectors: Collector) -> Any:
+    """Serve metrics; return the server and its thread, or raise ConfigurationError if the address cannot be used."""
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
     try:
-        return start_http_server(port, registry=registry)
+        return start_http_server(port, host, registry=registry)
     except OSError as error:
-        raise ConfigurationError(f"port {port} for metrics cannot be used: {error.strerror}") from error
+        reason = error.strerror or error
+        raise ConfigurationError(f"{host} port {port} for metrics cannot be used: {reason}") from error

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli import supervisor, target
 from penstock.cli.parent import at_end_of_parent
-from penstock.cli.queue_options import FROM_SETTINGS, QueueName, Url, queue_settings, seconds
+from penstock.cli.queue_options import FROM_SETTINGS, LOOPBACK, QueueName, Url, queue_settings, seconds
 from penstock.cli.shown import log_to_stderr
 from penstock.providers import make_result_backend, make_task_queue
 from penstock.results.backend import ResultBackend
@@ -47,6 +47,9 @@ def worker(
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Serve metrics; process n uses port + n.")
     ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="Where metrics are served: 0.0.0.0 lets other machines ask.")
+    ] = LOOPBACK,
     queue: QueueName = FROM_SETTINGS,
     url: Url = FROM_SETTINGS,
 ) -> None:
@@ -71,7 +74,8 @@ def worker(
         "results": target.load(backend, "the back-end") if backend else _results_of(settings),
     }
     port = metrics_port + (number or 0) if metrics_port else metrics_port
-    report = asyncio.run(_work(table, loaded, port, options, is_supervised=number is not None))
+    place = None if port is None else (metrics_host, port)
+    report = asyncio.run(_work(table, loaded, place, options, is_supervised=number is not None))
     typer.echo(_told(report), err=True)
     if report.reason == "uptime" and number is not None:
         raise typer.Exit(supervisor.ENOUGH)
@@ -92,7 +96,7 @@ def _tell(text: str) -> None:
 async def _work(
     table: TaskQueueSettings,
     loaded: Handlers,
-    metrics_port: int | None,
+    metrics: tuple[str, int] | None,
     options: dict[str, Any],
     *,
     is_supervised: bool,
@@ -103,10 +107,10 @@ async def _work(
         made = Worker(opened, loaded, **options)
         if is_supervised:
             at_end_of_parent(made.stop)
-        if metrics_port is not None:
+        if metrics is not None:
             from penstock.cli.task_metrics import WorkerCollector, serve
 
-            server, _ = serve(metrics_port, WorkerCollector(made.tally))
+            server, _ = serve(*metrics, WorkerCollector(made.tally))
             typer.echo(f"metrics on port {server.server_port}", err=True)
         typer.echo(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}", err=True)
         return await made.run()

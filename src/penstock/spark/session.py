@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.spark.fast_start import java_options, slim_spark_home
 from penstock.spark.hadoop_settings import check_yarn
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _Settings: TypeAlias = dict[str, "bool | float | int | str | None"]  # as PySpark declares them
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOOPBACK = "127.0.0.1"
+_ADDRESS, _HOST, _BIND = "SPARK_LOCAL_IP", "spark.driver.host", "spark.driver.bindAddress"
 _YARN = "yarn"
 _MOST_SHUFFLE_PARTITIONS = 200
 # Whoever set one of these may have said elsewhere which master is meant.
@@ -86,7 +88,7 @@ def _classic(builder: SparkSession.Builder, master: str | None, given: _Settings
             settings[_JAVA_OPTIONS] = f"{java_options()} {given.get(_JAVA_OPTIONS, '')}".strip()
     # Python workers are otherwise whatever `python3` is on PATH, and lack what this process has.
     os.environ.setdefault("PYSPARK_PYTHON", str(given.get("spark.pyspark.python", sys.executable)))
-    with slim_spark_home() if short and is_local(master) else nullcontext():
+    with slim_spark_home() if short and is_local(master) else nullcontext(), _web_interface_beside_driver(settings):
         spark = builder.config(map=settings).getOrCreate()
     if not is_connect(spark):
         _leave_nothing(spark)
@@ -100,13 +102,39 @@ def _defaults(master: str | None, *, short: bool) -> _Settings:
     settings: _Settings = {}
     if is_local(master):
         # Nobody else has to reach this driver, and the machine's own name need not resolve.
-        settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+        settings |= {_HOST: _LOOPBACK, _BIND: _LOOPBACK}
+    elif _is_java_on_loopback():
+        settings |= {_HOST: socket.gethostname(), _BIND: "0.0.0.0"}  # noqa: S104 - as Spark itself does
     if is_local(master) and sys.platform == "linux":
         # Over TCP each task waits 40 ms for a delayed acknowledgement between Java and its Python worker.
         settings[_UNIX_SOCKETS] = "true"
     if short:
         settings |= {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     return settings
+
+
+@contextmanager
+def _web_interface_beside_driver(settings: _Settings) -> Iterator[None]:
+    """Has the web interface, without a password, listen on loopback where the driver does; else it does everywhere.
+
+    There is no setting for it, only a variable of Java's environment, which is that of this process when Java starts.
+    """
+    if _ADDRESS in os.environ or settings.get(_BIND) != _LOOPBACK:
+        yield
+        return
+    os.environ[_ADDRESS] = _LOOPBACK
+    try:
+        yield
+    finally:
+        del os.environ[_ADDRESS]
+
+
+def _is_java_on_loopback() -> bool:
+    """Tells whether Java was started for an earlier local session: others must reach the driver of this one."""
+    from pyspark import SparkContext
+
+    java: Any = SparkContext._jvm  # noqa: SLF001 - the only way to Java
+    return java is not None and _ADDRESS not in os.environ and java.System.getenv(_ADDRESS) == _LOOPBACK
 
 
 def _leave_nothing(spark: SparkSession) -> None:
