@@ -8,6 +8,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli import pipeline
+from penstock.cli.acl import acl
 from penstock.cli.archive import archive
 from penstock.cli.config import config
 from penstock.cli.demo import demo
@@ -33,6 +34,7 @@ app.command()(exporter)
 app.add_typer(task_app, name="task")
 app.add_typer(queue_app, name="queue")
 app.add_typer(config, name="config")
+app.command()(acl)
 app.command()(replay)
 app.command()(report)
 app.command()(reprocess)

@@ -1,0 +1,53 @@
+"""`penstock acl`: the rights that a user of Redis needs, and no more."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.queue_options import FROM_SETTINGS, Url, queue_settings
+from penstock.cli.rights import NEWER, Place, RoleName, as_line, rights_of
+from penstock.redis.address import parse_url
+from penstock.redis.capabilities import known_commands
+from penstock.sync.redis.client import StreamClient
+
+
+def acl(
+    role: Annotated[RoleName, typer.Option(help="Who the user is.")],
+    stream: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A stream or message queue, or a pattern such as 'orders:*'; of a balancer its data streams."
+        ),
+    ] = None,
+    queue: Annotated[list[str] | None, typer.Option(help="A task queue.")] = None,
+    service: Annotated[list[str] | None, typer.Option(help="A balanced service.")] = None,
+    dead_letters: Annotated[
+        list[str] | None, typer.Option(help="The key of dead letters with a name of their own.")
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="The user.", show_default="penstock-<role>")] = None,
+    prefix: Annotated[str, typer.Option(help="The prefix of the clients, if they have one.")] = "",
+    cluster: Annotated[bool, typer.Option("--cluster", help="For a Redis Cluster, with --offline.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Ask no server: for the oldest that is supported.")
+    ] = False,
+    url: Url = FROM_SETTINGS,
+) -> None:
+    """Print the ACL SETUSER line of a user with the least rights that a role needs: pipe it into redis-cli.
+
+    It names no password, and changes none. Options that name keys may be repeated.
+    """
+    given = (tuple(stream or ()), tuple(queue or ()), tuple(service or ()), tuple(dead_letters or ()), prefix)
+    if offline:
+        rights = rights_of(role, Place(*given, db=parse_url(url).db if url else 0, is_cluster=cluster))
+        known = set(rights.asked) - NEWER
+    else:
+        _, table = queue_settings(url, "")
+        with StreamClient.from_url(table.url) as client:
+            rights = rights_of(role, Place(*given, db=client.settings.db, is_cluster=client.is_cluster))
+            words = rights.asked
+            known = set(known_commands(words, client.call("", "COMMAND", "INFO", *words)))
+    name = user or f"penstock-{role.value}"
+    print(as_line(["ACL", "SETUSER", name, *rights.rules(known)]))
+    typer.echo(f"if the user is new, give it a password as well: ACL SETUSER {name} '>...'", err=True)

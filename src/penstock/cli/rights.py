@@ -1,0 +1,196 @@
+"""What each role needs of a server: commands, keys and channels, as rules of its access control list.
+
+The commands of scripts are read from the scripts themselves: they run with the rights of whoever calls them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+
+from penstock.errors import ConfigurationError
+from penstock.keys import MUTEX_KEY_SEP, BalancerKeys, QueueKeys, StreamKeys, TaskKeys
+from penstock.redis.scripts import script
+
+NEWER = frozenset({"WAITAOF"})  # than the oldest server that is supported
+_CALL = re.compile(r"call\(\s*'([A-Z]+)'(?:\s*,\s*'([A-Z]+)')?")
+_CONTAINERS = ("XGROUP", "XINFO")
+_SCRIPTS = ("EVALSHA", "EVAL", "SCRIPT LOAD")
+_CONNECTING = ("PING", "SELECT", "CLIENT ID", "CLIENT SETNAME", "CLIENT SETINFO")
+_AS_OLD_AS = {"CLIENT SETINFO": "WAITAOF"}  # servers tell of commands which they know, not always of subcommands
+_IN_A_CLUSTER = ("CLUSTER SLOTS", "CLUSTER SHARDS", "CLUSTER NODES", "COMMAND", "ASKING", "READONLY")
+_LOOKING = (
+    "XLEN", "XRANGE", "XREVRANGE", "XPENDING", "XINFO STREAM", "XINFO GROUPS", "XINFO CONSUMERS", "TIME", "TYPE",
+    "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZSCORE", "ZRANGE", "SMEMBERS",
+)  # fmt: skip
+_DURABLE = ("WAIT", "WAITAOF", "INFO", "COMMAND INFO")
+_CONSUMING = (
+    "XREADGROUP", "XACK", "XADD", "XDEL", "XTRIM", "XGROUP CREATE", "XGROUP DELCONSUMER", "SET", "DEL",
+    "CLIENT UNBLOCK",
+)  # fmt: skip
+_NOTICES = ("__keyevent@{db}__:expired", f"__keyspace@{{db}}__:*{MUTEX_KEY_SEP}*")
+
+
+class RoleName(StrEnum):
+    """Who a user of Redis is."""
+
+    PRODUCER = "producer"
+    WORKER = "worker"
+    TASKS = "tasks"
+    BALANCER = "balancer"
+    SPARK = "spark"
+    READONLY = "readonly"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the user is for; names may be patterns such as `orders:*`."""
+
+    streams: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
+    dead_letters: tuple[str, ...] = ()
+    prefix: str = ""
+    db: int = 0
+    is_cluster: bool = False
+
+
+@dataclass(frozen=True)
+class Rights:
+    """The rules of one user."""
+
+    commands: frozenset[str]
+    keys: tuple[str, ...]
+    channels: tuple[str, ...] = field(default=())
+
+    def rules(self, known: Iterable[str]) -> list[str]:
+        """Return the rules in the order in which ACL SETUSER takes them, for a server that knows these commands.
+
+        Passwords are left as they are: a new user has none, and nobody can log in before it is given one.
+        """
+        there = {name.upper() for name in known}
+        allowed = sorted(name for name in self.commands if _AS_OLD_AS.get(name, name.partition(" ")[0]) in there)
+        return [
+            "on", "resetkeys", "resetchannels", "-@all",
+            *(f"~{key}" for key in self.keys),
+            *(f"&{channel}" for channel in self.channels),
+            *(f"+{name.lower().replace(' ', '|')}" for name in allowed),
+        ]  # fmt: skip
+
+    @property
+    def asked(self) -> list[str]:
+        """The commands of which a server must say whether it knows them."""
+        return sorted({_AS_OLD_AS.get(name, name.partition(" ")[0]) for name in self.commands})
+
+
+def rights_of(role: RoleName, place: Place) -> Rights:
+    """Return the least that a role needs; raise ConfigurationError if it is not said where."""
+    commands = {*_CONNECTING, *_SCRIPTS, *_COMMANDS[role], *(_IN_A_CLUSTER if place.is_cluster else ())}
+    for name in _script_names():
+        if _uses(role, name):
+            commands |= _commands_of(name)
+    if role is RoleName.SPARK and any("*" in stream for stream in place.streams):
+        commands.add("SCAN")  # which shows the names of all keys
+    channels = [each.format(db=place.db) for each in _NOTICES] if role is RoleName.BALANCER else []
+    return Rights(frozenset(commands), tuple(dict.fromkeys(_keys(role, place))), tuple(channels))
+
+
+_COMMANDS: dict[RoleName, tuple[str, ...]] = {
+    RoleName.PRODUCER: _DURABLE,
+    RoleName.WORKER: (*_LOOKING, *_CONSUMING, *_DURABLE),
+    RoleName.TASKS: (*_LOOKING, *_CONSUMING, "ZADD", "HDEL", "BLMOVE"),
+    RoleName.BALANCER: (
+        *_LOOKING, *_CONSUMING, "XREAD", "HDEL", "PSUBSCRIBE", "PUNSUBSCRIBE", "SUBSCRIBE", "UNSUBSCRIBE",
+    ),
+    RoleName.SPARK: (
+        *_LOOKING, *_DURABLE, "XADD", "XDEL", "XGROUP CREATE", "XGROUP SETID", "SADD", "EXPIRE", "HSETNX",
+    ),
+    RoleName.READONLY: _LOOKING,
+}  # fmt: skip
+
+
+def _uses(role: RoleName, name: str) -> bool:
+    """Tell whether a role calls a script; the scripts of a part begin with its name."""
+    part = name.partition("_")[0]
+    if part == "import" or role is RoleName.READONLY:
+        return False  # of the scripts those without a write are left to a reader
+    if role is RoleName.PRODUCER:
+        return name == "publish"
+    if role is RoleName.BALANCER:
+        return part == "balancer"
+    if role is RoleName.SPARK:
+        return part == "spark"
+    return part not in ("balancer", "spark") and (part != "task" or role is RoleName.TASKS)
+
+
+@cache
+def _script_names() -> tuple[str, ...]:
+    folder = files("penstock.redis") / "lua"
+    return tuple(sorted(each.name.removesuffix(".lua") for each in folder.iterdir() if each.name.endswith(".lua")))
+
+
+def _commands_of(name: str) -> set[str]:
+    found = _CALL.findall(script(name).source)
+    return {f"{word} {sub}" if word in _CONTAINERS and sub else word for word, sub in found}
+
+
+def _keys(role: RoleName, place: Place) -> list[str]:
+    found: list[str] = []
+    if role in (RoleName.PRODUCER, RoleName.WORKER, RoleName.SPARK, RoleName.READONLY):
+        found += [key for stream in place.streams for key in _stream_keys(role, stream, place)]
+    if role in (RoleName.TASKS, RoleName.READONLY):
+        found += [key for queue in place.queues for key in _queue_keys(queue, place)]
+    if role in (RoleName.BALANCER, RoleName.READONLY):
+        found += [key for service in place.services for key in _service_keys(service, place)]
+    if role is RoleName.SPARK:
+        found += [*(key for queue in place.queues for key in _queue_keys(queue, place)), "{penstock}:spark:*"]
+    if not [key for key in found if key != "{penstock}:spark:*"]:
+        option = {RoleName.TASKS: "--queue", RoleName.BALANCER: "--service"}.get(role, "--stream")
+        raise ConfigurationError(f"say which keys the {role} may use: {option} NAME, which may be a pattern")
+    return [*found, *place.dead_letters] if role is not RoleName.PRODUCER else found
+
+
+def _stream_keys(role: RoleName, stream: str, place: Place) -> list[str]:
+    keys = StreamKeys.of(stream, place.prefix)
+    if role is RoleName.PRODUCER:
+        return [keys.stream, keys.producer("*"), keys.dedup("*")]
+    dead = StreamKeys(keys.default_dead_letters())
+    found = [keys.stream, _beside(keys), dead.stream, _beside(dead)]
+    if role is RoleName.SPARK:
+        return found
+    queue = QueueKeys(keys.stream)  # a message queue is a stream with logs
+    return [*found, queue.completed, queue.failed, queue.dead_letter, _beside(StreamKeys(queue.dead_letter))]
+
+
+def _queue_keys(name: str, place: Place) -> list[str]:
+    keys = TaskKeys.of(name, place.prefix, place.is_cluster)
+    lanes = keys.tasks("*")
+    return [lanes.stream, _beside(lanes), keys.results, keys.dead, f"{keys.index.removesuffix('index')}*"]
+
+
+def _service_keys(service: str, place: Place) -> list[str]:
+    keys = BalancerKeys.of(service)
+    base = f"{keys.owners.removesuffix('owners')}*"
+    found = [keys.stream, base, keys.dead_letters]
+    for stream in place.streams or ("*",):  # the data streams
+        found += [stream, keys.lock(stream, "*"), keys.position(stream)]
+    return found
+
+
+def _beside(keys: StreamKeys) -> str:
+    """Return the pattern of all keys that belong to a stream."""
+    return keys.producer("*").replace(":producer:*", ":*")
+
+
+def as_line(words: Iterable[str]) -> str:
+    """Return words as redis-cli reads them."""
+    return " ".join(word if re.fullmatch(r"[^\s\"'\\]+", word) else _quoted(word) for word in words)
+
+
+def _quoted(word: str) -> str:
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
