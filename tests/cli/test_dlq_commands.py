@@ -114,7 +114,11 @@ def test_many_are_asked_about_first(penstock: Command, bury: Bury, queue: RedisT
 # --- export ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize(
+    "text",
+    ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "\u00a0 =1", "\ufeff=1", "\x00=1", "\n", "\tx"]
+    + [f"{sign}1" for sign in "\uff1d\uff0b\uff0d\uff20"],
+)
 def test_formulas_are_made_harmless(text: str) -> None:
     assert harmless(text) == f"'{text}"
     assert harmless(f"a{text}") == f"a{text}"

@@ -65,6 +65,14 @@ def test_data_in_a_directory_survives_a_stop(tmp_path: Path) -> None:
         assert ask(server.unix_socket, "GET", "k") == b"v"
 
 
+def test_kept_data_is_for_its_owner(tmp_path: Path) -> None:
+    with EmbeddedServer(directory=tmp_path / "data") as server:
+        ask(server.unix_socket, "XADD", "orders", "*", "data", "secret")
+    kept = [path for path in (tmp_path / "data").rglob("*") if path.name != "penstock.lock"]
+    assert kept
+    assert not [path for path in (tmp_path / "data", *kept) if path.stat().st_mode & 0o077]
+
+
 def test_a_killed_server_comes_back_on_the_same_port_with_its_data() -> None:
     with EmbeddedServer(port=0, persistent=True, options={"appendfsync": "always"}) as server:
         port, unix_socket, pid = server.port, server.unix_socket, server.pid

@@ -233,6 +233,35 @@ def test_secrets_are_shown_nowhere(write: Any) -> None:
         ("host=h password='p q' dbname=d", "host=h password=*** dbname=d"),
         ("postgresql://h/d?user=u&password=p&x=1", "postgresql://h/d?user=u&password=***&x=1"),
         ("plain text", "plain text"),
+        ("host=h password=a&b dbname=d", "host=h password=*** dbname=d"),
+        ('Driver=x;Server=h;Uid=u;Pwd="a b";', "Driver=x;Server=h;Uid=u;Pwd=***;"),
+        ("Driver=x;Server=h;Uid=u;PWD={a b};Db=d", "Driver=x;Server=h;Uid=u;PWD=***;Db=d"),
+        ("Driver=x;Pwd=abc;def", "Driver=x;Pwd=***"),
+        (
+            "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=ab+/c==",
+            "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=***",
+        ),
+        (
+            "Endpoint=sb://h/;SharedAccessKeyName=n;SharedAccessKey=k=",
+            "Endpoint=sb://h/;SharedAccessKeyName=n;SharedAccessKey=***",
+        ),
+        ("https://a.blob/c?sv=1&sig=a%2Bb&se=2", "https://a.blob/c?sv=1&sig=***&se=2"),
+        ("https://h/?api_key=a&x=1&access_token=b", "https://h/?api_key=***&x=1&access_token=***"),
+        ("https://h/?apikey=a", "https://h/?apikey=***"),
+        (
+            "aws_secret_access_key=a aws_session_token=b region=c",
+            "aws_secret_access_key=*** aws_session_token=*** region=c",
+        ),
+        ("encryption_key=a client-secret=b x=c", "encryption_key=*** client-secret=*** x=c"),
+        ("jdbc:oracle:thin:scott/tiger@//h:1521/x", "jdbc:oracle:thin:scott/***@//h:1521/x"),
+        ("jdbc:oracle:thin:scott/t@i/ger@h:1521:x", "jdbc:oracle:thin:scott/***@h:1521:x"),
+        ("jdbc:oracle:thin:@h:1521:x", "jdbc:oracle:thin:@h:1521:x"),
+        ("jdbc:sqlserver://h;user=sa;password=p;encrypt=true", "jdbc:sqlserver://h;user=sa;password=***"),
+        ("jdbc:mysql://u:p@h/d?sslKeyPassword=q&x=1", "jdbc:mysql://u:***@h/d?sslKeyPassword=***&x=1"),
+        (
+            "key=order-7 monkey=1 design=2 sortkey=3 keyfile=/a ssl_keyfile=/b",
+            "key=order-7 monkey=1 design=2 sortkey=3 keyfile=/a ssl_keyfile=/b",
+        ),
     ],
 )
 def test_passwords_in_urls_and_connection_strings_are_masked(text: str, shown: str) -> None:
@@ -244,6 +273,12 @@ def test_no_password_survives_the_mask(password: str) -> None:
     assert password not in masked_text(f"redis://someone:{password}@host:6379/0")
     assert password not in str(masked("password", password))
     assert password in secrets_of({"url": f"redis://someone:{password}@host"})
+
+
+def test_the_parts_of_a_connection_string_are_secrets_too() -> None:
+    assert "a b" in secrets_of({"dsn": "host=h password='a b'"})
+    assert "tiger" in secrets_of({"url": "jdbc:oracle:thin:scott/tiger@h"})
+    assert "x%2B" in secrets_of({"url": "https://a/c?sig=x%2B&se=2"})
 
 
 def test_lines_are_found_around_texts_and_inline_tables() -> None:

@@ -18,7 +18,11 @@ COLUMNS = (
     "id", "task_id", "kind", "reason", "error", "error_text", "attempts", "dead_at", "source", "consumer", "redrives",
     "payload",
 )  # fmt: skip
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would carry out
+# What a spreadsheet would carry out, also in the wide forms of East Asian keyboards, behind whatever it skips.
+_FORMULA = tuple(
+    "=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
+)
+_BREAKS = ("\t", "\r", "\n")
 
 
 class Format(StrEnum):
@@ -39,7 +43,10 @@ def as_row(letter: DeadTask) -> dict[str, Any]:
 
 def harmless(value: object) -> object:
     """Return a cell that no spreadsheet takes for a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    if not isinstance(value, str):
+        return value
+    begin = value.lstrip("".join({char for char in value if not char.isprintable() or char.isspace()}))
+    return f"'{value}" if value.startswith(_BREAKS) or begin.startswith(_FORMULA) else value
 
 
 def export(letters: Iterable[DeadTask], form: Format, path: Path | None) -> int:

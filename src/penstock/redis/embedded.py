@@ -36,6 +36,7 @@ _STOP_TIMEOUT_S = 5.0
 _LOCK_TIMEOUT_S = 5.0
 _POLL_S = 0.01
 _LOG_TAIL_LINES = 15
+_OURS_ALONE = 0o700
 
 # The end of its standard input tells the watchdog that our process is gone, however it went; a line before that says
 # that there is nothing left to do. It is a process and not PR_SET_PDEATHSIG, which is bound to the starting *thread*
@@ -170,7 +171,7 @@ class EmbeddedServer:
         if self._port is not None and not _is_free(self._port):
             raise ConfigurationError(f"TCP port {self._port} is taken: give port=0 for any free one.")
         data = (self._directory or home).resolve()
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(_OURS_ALONE, parents=True, exist_ok=True)
         with (home / "server.log").open("ab") as log, _locked(data) as lock:
             self._watchdog = _start_watchdog(data, home)
             self._process = subprocess.Popen(
@@ -181,6 +182,7 @@ class EmbeddedServer:
                 cwd=data,
                 pass_fds=[lock.fileno()],  # the server holds the lock for as long as it lives
                 start_new_session=True,  # Ctrl-C is for us; the server outlives our own clean-up
+                umask=0o077,  # its files hold every message
             )
             _tell(self._watchdog, str(self._process.pid))
 

@@ -19,9 +19,11 @@ import gzip
 import logging
 import os
 import secrets
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -81,11 +83,10 @@ class FSStore:
         if folder in self._known_folders:
             return set()
         above = {folder.parent}  # also if it is there: its maker may have been killed before syncing it
-        missing = folder
-        while not missing.exists():
-            above.add(missing.parent)
-            missing = missing.parent
-        folder.mkdir(parents=True, exist_ok=True)
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        for each in reversed(missing):
+            above.add(each.parent)
+            each.mkdir(0o770 if self.is_shared else 0o700, exist_ok=True)
         if folder.name == ".incoming":
             self._remove_left_behind(folder)
         self._known_folders.add(folder)
@@ -101,6 +102,11 @@ class FSStore:
             with contextlib.suppress(FileNotFoundError):  # another process cleans as well
                 if item.stat(follow_symlinks=False).st_mtime < oldest:
                     Path(item.path).unlink()
+
+    @cached_property
+    def is_shared(self) -> bool:
+        """Whether the group of the root may write to it: then results are for the group, else for us alone."""
+        return self.root.is_dir() and bool(self.root.stat().st_mode & stat.S_IWGRP)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -157,6 +163,7 @@ class _Saving:
 
     def __init__(self, store: FSStore, count: int) -> None:
         self._store, self._root = store, store.root
+        self._mode = 0o660 if store.is_shared else 0o600
         self._is_synced_at_once = is_worth_syncing_at_once(count)
         self._drafts: list[tuple[Entry, Path, str]] = []  # what, where to, and under which name until then
         self._folders: set[Path] = set()
@@ -191,7 +198,7 @@ class _Saving:
         self._write(draft, _packed(entry.raw) if place.ending == PACKED else entry.raw)
 
     def _write(self, draft: str, raw: bytes) -> None:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._mode)
         try:
             write_all(descriptor, raw)
             if not self._is_synced_at_once:

@@ -11,14 +11,20 @@ MASK: Final = "***"
 READABLE_FROM_FILE: Final = frozenset(
     {"url", "dsn", "username", "password", "access_key_id", "secret_access_key", "session_token", "token"}
 )
-_SECRET = re.compile(
-    r"passw(or)?d|pwd|secret|token|credential|api_?key|access_?key|account_?key|private_?key", re.IGNORECASE
+# Names of secrets, of settings as well as in connection strings; `key` alone is the key of a message.
+_NAMES = (
+    r"passw(?:or)?d|passphrase|pwd|secret|token|credential|signature|(?<![a-z])sig(?![a-z])"
+    r"|(?:[_-]|api|access|account|private|shared)keys?(?![a-z])"
 )
+_SECRET = re.compile(_NAMES, re.IGNORECASE)
 # Everything up to the last @ is a login: passwords that nobody has percent-encoded hold @ and / as well.
 _LOGIN = re.compile(r"(?<=://)([^\s@:/?#]*)(:\S*)?@")
+# In the query of a URL an & ends the value, elsewhere it may be part of it.
 _ASSIGNED = re.compile(
-    r"((?:passw(?:or)?d|secret[\w-]*|token|sslpassword)\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE
+    rf"""((?<![\w.-])[\w.-]*?(?:{_NAMES})[\w.-]*\s*=\s*)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{{[^}}]*}}|\S+)""",
+    re.IGNORECASE,
 )
+_ORACLE = re.compile(r"(jdbc:oracle:\w+:[^\s/@]*/)(\S*)@", re.IGNORECASE)
 
 
 def is_secret(key: str) -> bool:
@@ -44,7 +50,7 @@ def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def masked_text(text: str) -> str:
     """Return a text with the passwords in its URLs and connection strings masked."""
-    return _ASSIGNED.sub(rf"\1{MASK}", _LOGIN.sub(_hide_login, text))
+    return _ORACLE.sub(rf"\1{MASK}@", _ASSIGNED.sub(_hide_assigned, _LOGIN.sub(_hide_login, text)))
 
 
 def secrets_of(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -55,7 +61,20 @@ def secrets_of(options: Mapping[str, Any]) -> tuple[str, ...]:
             found += secrets_of(value)
         elif isinstance(value, str) and value and masked(key, value) != value:
             found += [value, *(part[1:] for _, part in _LOGIN.findall(value) if len(part) > 1)]
+            found += [_assigned(match)[0].strip("'\"{}") for match in _ASSIGNED.finditer(value)]
+            found += [part for _, part in _ORACLE.findall(value) if part]
     return tuple(found)
+
+
+def _assigned(found: re.Match[str]) -> tuple[str, str]:
+    """Return the secret that is assigned, and what stands behind it."""
+    is_query = re.search(r"[?&][^\s?&]*$", found.string[: found.start(2)]) is not None
+    secret, mark, rest = found[2].partition("&") if is_query else (found[2], "", "")
+    return secret, mark + masked_text(rest)
+
+
+def _hide_assigned(found: re.Match[str]) -> str:
+    return f"{found[1]}{MASK}{_assigned(found)[1]}"
 
 
 def _hide_login(found: re.Match[str]) -> str:

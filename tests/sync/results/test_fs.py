@@ -58,6 +58,27 @@ def test_a_result_is_a_file_in_the_folder_of_its_day(backend: FSBackend, root: P
     assert list((root / ".incoming").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("mode", "of_folders", "of_files"), [(None, 0o700, 0o600), (0o755, 0o700, 0o600), (0o770, 0o770, 0o660)]
+)
+def test_results_are_for_their_owner_or_the_group_that_shares_the_folder(
+    tmp_path: Path, mode: int | None, of_folders: int, of_files: int
+) -> None:
+    root = tmp_path / "results"
+    if mode is not None:
+        root.mkdir()
+        root.chmod(mode)
+    before = os.umask(0)
+    try:
+        FSBackend(root).save(result_of())
+    finally:
+        os.umask(before)
+    made = [path for path in root.rglob("*") if not path.is_symlink() and path.name != ".lock"]
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {of_folders}
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {of_files}
+    assert root.stat().st_mode & 0o777 == (mode or 0o700)
+
+
 def test_files_may_be_packed_and_read_by_a_back_end_that_packs_none(backend: FSBackend, root: Path) -> None:
     with FSBackend(root, compress=True) as packing:
         packing.save(result_of(data="x" * 10_000))
