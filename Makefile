@@ -24,7 +24,7 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
 .PHONY: help demo test test-all test-bare test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue \
-	bench-spark bench-tasks format sync lock clean
+	bench-spark bench-tasks format sync lock audit sbom dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,19 @@ lock: $(BIN)/python ## Lock the newest allowed versions into requirements/
 	@$(COMPILE) --group lakehouse --output-file requirements/lakehouse.txt
 	@$(COMPILE) --group iceberg --output-file requirements/iceberg.txt
 	@! grep -nEi 'https?:|index-url|find-links' requirements/*.txt
+
+audit: $(BIN)/python ## Look for known vulnerabilities in everything that is locked
+	@$(UV) tool run --quiet pip-audit --strict --disable-pip --require-hashes --requirement requirements/dev.txt
+
+sbom: $(BIN)/python ## Write the bill of materials of Penstock with all its extras: dist/penstock.cdx.json (CycloneDX)
+	@mkdir -p dist
+	@$(COMPILE) --no-upgrade --all-extras --constraint requirements/dev.txt pyproject.toml --output-file dist/requirements.txt
+	@$(UV) tool run --quiet --from cyclonedx-bom cyclonedx-py requirements dist/requirements.txt --pyproject pyproject.toml \
+		--mc-type library --output-reproducible --output-file dist/penstock.cdx.json
+	@rm dist/requirements.txt
+
+dist: $(BIN)/python ## Build the packages of a release
+	@$(UV) build --quiet --out-dir dist
 
 clean: ## Remove the environment and everything that was built
 	@rm -rf $(VENV) .venvs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
