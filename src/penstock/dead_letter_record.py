@@ -115,6 +115,12 @@ def redriven(fields: Mapping[str, bytes], redrives: int, origin: str, without: C
     return [*flat, *((CUT, cut) if cut else ())]
 
 
+def own_fields(fields: Sequence[bytes]) -> list[bytes]:
+    """Return the fields that Penstock itself writes, each once, without those of others."""
+    found = {name: value for name, value in zip(fields[::2], fields[1::2], strict=True) if name in WELL_KNOWN}
+    return [part for field in found.items() for part in field]
+
+
 def kept_fields(fields: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
     """Return the fields of an entry that a copy of it has room for, and what was cut: '' = nothing.
 

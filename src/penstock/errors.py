@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import math
 from collections.abc import Callable, Sequence
 
 _RAISE = dis.opmap["RAISE_VARARGS"]
@@ -203,6 +202,10 @@ class ConsumerNameTaken(PenstockError):
     """A newer process runs under the same `worker_name`; this one is fenced off and stops."""
 
 
+NOT_OF_ONE_MESSAGE = (TransientError, PermanentError, ConsumerNameTaken)
+"""What the server or the way to it says to everybody; any other error in settling a message is that message's own."""
+
+
 class GatewayContractError(PenstockError, TypeError):
     """A gateway broke its contract, and going on could settle a message that belongs to somebody else."""
 
@@ -248,11 +251,22 @@ class FatalError(PenstockError):
     """Raised by a handler: retrying is pointless, the message goes to the dead letters at once."""
 
 
+_LONGEST_DELAY_S = 100 * 365 * 86_400
+
+
 def _checked_delay(delay_s: object) -> float:
     # Raised inside the handler, where it counts as a failed attempt like any other mistake.
-    if isinstance(delay_s, int | float) and 0 <= delay_s < math.inf:
+    if isinstance(delay_s, int | float) and 0 <= delay_s <= _LONGEST_DELAY_S:
         return delay_s
-    raise ConfigurationError(f"delay_s={delay_s!r} must be a number of seconds, 0 or more")
+    raise ConfigurationError(f"delay_s={delay_s!r} must be a number of seconds, from 0 to a hundred years")
+
+
+def delay_asked_s(error: RetryLater | Snooze) -> float | None:
+    """Return the delay that a handler asks for; None = a subclass has lost it, so this is a failure like any other."""
+    try:
+        return _checked_delay(error.delay_s)
+    except Exception:
+        return None
 
 
 class RetryLater(PenstockError):

@@ -6,11 +6,11 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.errors import EXITS, LeaseLost, OutOfMemory, PenstockError
+from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError
 from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import Backoff, Bury, Limits, Reason, Retry, after_failure, before_run
@@ -20,7 +20,7 @@ from penstock.sync.streams.callables import Call
 from penstock.sync.streams.inbox import Batch, Inbox
 from penstock.sync.streams.ledger import Ledger, Parking
 from penstock.sync.streams.settler import Settler
-from penstock.sync.streams.undertaker import Emit, Undertaker
+from penstock.sync.streams.undertaker import Emit, Unburied, Undertaker
 
 logger = logging.getLogger("penstock.sync.streams")
 _SETTLED = object()
@@ -73,6 +73,7 @@ class Workers:
         self._limits, self._backoff, self._batch_limit = limits, backoff, batch_limit
         self._on_parked, self._on_exit = on_parked, on_exit
         self._in_settlement: set[str] = set()
+        self._unburied = Unburied(logger)
         self._chance = random.Random()
         self._alone = Lock()
         self.slots: list[Slot] = []
@@ -147,7 +148,7 @@ class Workers:
             self._resume(slot)  # also when the handler swallowed its cancellation, or raised something else for it
         ids = [message.id for message in messages]
         # Of the questions nearly always one of the first two is answered with yes, and they cost nothing.
-        if error is None and (returned is None or returned == ids or set(returned).issuperset(ids)):
+        if error is None and (returned is None or returned == ids or _texts(returned).issuperset(ids)):
             self._settler.done(messages, ids, batch.is_again)
         else:
             persist(self._settle_rest, messages, returned or [], error, batch.is_again)
@@ -165,7 +166,7 @@ class Workers:
             if verdict is None:
                 admitted.append(message)
             else:
-                self._bury(message, verdict.reason, None)
+                self.bury(message, verdict.reason, None)
         if not admitted:
             return []
         answers = self._ledger.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])
@@ -182,7 +183,7 @@ class Workers:
         self, messages: list[StreamMessage], returned: list[str], error: BaseException | None, is_again: bool
     ) -> None:
         # Called again after an outage: what was settled before is not held any more and is passed over.
-        wanted, held = set(returned), self._inbox.held
+        wanted, held = _texts(returned), self._inbox.held
         finished = [m for m in messages if m.id in wanted]
         self._settler.done(finished, [m.id for m in finished], is_again)
         found = held.find([m.id for m in messages if m.id not in wanted])
@@ -198,7 +199,7 @@ class Workers:
                 error, message.delivery_count, message.attempts, self._limits, self._backoff, self._chance
             )
             if isinstance(verdict, Bury):
-                self._bury(message, verdict.reason, error)
+                self.bury(message, verdict.reason, error)
             elif isinstance(verdict, Retry):
                 back = 0 if verdict.counts else 1
                 parked.append(message)
@@ -220,19 +221,28 @@ class Workers:
             self.lose(lost)
         self._on_parked()
 
-    def _bury(self, message: StreamMessage, reason: Reason, error: BaseException | None) -> None:
+    def bury(
+        self, message: StreamMessage, reason: Reason, error: BaseException | None, fields: list[bytes] | None = None
+    ) -> None:
+        """Move a message to the dead letters; one that they do not take stays pending, and is tried again later."""
         try:
             with self._settling([message]):
-                is_ours = self._undertaker.bury(message, reason, error)
+                is_ours = self._undertaker.bury(message, reason, error, fields)
                 if is_ours:
                     self._inbox.held.finish([message])
         except OutOfMemory:
-            # No room for the record: the message stays pending, and its burial is tried again later.
-            delay_ms = self._backoff.max_ms
-            self._park([message], [Parking(message.id, delay_ms, message.delivery_count, message.attempts)])
-            return
-        if not is_ours:
-            self.lose([message])
+            self._put_off(message, self._backoff.max_ms)  # no room for the record
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception:
+            self._put_off(message, self._unburied.note(self._ledger.keys.stream, message.id))
+        else:
+            self._unburied.forget(message.id)
+            if not is_ours:
+                self.lose([message])
+
+    def _put_off(self, message: StreamMessage, delay_ms: int) -> None:
+        self._park([message], [Parking(message.id, delay_ms, message.delivery_count, message.attempts)])
 
     @contextmanager
     def _settling(self, messages: list[StreamMessage]) -> Iterator[None]:
@@ -286,3 +296,8 @@ class Workers:
         for slot in self.slots:
             if slot.messages and now - slot.started_s > timeout_s:
                 slot.interrupt(HandlerTimeout(f"the handler ran longer than {timeout_s} s"))
+
+
+def _texts(returned: Iterable[object]) -> set[str]:
+    # A handler may return anything, also what no set can hold: whatever is no text is no id.
+    return {item for item in returned if isinstance(item, str)}
