@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Collection, Mapping, Sequence
 
 from penstock import envelope
-from penstock.errors import DecodeError, text_of
+from penstock.errors import MAX_TEXT, DecodeError, name_of, text_of
 from penstock.model import DeadLetter
 
 MARK = "dlq_"
@@ -31,7 +31,6 @@ FIELDS = {
     "deliveries": "dlq_deliveries",
     "dead_at": "dlq_time",
 }
-MAX_TEXT = 2_000  # characters of what an error says
 MAX_TRACEBACK = 8_000
 MAX_FIELDS = 2_000  # of an entry that a copy keeps: Lua hands at most 8,000 arguments to a command
 MAX_BYTES = 16 << 20  # likewise, without `data`
@@ -152,12 +151,12 @@ def kept_fields(fields: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
 
 def class_of(error: BaseException | None) -> str:
     """Return the name of the class of an error; '' for none."""
-    return "" if error is None else _storable(type(error).__name__)[:MAX_TEXT]
+    return "" if error is None else name_of(error)
 
 
 def said_by(error: BaseException | None) -> str:
     """Return what an error says, as far as it is kept; '' for none."""
-    return "" if error is None else text_of(error)[:MAX_TEXT]
+    return "" if error is None else text_of(error)
 
 
 def traceback_of(error: BaseException | None) -> str:
@@ -167,8 +166,8 @@ def traceback_of(error: BaseException | None) -> str:
     try:
         lines = traceback.format_exception(error, limit=-50)
         return _storable("".join(lines))[-MAX_TRACEBACK:]
-    except Exception as failure:  # formatting calls code of the user's
-        return f"{type(error).__name__}, whose traceback cannot be shown: {type(failure).__name__}"
+    except BaseException as failure:  # formatting calls code of the user's
+        return f"{name_of(error)}, whose traceback cannot be shown: {name_of(failure)}"
 
 
 def _storable(text: str) -> str:

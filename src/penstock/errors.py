@@ -12,13 +12,30 @@ class PenstockError(Exception):
     """The root of all errors of this library."""
 
 
+MAX_TEXT = 2_000  # characters of what an error says
+_MAX_NAME = 200
+
+
 def text_of(error: BaseException, spell: Callable[[BaseException], str] = str) -> str:
-    """Return what an error of a user's code says, as text that can be stored, even if saying it fails."""
+    """Return the beginning of what an error says, as text that can be stored, even if saying it fails."""
+    # Whatever a user's __str__ raises, SystemExit included: this is called where a failure is being dealt with.
     try:
-        text = spell(error)
-    except Exception as failure:
-        return f"{type(error).__name__}, which cannot be shown: {type(failure).__name__}"
-    return text.encode(errors="replace").decode()  # without lone surrogates, which UTF-8 cannot hold
+        return _storable(spell(error), MAX_TEXT)
+    except BaseException as failure:
+        return f"{name_of(error)}, which cannot be shown: {name_of(failure)}"
+
+
+def name_of(error: BaseException) -> str:
+    """Return the name of the class of an error, even if its metaclass makes a secret of it."""
+    try:
+        return _storable(type(error).__name__, _MAX_NAME)
+    except BaseException:
+        return "an error without a name"
+
+
+def _storable(text: str, most: int) -> str:
+    # Without lone surrogates, which UTF-8 cannot hold; a plain text also where a subclass was returned.
+    return str.encode(str.__getitem__(text, slice(most)), errors="replace").decode()
 
 
 EXITS = (SystemExit, KeyboardInterrupt)  # raised by a handler they end the process, and are a failed attempt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -177,6 +178,64 @@ async def test_a_handler_that_exits_ends_the_worker_and_its_run_counts(
     assert runs == [0, 1, 2]
     assert (await result_of(queue, task)).status is Status.ERROR
     assert await queue.pending_count() == 0
+
+
+class Mute(Exception):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
+UNSPEAKABLE = {"mute": Mute(), "surrogate": ValueError("\ud800"), "huge": ValueError("x" * 5_000_000)}
+
+
+@pytest.mark.parametrize("name", UNSPEAKABLE)
+async def test_an_error_that_cannot_be_shown_stops_no_worker(
+    queue: TaskQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(logging.getLogger("penstock"), "propagate", False)  # pytest-xdist carries no lone surrogate
+    handlers = Handlers()
+
+    @handlers.task("odd", retry=Retry(max_retries=0))
+    async def odd(task: Task) -> None:
+        raise UNSPEAKABLE[name]
+
+    @handlers.task("skipped")
+    async def skipped(task: Task) -> None:
+        raise Skip(UNSPEAKABLE[name])
+
+    tasks = [Task(kind="odd"), Task(kind="skipped")]
+    await queue.enqueue_many(tasks)
+    async with running(quick(queue, handlers)):
+        failed, skip = [await result_of(queue, task) for task in tasks]
+    assert (failed.status, skip.status) == (Status.ERROR, Status.SKIP)
+    assert 0 < len(str(failed.error)) < 3_000
+    assert len(str(skip.error)) < 3_000
+
+
+async def test_a_failure_is_logged_with_its_traceback_which_the_result_has_too(
+    queue: TaskQueue, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers = Handlers()
+
+    @handlers.task("ship", retry=Retry(max_retries=1, initial_s=0.0))
+    async def ship(task: Task) -> None:
+        task.payload["address"]
+
+    task = Task(kind="ship")
+    await queue.enqueue(task)
+    async with running(quick(queue, handlers)):
+        result = await result_of(queue, task)
+    assert result.traceback is not None
+    assert 'task.payload["address"]' in result.traceback
+    logged = [record for record in caplog.records if record.exc_info]
+    assert [(record.levelname, record.task_id, record.attempt) for record in logged] == [  # type: ignore[attr-defined]
+        ("WARNING", task.id, 1),
+        ("ERROR", task.id, 2),
+    ]
 
 
 async def test_a_snooze_burns_no_attempt(queue: TaskQueue, redis_url: str) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError
+from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, text_of
 from penstock.events import EventName
 from penstock.model import StreamMessage
-from penstock.policy import Backoff, Bury, Limits, Reason, Retry, after_failure, before_run
+from penstock.policy import Backoff, Bury, Limits, Reason, Retry, Verdict, after_failure, before_run
 from penstock.runtime.aio import Cancelled, Job, Lock, comes_from_outside
 from penstock.streams.callables import Call
 from penstock.streams.inbox import Batch, Inbox
@@ -150,7 +150,10 @@ class Workers:
         if error is None and (returned is None or returned == ids or _texts(returned).issuperset(ids)):
             self._settler.done(messages, ids, batch.is_again)
         else:
-            await persist(self._settle_rest, messages, returned or [], error, batch.is_again)
+            verdicts = self._verdicts(messages, error)
+            if error is not None and not isinstance(error, LeaseLost):
+                await self._report(error, messages, verdicts)
+            await persist(self._settle_rest, messages, returned or [], error, verdicts, batch.is_again)
         if isinstance(error, EXITS):
             self._on_exit(error)
 
@@ -178,9 +181,16 @@ class Workers:
             message.attempts += 1
         return running
 
+    def _verdicts(self, messages: list[StreamMessage], error: BaseException | None) -> dict[str, Verdict]:
+        return {
+            m.id: after_failure(error, m.delivery_count, m.attempts, self._limits, self._backoff, self._chance)
+            for m in messages
+        }
+
     async def _settle_rest(
-        self, messages: list[StreamMessage], returned: list[str], error: BaseException | None, is_again: bool
-    ) -> None:
+        self, messages: list[StreamMessage], returned: list[str], error: BaseException | None,
+        verdicts: dict[str, Verdict], is_again: bool,
+    ) -> None:  # fmt: skip
         # Called again after an outage: what was settled before is not held any more and is passed over.
         wanted, held = _texts(returned), self._inbox.held
         finished = [m for m in messages if m.id in wanted]
@@ -190,13 +200,9 @@ class Workers:
         if not failed or isinstance(error, LeaseLost):
             held.finish(failed)
             return
-        if error is not None:
-            await self._report(error, failed)
         parkings, parked = [], []
         for message in failed:
-            verdict = after_failure(
-                error, message.delivery_count, message.attempts, self._limits, self._backoff, self._chance
-            )
+            verdict = verdicts[message.id]
             if isinstance(verdict, Bury):
                 await self.bury(message, verdict.reason, error)
             elif isinstance(verdict, Retry):
@@ -253,9 +259,24 @@ class Workers:
         finally:
             self._in_settlement.difference_update(ids)
 
-    async def _report(self, error: BaseException, messages: list[StreamMessage]) -> None:
+    async def _report(self, error: BaseException, messages: list[StreamMessage], verdicts: dict[str, Verdict]) -> None:
         self._tally.count(errors=1)
-        logger.warning("the handler failed for %d message(s): %r", len(messages), error)
+        # Those that are given up are logged with their dead letters.
+        again = [m for m in messages if isinstance(verdicts[m.id], Retry)]
+        if again:
+            first, verdict, ledger = again[0], verdicts[again[0].id], self._ledger
+            is_snooze = isinstance(error, Snooze)
+            logger.log(
+                logging.INFO if is_snooze else logging.WARNING,
+                "the handler of %s/%s failed for message %s%s in attempt %d: %s; it comes again in %.1f s",
+                ledger.keys.stream, ledger.group, first.id, f" and {len(again) - 1} more" if again[1:] else "",
+                first.attempts, text_of(error, repr), verdict.after_ms / 1000 if isinstance(verdict, Retry) else 0,
+                exc_info=None if is_snooze else error,
+                extra={
+                    "stream": ledger.keys.stream, "group": ledger.group, "id": first.id, "attempt": first.attempts,
+                    "ids": [m.id for m in again],
+                },
+            )  # fmt: skip
         if self._error_hook is None:
             return
         try:

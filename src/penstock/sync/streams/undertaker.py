@@ -82,7 +82,19 @@ def bury_entry(
         )
         return reason if ledger.bury(entry_id, record, dedup_key_of(fields), is_deleted=is_deleted) else None
 
-    return reduced_if_refused(write, fields, reason, error)
+    written = reduced_if_refused(write, fields, reason, error)
+    if written is not None:
+        logger.log(
+            logging.WARNING if reason is Reason.EXPIRED else logging.ERROR,
+            "%s/%s: message %s was dead-lettered (%s) in attempt %d%s",
+            ledger.keys.stream, ledger.group, entry_id, written.value, attempts,
+            "" if error is None else f": {text_of(error, repr)}", exc_info=error,
+            extra={
+                "stream": ledger.keys.stream, "group": ledger.group, "id": entry_id, "attempt": attempts,
+                "reason": written.value,
+            },
+        )  # fmt: skip
+    return written
 
 
 class Undertaker:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 
-from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, text_of
+from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_of, text_of
 from penstock.keys import TaskKeys
 from penstock.policy import unreadable
 from penstock.redis.blocking import Command
@@ -30,7 +30,6 @@ _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
 _DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
 _TRIES = 3
-_MAX_TEXT = 2_000
 
 
 class TaskIntake:
@@ -178,7 +177,7 @@ class TaskIntake:
         try:
             books.release(
                 "bury", entry_id, error.task_id, error.kind, owner=self._consumer, reason=unreadable(error.__cause__),
-                error=type(error.__cause__ or error).__name__, text=text_of(error)[:_MAX_TEXT],
+                error=name_of(error.__cause__ or error), text=text_of(error),
             )  # fmt: skip
         except NOT_OF_ONE_MESSAGE:
             raise

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from penstock.dead_letter_record import traceback_of
 from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, text_of
 from penstock.redis.retry import pause_s
 from penstock.runtime.threads import Event, Lock, pause, shielded
@@ -22,7 +23,6 @@ from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.sync.tasks")
 BATCH = 500
-_MAX_TEXT = 2_000
 _LINGER_S = 0.002  # results of this moment travel together
 _PATIENCE_S = 60.0  # with a back-end that is away; the results are kept, and their tasks in hand
 _DOUBT_S = 5.0  # with one that fails for no known reason
@@ -105,11 +105,13 @@ class Settler:
         if self._saves_errors and self._backend is not None:
             result = Result(
                 task_id=task.id, kind=task.kind, status=Status.ERROR, error=f"{failed.error}: {failed.text}",
-                attempts=task.attempts + 1,
+                attempts=task.attempts + 1, traceback=traceback_of(failed.cause) or None,
             )  # fmt: skip
             if not self._save_now((task, result)):
                 return False
-        return self._queue.bury(task.id, verdict.reason, error=failed.error, text=failed.text)
+        return self._queue.bury(
+            task.id, verdict.reason, error=failed.error, text=failed.text, traceback=traceback_of(failed.cause)
+        )
 
     def _save_now(self, row: Row) -> bool:
         # By the hand that has run the task: it waits for a back-end that is away.
@@ -125,7 +127,7 @@ class Settler:
             "task %s (%s) of %r cannot be settled; it is tried again later", task.id, task.kind, self._queue,
             exc_info=error,
         )  # fmt: skip
-        self._put_off(task, f"not settled: {text_of(error)[:_MAX_TEXT]}")
+        self._put_off(task, f"not settled: {text_of(error)}")
 
     def run_once(self, wait_s: float | None = None) -> None:
         """Wait for results, for a moment longer if they are few, and send them on."""
@@ -268,12 +270,12 @@ class Settler:
             else:
                 self._since_s.pop(task.id, None)
                 self._tally.count(task.kind, "unsaved")
-                self._put_off(task, f"not saved: {text_of(error)[:_MAX_TEXT]}")
+                self._put_off(task, f"not saved: {text_of(error)}")
         self._again_s = now + pause_s(self._tries, self._chance, 0.05, 2.0)
         logger.log(
             logging.ERROR if self._tries <= 1 else logging.WARNING,
             "%d result(s) of %r could not be saved: %d are kept and saved later, %d tasks run again: %s",
-            len(failed), self._queue, len(kept), len(failed) - len(kept), text_of(failed[0][1], repr)[:_MAX_TEXT],
+            len(failed), self._queue, len(kept), len(failed) - len(kept), text_of(failed[0][1], repr),
             exc_info=failed[0][1] if self._tries <= 1 else None,
         )  # fmt: skip
         return kept
