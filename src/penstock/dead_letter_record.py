@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Collection, Mapping, Sequence
 
 from penstock import envelope
-from penstock.errors import DecodeError, text_of
+from penstock.errors import MAX_TEXT, DecodeError, name_of, text_of
 from penstock.model import DeadLetter
 
 MARK = "dlq_"
@@ -31,7 +31,6 @@ FIELDS = {
     "deliveries": "dlq_deliveries",
     "dead_at": "dlq_time",
 }
-MAX_TEXT = 2_000  # characters of what an error says
 MAX_TRACEBACK = 8_000
 MAX_FIELDS = 2_000  # of an entry that a copy keeps: Lua hands at most 8,000 arguments to a command
 MAX_BYTES = 16 << 20  # likewise, without `data`
@@ -115,6 +114,12 @@ def redriven(fields: Mapping[str, bytes], redrives: int, origin: str, without: C
     return [*flat, *((CUT, cut) if cut else ())]
 
 
+def own_fields(fields: Sequence[bytes]) -> list[bytes]:
+    """Return the fields that Penstock itself writes, each once, without those of others."""
+    found = {name: value for name, value in zip(fields[::2], fields[1::2], strict=True) if name in WELL_KNOWN}
+    return [part for field in found.items() for part in field]
+
+
 def kept_fields(fields: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
     """Return the fields of an entry that a copy of it has room for, and what was cut: '' = nothing.
 
@@ -146,12 +151,12 @@ def kept_fields(fields: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
 
 def class_of(error: BaseException | None) -> str:
     """Return the name of the class of an error; '' for none."""
-    return "" if error is None else _storable(type(error).__name__)[:MAX_TEXT]
+    return "" if error is None else name_of(error)
 
 
 def said_by(error: BaseException | None) -> str:
     """Return what an error says, as far as it is kept; '' for none."""
-    return "" if error is None else text_of(error)[:MAX_TEXT]
+    return "" if error is None else text_of(error)
 
 
 def traceback_of(error: BaseException | None) -> str:
@@ -161,8 +166,8 @@ def traceback_of(error: BaseException | None) -> str:
     try:
         lines = traceback.format_exception(error, limit=-50)
         return _storable("".join(lines))[-MAX_TRACEBACK:]
-    except Exception as failure:  # formatting calls code of the user's
-        return f"{type(error).__name__}, whose traceback cannot be shown: {type(failure).__name__}"
+    except BaseException as failure:  # formatting calls code of the user's
+        return f"{name_of(error)}, whose traceback cannot be shown: {name_of(failure)}"
 
 
 def _storable(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import math
 from collections.abc import Callable, Sequence
 
 _RAISE = dis.opmap["RAISE_VARARGS"]
@@ -13,13 +12,30 @@ class PenstockError(Exception):
     """The root of all errors of this library."""
 
 
+MAX_TEXT = 2_000  # characters of what an error says
+_MAX_NAME = 200
+
+
 def text_of(error: BaseException, spell: Callable[[BaseException], str] = str) -> str:
-    """Return what an error of a user's code says, as text that can be stored, even if saying it fails."""
+    """Return the beginning of what an error says, as text that can be stored, even if saying it fails."""
+    # Whatever a user's __str__ raises, SystemExit included: this is called where a failure is being dealt with.
     try:
-        text = spell(error)
-    except Exception as failure:
-        return f"{type(error).__name__}, which cannot be shown: {type(failure).__name__}"
-    return text.encode(errors="replace").decode()  # without lone surrogates, which UTF-8 cannot hold
+        return _storable(spell(error), MAX_TEXT)
+    except BaseException as failure:
+        return f"{name_of(error)}, which cannot be shown: {name_of(failure)}"
+
+
+def name_of(error: BaseException) -> str:
+    """Return the name of the class of an error, even if its metaclass makes a secret of it."""
+    try:
+        return _storable(type(error).__name__, _MAX_NAME)
+    except BaseException:
+        return "an error without a name"
+
+
+def _storable(text: str, most: int) -> str:
+    # Without lone surrogates, which UTF-8 cannot hold; a plain text also where a subclass was returned.
+    return str.encode(str.__getitem__(text, slice(most)), errors="replace").decode()
 
 
 EXITS = (SystemExit, KeyboardInterrupt)  # raised by a handler they end the process, and are a failed attempt
@@ -203,6 +219,10 @@ class ConsumerNameTaken(PenstockError):
     """A newer process runs under the same `worker_name`; this one is fenced off and stops."""
 
 
+NOT_OF_ONE_MESSAGE = (TransientError, PermanentError, ConsumerNameTaken)
+"""What the server or the way to it says to everybody; any other error in settling a message is that message's own."""
+
+
 class GatewayContractError(PenstockError, TypeError):
     """A gateway broke its contract, and going on could settle a message that belongs to somebody else."""
 
@@ -248,11 +268,22 @@ class FatalError(PenstockError):
     """Raised by a handler: retrying is pointless, the message goes to the dead letters at once."""
 
 
+_LONGEST_DELAY_S = 100 * 365 * 86_400
+
+
 def _checked_delay(delay_s: object) -> float:
     # Raised inside the handler, where it counts as a failed attempt like any other mistake.
-    if isinstance(delay_s, int | float) and 0 <= delay_s < math.inf:
+    if isinstance(delay_s, int | float) and 0 <= delay_s <= _LONGEST_DELAY_S:
         return delay_s
-    raise ConfigurationError(f"delay_s={delay_s!r} must be a number of seconds, 0 or more")
+    raise ConfigurationError(f"delay_s={delay_s!r} must be a number of seconds, from 0 to a hundred years")
+
+
+def delay_asked_s(error: RetryLater | Snooze) -> float | None:
+    """Return the delay that a handler asks for; None = a subclass has lost it, so this is a failure like any other."""
+    try:
+        return _checked_delay(error.delay_s)
+    except Exception:
+        return None
 
 
 class RetryLater(PenstockError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from penstock.errors import FatalError, NotAuthentic, RetryLater, Snooze
+from penstock.errors import FatalError, NotAuthentic, RetryLater, Snooze, delay_asked_s
 
 
 class Reason(StrEnum):
@@ -20,6 +20,7 @@ class Reason(StrEnum):
     FATAL = "fatal"
     EXPIRED = "expired"
     MISSING = "missing"
+    REFUSED = "refused"  # the server refused the dead letter as a whole; this one has no fields but those of Penstock
 
 
 def unreadable(error: BaseException | None) -> Reason:
@@ -90,14 +91,15 @@ def after_failure(
 
     `error` is None when a batch handler left the id out of its reply.
     """
-    if isinstance(error, Snooze):
-        return Retry(round(error.delay_s * 1000), counts=False)
+    asked_s = delay_asked_s(error) if isinstance(error, Snooze | RetryLater) else None
+    if isinstance(error, Snooze) and asked_s is not None:
+        return Retry(round(asked_s * 1000), counts=False)
     if isinstance(error, FatalError):
         return Bury(Reason.FATAL)
     if limits.is_exhausted(deliveries, attempts):
         return Bury(Reason.MAX_DELIVERIES)
-    if isinstance(error, RetryLater):
-        return Retry(round(error.delay_s * 1000))
+    if asked_s is not None:
+        return Retry(round(asked_s * 1000))
     return Retry(backoff.delay_ms(attempts, chance))
 
 

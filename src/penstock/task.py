@@ -124,6 +124,7 @@ class Result(msgspec.Struct, kw_only=True, frozen=True):
     attempts: int = 1
     started_at: datetime | None = None
     finished_at: datetime = msgspec.field(default_factory=_now)
+    traceback: str | None = None  # the end of that of the error
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for what no back-end could store."""

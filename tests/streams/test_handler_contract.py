@@ -316,6 +316,72 @@ async def test_a_handler_that_exits_ends_the_run_and_its_attempt_counts(
         await eventually(lambda: len(raw.xrange(STREAM)) == 3 and pending_ids(raw) == [])
 
 
+# --- what is told of a failure --------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_each_failure_is_logged_once_with_its_traceback_and_where_it_happened(
+    client: StreamClient, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    [entry_id] = await publish(client, [{"name": "Ada"}])
+
+    async def ship(message: StreamMessage) -> None:
+        message.data["address"]
+
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=2), message_handler=ship)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_dlq == 1)
+    first, last = [record for record in caplog.records if record.exc_info]
+    assert (first.levelname, last.levelname) == ("WARNING", "ERROR")
+    for attempt, record in enumerate((first, last), 1):
+        told: Any = record
+        assert (told.stream, told.group, told.id, told.attempt) == (STREAM, GROUP, entry_id, attempt)
+        assert all(part in record.getMessage() for part in (STREAM, GROUP, entry_id, f"attempt {attempt}", "'address'"))
+        assert record.exc_info is not None
+        assert record.exc_info[0] is KeyError
+    [letter] = dead_letters(raw)
+    assert b'message.data["address"]' in letter["dlq_traceback"]
+
+
+class Nameless(type):
+    """A class that does not tell its name."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise LookupError("no name")
+
+
+class Mute(Exception, metaclass=Nameless):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
+UNSPEAKABLE = {"mute": Mute(), "surrogate": ValueError("\ud800"), "huge": ValueError("x" * 5_000_000)}
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("name", UNSPEAKABLE)
+async def test_an_error_that_cannot_be_shown_stops_nobody(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(logging.getLogger("penstock"), "propagate", False)  # pytest-xdist carries no lone surrogate
+    await publish(client, range(3))
+
+    async def handler(message: StreamMessage) -> None:
+        if message.data == 1:
+            raise UNSPEAKABLE[name]
+
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=2), message_handler=handler)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 2 and consumer.metrics().total_dlq == 1)
+    [letter] = dead_letters(raw)
+    assert 0 < len(letter["dlq_error_text"]) <= 2_000
+
+
 async def run_passes(consumer: StreamConsumer) -> None:
     """Drives a consumer by hand for as long as it lets."""
     while True:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
-from penstock.errors import WrongType
+from penstock.errors import RetryLater, WrongType
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.sync import DeadLetters, StreamClient, StreamConsumer, StreamMessage
@@ -57,6 +59,76 @@ def test_the_same_holds_for_a_message_that_cannot_be_decoded(client: StreamClien
     with running(consumer):
         eventually(lambda: consumer.metrics().total_dlq == 1)
     assert dead_letters(raw)[0]["data"] == b"{not json"
+
+
+# --- errors of one message ------------------------------------------------------------------------
+
+LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_dead_letter_that_the_server_refuses_stops_no_neighbour_and_is_tried_again(
+    client: StreamClient, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw.xadd(DEAD_LETTERS, {"junk": "1"}, id=LAST_ID)  # nothing can be added behind it
+    malformed = raw.xadd(STREAM, {"data": b"{not json"}).decode()
+    ids = publish(client, range(5))
+    handler = Recorder(lambda messages: [m.id for m in messages if m.data != 2])
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1, batch_size=1), handler)
+    with running(consumer):
+        eventually(lambda: consumer.metrics().total_acked == 4)
+        eventually(lambda: len([r for r in caplog.records if "cannot be dead-lettered" in r.message]) >= 2)
+        assert pending_ids(raw) == [malformed, ids[2]]
+        raw.delete(DEAD_LETTERS)
+        eventually(lambda: consumer.metrics().total_dlq == 2)
+    assert handler.runs == dict.fromkeys(range(5), 1)
+    assert sorted(letter["dlq_id"].decode() for letter in dead_letters(raw)) == [malformed, ids[2]]
+    assert pending_ids(raw) == []
+    refusals = [record for record in caplog.records if "cannot be dead-lettered" in record.message]
+    assert all(record.exc_info for record in refusals if record.levelname == "ERROR")
+
+
+@pytest.mark.usefixtures("default_server")
+def test_an_entry_with_thousands_of_fields_is_dead_lettered_too(client: StreamClient, raw: redis.Redis) -> None:
+    wide = {f"field{n}": "x" for n in range(9_000)}
+    raw.xadd(STREAM, {"data": "{not json", **wide})
+    publish(client, range(3))
+    consumer = StreamConsumer(client, STREAM, quick(), Recorder())
+    with running(consumer):
+        eventually(lambda: consumer.metrics().total_acked == 3 and consumer.metrics().total_dlq == 1)
+    [letter] = dead_letters(raw)
+    assert letter["data"] == b"{not json"
+    assert letter["dlq_reason"] in {b"refused", b"decode_error"}
+    assert pending_ids(raw) == []
+
+
+class Forgetful(RetryLater):
+    """A mistake that is easily made: the delay of the parent is not set."""
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize(
+    "oddity", [lambda _: [["no", "id"], {}, 7], lambda _: forget()], ids=["unhashable", "no delay"]
+)
+def test_whatever_a_handler_does_to_its_verdict_is_a_failed_attempt(
+    client: StreamClient, raw: redis.Redis, oddity: Any
+) -> None:
+    publish(client, range(2))
+    handler = Recorder(lambda messages: oddity(messages) if messages[0].data == 0 else all_ids(messages))
+    consumer = StreamConsumer(client, STREAM, quick(batch_size=1), handler)
+    with running(consumer):
+        eventually(lambda: consumer.metrics().total_acked == 1 and consumer.metrics().total_dlq == 1)
+    assert handler.runs == {0: 3, 1: 1}
+
+
+def forget() -> None:
+    raise Forgetful
+
+
+# --- a server without memory ----------------------------------------------------------------------
 
 
 def test_a_server_without_memory_delays_the_burial_and_loses_nothing(client: StreamClient, raw: redis.Redis) -> None:

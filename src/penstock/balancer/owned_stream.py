@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 
@@ -10,14 +11,17 @@ from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
 from penstock.balancer.positions import Positions
 from penstock.balancer.tap import Tap
-from penstock.errors import ConfigurationError, OwnershipLost
+from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost
 from penstock.model import StreamMessage
+from penstock.policy import Reason
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import Event, Job
 from penstock.serializers import Serializer
 from penstock.streams.incoming import Decoder, Rejected
+from penstock.streams.undertaker import reduced_if_refused
 
+logger = logging.getLogger("penstock.balancer")
 _PAGE = 100
 _WAIT_S = 1.0
 
@@ -112,10 +116,17 @@ class OwnedStream:
     async def _bury(self, rejected: Rejected) -> None:
         # One that cannot be decoded stays in the stream as it is; its copy tells why nobody handled it.
         key = self._client.keys(self.name).default_dead_letters() if not self._client.prefix else f"{self.name}_dlq"
-        record = dead_letter_record.record(
-            rejected.fields, self.name, rejected.id, "", "", rejected.reason, rejected.error, 0, 1
-        )
-        await self._client.call(self.name, "XADD", key, "*", *record, repeat=Repeat.ONCE)
+
+        async def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> None:
+            record = dead_letter_record.record(kept, self.name, rejected.id, "", "", reason, error, 0, 1)
+            await self._client.call(self.name, "XADD", key, "*", *record, repeat=Repeat.ONCE)
+
+        try:
+            await reduced_if_refused(write, rejected.fields, rejected.reason, rejected.error)
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception:
+            logger.exception("%s: entry %s was not handled and cannot be dead-lettered", self.name, rejected.id)
 
     # --- saying how far it is -----------------------------------------------------------------------
 

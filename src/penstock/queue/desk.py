@@ -15,9 +15,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from penstock import dead_letter_record, envelope
+from penstock import envelope
 from penstock.config import ConsumerConfig
-from penstock.errors import DecodeError, GroupLost, PenstockError, TransientError, text_of
+from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError, text_of
 from penstock.events import EventName
 from penstock.policy import Reason, before_run, unreadable
 from penstock.protection import payload_of
@@ -34,7 +34,7 @@ from penstock.runtime.aio import pause, wait_out
 from penstock.streams.group import ConsumerGroup
 from penstock.streams.ledger import Claim as LedgerClaim
 from penstock.streams.ledger import Parking
-from penstock.streams.undertaker import dedup_key_of
+from penstock.streams.undertaker import Unburied, bury_entry, dedup_key_of
 from penstock.streams.upkeep import Upkeep
 
 logger = logging.getLogger("penstock.queue")
@@ -65,6 +65,7 @@ class Desk:
         self._next_due_s = self._next_recovery_s = 0.0
         self._take_ahead_after: float = _BRISK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
         self._ended_s, self._brisk_turns = 0.0, 0
+        self._unburied = Unburied(logger)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -228,9 +229,14 @@ class Desk:
             await self._bury(slot, entry_id, fields, reason, error, attempts, deliveries)
         except (*PASSING, GroupLost):
             raise
-        except PenstockError:
+        except NOT_OF_ONE_MESSAGE:
             slot.is_given_up = True
             raise
+        except Exception:
+            delay_ms = self._unburied.note(self.keys.stream, entry_id)
+            await slot.ledger.park([Parking(entry_id, delay_ms, deliveries, attempts)])
+        else:
+            self._unburied.forget(entry_id)
         slot.is_sure()
 
     async def _restore_group(self, slot: Slot) -> None:
@@ -334,14 +340,14 @@ class Desk:
         self, slot: Slot, entry_id: str, fields: list[bytes], reason: Reason, error: BaseException | None,
         attempts: int, deliveries: int,
     ) -> bool:  # fmt: skip
-        record = dead_letter_record.record(
-            fields, self.keys.stream, entry_id, GROUP, slot.consumer, reason, error, attempts, deliveries
-        )
-        is_buried = await slot.ledger.bury(entry_id, record, dedup_key_of(fields), is_deleted=True)
-        if is_buried:
-            text = "" if error is None else text_of(error, repr)
-            self._emit(EventName.DEAD_LETTERED, id=entry_id, reason=reason.value, error=text)
-        return is_buried
+        written = await bury_entry(
+            slot.ledger, entry_id, fields, reason, error, attempts, deliveries, is_deleted=True
+        )  # fmt: skip
+        if written is None:
+            return False
+        text = "" if error is None else text_of(error, repr)
+        self._emit(EventName.DEAD_LETTERED, id=entry_id, reason=written.value, error=text)
+        return True
 
     async def renew(self, claim: Claim) -> bool:
         """Begin the lease anew; False = it is somebody else's by now. Not tried beyond the end of the lease."""

@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.errors import EXITS, LeaseLost, OutOfMemory, PenstockError
+from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, text_of
 from penstock.events import EventName
 from penstock.model import StreamMessage
-from penstock.policy import Backoff, Bury, Limits, Reason, Retry, after_failure, before_run
+from penstock.policy import Backoff, Bury, Limits, Reason, Retry, Verdict, after_failure, before_run
 from penstock.runtime.aio import Cancelled, Job, Lock, comes_from_outside
 from penstock.streams.callables import Call
 from penstock.streams.inbox import Batch, Inbox
 from penstock.streams.ledger import Ledger, Parking
 from penstock.streams.settler import Settler
 from penstock.streams.tally import Tally
-from penstock.streams.undertaker import Emit, Undertaker
+from penstock.streams.undertaker import Emit, Unburied, Undertaker
 
 logger = logging.getLogger("penstock.streams")
 _SETTLED = object()
@@ -72,6 +72,7 @@ class Workers:
         self._limits, self._backoff, self._batch_limit = limits, backoff, batch_limit
         self._on_parked, self._on_exit = on_parked, on_exit
         self._in_settlement: set[str] = set()
+        self._unburied = Unburied(logger)
         self._chance = random.Random()
         self._alone = Lock()
         self.slots: list[Slot] = []
@@ -146,10 +147,13 @@ class Workers:
             self._resume(slot)  # also when the handler swallowed its cancellation, or raised something else for it
         ids = [message.id for message in messages]
         # Of the questions nearly always one of the first two is answered with yes, and they cost nothing.
-        if error is None and (returned is None or returned == ids or set(returned).issuperset(ids)):
+        if error is None and (returned is None or returned == ids or _texts(returned).issuperset(ids)):
             self._settler.done(messages, ids, batch.is_again)
         else:
-            await persist(self._settle_rest, messages, returned or [], error, batch.is_again)
+            verdicts = self._verdicts(messages, error)
+            if error is not None and not isinstance(error, LeaseLost):
+                await self._report(error, messages, verdicts)
+            await persist(self._settle_rest, messages, returned or [], error, verdicts, batch.is_again)
         if isinstance(error, EXITS):
             self._on_exit(error)
 
@@ -164,7 +168,7 @@ class Workers:
             if verdict is None:
                 admitted.append(message)
             else:
-                await self._bury(message, verdict.reason, None)
+                await self.bury(message, verdict.reason, None)
         if not admitted:
             return []
         answers = await self._ledger.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])
@@ -177,11 +181,18 @@ class Workers:
             message.attempts += 1
         return running
 
+    def _verdicts(self, messages: list[StreamMessage], error: BaseException | None) -> dict[str, Verdict]:
+        return {
+            m.id: after_failure(error, m.delivery_count, m.attempts, self._limits, self._backoff, self._chance)
+            for m in messages
+        }
+
     async def _settle_rest(
-        self, messages: list[StreamMessage], returned: list[str], error: BaseException | None, is_again: bool
-    ) -> None:
+        self, messages: list[StreamMessage], returned: list[str], error: BaseException | None,
+        verdicts: dict[str, Verdict], is_again: bool,
+    ) -> None:  # fmt: skip
         # Called again after an outage: what was settled before is not held any more and is passed over.
-        wanted, held = set(returned), self._inbox.held
+        wanted, held = _texts(returned), self._inbox.held
         finished = [m for m in messages if m.id in wanted]
         self._settler.done(finished, [m.id for m in finished], is_again)
         found = held.find([m.id for m in messages if m.id not in wanted])
@@ -189,15 +200,11 @@ class Workers:
         if not failed or isinstance(error, LeaseLost):
             held.finish(failed)
             return
-        if error is not None:
-            await self._report(error, failed)
         parkings, parked = [], []
         for message in failed:
-            verdict = after_failure(
-                error, message.delivery_count, message.attempts, self._limits, self._backoff, self._chance
-            )
+            verdict = verdicts[message.id]
             if isinstance(verdict, Bury):
-                await self._bury(message, verdict.reason, error)
+                await self.bury(message, verdict.reason, error)
             elif isinstance(verdict, Retry):
                 back = 0 if verdict.counts else 1
                 parked.append(message)
@@ -219,19 +226,28 @@ class Workers:
             self.lose(lost)
         self._on_parked()
 
-    async def _bury(self, message: StreamMessage, reason: Reason, error: BaseException | None) -> None:
+    async def bury(
+        self, message: StreamMessage, reason: Reason, error: BaseException | None, fields: list[bytes] | None = None
+    ) -> None:
+        """Move a message to the dead letters; one that they do not take stays pending, and is tried again later."""
         try:
             with self._settling([message]):
-                is_ours = await self._undertaker.bury(message, reason, error)
+                is_ours = await self._undertaker.bury(message, reason, error, fields)
                 if is_ours:
                     self._inbox.held.finish([message])
         except OutOfMemory:
-            # No room for the record: the message stays pending, and its burial is tried again later.
-            delay_ms = self._backoff.max_ms
-            await self._park([message], [Parking(message.id, delay_ms, message.delivery_count, message.attempts)])
-            return
-        if not is_ours:
-            self.lose([message])
+            await self._put_off(message, self._backoff.max_ms)  # no room for the record
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception:
+            await self._put_off(message, self._unburied.note(self._ledger.keys.stream, message.id))
+        else:
+            self._unburied.forget(message.id)
+            if not is_ours:
+                self.lose([message])
+
+    async def _put_off(self, message: StreamMessage, delay_ms: int) -> None:
+        await self._park([message], [Parking(message.id, delay_ms, message.delivery_count, message.attempts)])
 
     @contextmanager
     def _settling(self, messages: list[StreamMessage]) -> Iterator[None]:
@@ -243,9 +259,24 @@ class Workers:
         finally:
             self._in_settlement.difference_update(ids)
 
-    async def _report(self, error: BaseException, messages: list[StreamMessage]) -> None:
+    async def _report(self, error: BaseException, messages: list[StreamMessage], verdicts: dict[str, Verdict]) -> None:
         self._tally.count(errors=1)
-        logger.warning("the handler failed for %d message(s): %r", len(messages), error)
+        # Those that are given up are logged with their dead letters.
+        again = [m for m in messages if isinstance(verdicts[m.id], Retry)]
+        if again:
+            first, verdict, ledger = again[0], verdicts[again[0].id], self._ledger
+            is_snooze = isinstance(error, Snooze)
+            logger.log(
+                logging.INFO if is_snooze else logging.WARNING,
+                "the handler of %s/%s failed for message %s%s in attempt %d: %s; it comes again in %.1f s",
+                ledger.keys.stream, ledger.group, first.id, f" and {len(again) - 1} more" if again[1:] else "",
+                first.attempts, text_of(error, repr), verdict.after_ms / 1000 if isinstance(verdict, Retry) else 0,
+                exc_info=None if is_snooze else error,
+                extra={
+                    "stream": ledger.keys.stream, "group": ledger.group, "id": first.id, "attempt": first.attempts,
+                    "ids": [m.id for m in again],
+                },
+            )  # fmt: skip
         if self._error_hook is None:
             return
         try:
@@ -285,3 +316,8 @@ class Workers:
         for slot in self.slots:
             if slot.messages and now - slot.started_s > timeout_s:
                 slot.interrupt(HandlerTimeout(f"the handler ran longer than {timeout_s} s"))
+
+
+def _texts(returned: Iterable[object]) -> set[str]:
+    # A handler may return anything, also what no set can hold: whatever is no text is no id.
+    return {item for item in returned if isinstance(item, str)}

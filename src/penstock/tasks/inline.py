@@ -42,7 +42,7 @@ class InlineWorker:
         slot.job = Job.current()
         outcome = await self._runner.run(found[0], slot)
         await self._settler.settle(found[0], outcome)
-        await self._settler.flush()
+        await self._settler.end()
         if isinstance(outcome, Failed):
             if isinstance(outcome.cause, EXITS):
                 raise outcome.cause

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Sequence
 
-from penstock.errors import ConnectionLost, GroupLost
+from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_of, text_of
 from penstock.keys import TaskKeys
 from penstock.policy import unreadable
 from penstock.redis.aio import Command
@@ -13,6 +14,7 @@ from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import pause
 from penstock.streams.ledger import MAX_IDS, Claim
+from penstock.streams.undertaker import Unburied
 from penstock.task import Task
 from penstock.tasks.blocking_reads import BlockingReads
 from penstock.tasks.doubts import Doubts
@@ -22,6 +24,7 @@ from penstock.tasks.lane_books import LaneBooks
 from penstock.tasks.lane_map import LOOK_EVERY_S, LaneMap
 from penstock.tasks.lanes import Lane, fits, portions, reading_order
 
+logger = logging.getLogger("penstock.tasks")
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
 _DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
@@ -49,6 +52,7 @@ class TaskIntake:
         self._reads = BlockingReads(client, keys.index, self._doubts)
         self._alone: HeldTask | None = None  # a task in hand that must have no neighbours
         self._drains_until_s = 0.0
+        self._unburied = Unburied(logger)
 
     # --- popping ------------------------------------------------------------------------------------
 
@@ -169,10 +173,17 @@ class TaskIntake:
         return [row for row in entries if row[0] not in settled]
 
     async def _refuse(self, books: LaneBooks, entry_id: str, error: Malformed) -> None:
-        await books.release(
-            "bury", entry_id, error.task_id, error.kind, owner=self._consumer, reason=unreadable(error.__cause__),
-            error=type(error.__cause__ or error).__name__, text=str(error),
-        )  # fmt: skip
+        try:
+            await books.release(
+                "bury", entry_id, error.task_id, error.kind, owner=self._consumer, reason=unreadable(error.__cause__),
+                error=name_of(error.__cause__ or error), text=text_of(error),
+            )  # fmt: skip
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception:
+            await self._wait_in(books, entry_id, self._unburied.note(books.stream, entry_id))
+        else:
+            self._unburied.forget(entry_id)
 
     # --- tasks that were handed out before ----------------------------------------------------------
 
@@ -222,13 +233,15 @@ class TaskIntake:
         return ours
 
     async def _postpone(self, books: LaneBooks, held: HeldTask) -> None:
-        # Not begun yet, so its counts are those of its earlier runs and stay.
-        key, delay_ms = books.retries, int(_APART_S * 1000)
-        at = int(time.time() * 1000) + delay_ms
-        await self._client.call(key, "ZADD", key, at, held.entry_id, repeat=Repeat.IDEMPOTENT)
-        self._note_due(books.lane, delay_ms)
+        await self._wait_in(books, held.entry_id, int(_APART_S * 1000))
         if time.monotonic() > self._drains_until_s + _DRAIN_EVERY_S - _DRAIN_S:
             self._drains_until_s = time.monotonic() + _DRAIN_S
+
+    async def _wait_in(self, books: LaneBooks, entry_id: str, delay_ms: int) -> None:
+        # Not begun yet, so its counts are those of its earlier runs and stay.
+        key, at = books.retries, int(time.time() * 1000) + delay_ms
+        await self._client.call(key, "ZADD", key, at, entry_id, repeat=Repeat.IDEMPOTENT)
+        self._note_due(books.lane, delay_ms)
 
     async def _sweep(self, lanes: Sequence[LaneBooks], keeps_apart: bool) -> list[HeldTask]:
         with self._doubts.on_the_way() as found:

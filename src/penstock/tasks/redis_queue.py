@@ -176,9 +176,12 @@ class RedisTaskQueue:
         )  # fmt: skip
         return answer in {"waiting", "dead"}
 
-    async def bury(self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "") -> bool:
+    async def bury(
+        self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
+    ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
-        return await self._release("bury", task_id, reason=reason, error=error, text=text) == "dead"
+        answer = await self._release("bury", task_id, reason=reason, error=error, text=text, traceback=traceback)
+        return answer == "dead"
 
     async def extend(self, task_id: str) -> bool:
         """Renew the lease of a task; False = it is in nobody's hands, or not in ours any more."""

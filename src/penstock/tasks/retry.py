@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.errors import ConfigurationError, FatalError, RetryLater, Snooze
+from penstock.errors import ConfigurationError, FatalError, RetryLater, Snooze, delay_asked_s
 from penstock.policy import Backoff
 
 
@@ -66,12 +66,13 @@ Verdict: TypeAlias = Again | GiveUp
 
 def after_failure(error: BaseException, runs: int, retry: Retry, max_retry: int, chance: random.Random) -> Verdict:
     """Decide about a task whose run failed; `runs` includes that run, `max_retry` is what the queue allows."""
-    if isinstance(error, Snooze):
-        return Again(error.delay_s, counts=False)
+    asked_s = delay_asked_s(error) if isinstance(error, Snooze | RetryLater) else None
+    if isinstance(error, Snooze) and asked_s is not None:
+        return Again(asked_s, counts=False)
     if retry.is_pointless(error):
         return GiveUp("fatal")
     if runs > (max_retry if retry.max_retries is None else retry.max_retries):
         return GiveUp("max_deliveries")
-    if isinstance(error, RetryLater):
-        return Again(error.delay_s)
+    if asked_s is not None:
+        return Again(asked_s)
     return Again(retry.delay_s(runs, chance))

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.errors import PenstockError, Skip, WorkerStopped
+from penstock.errors import PenstockError, Skip, Snooze, WorkerStopped, name_of, text_of
 from penstock.runtime.aio import Cancelled, Job, Threads, comes_from_outside
 from penstock.streams.callables import awaitable
 from penstock.task import Result, Status, Task, encode
@@ -21,7 +21,6 @@ from penstock.tasks.retry import Again, GiveUp, after_failure
 from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.tasks")
-_MAX_TEXT = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ class TaskRunner:
             result = msgspec.structs.replace(data, task_id=task.id, kind=task.kind, attempts=task.attempts + 1)
         elif skipped is not None:
             result = Result(
-                task_id=task.id, kind=task.kind, status=Status.SKIP, error=str(skipped) or None,
+                task_id=task.id, kind=task.kind, status=Status.SKIP, error=text_of(skipped) or None,
                 attempts=task.attempts + 1, started_at=started_at,
             )  # fmt: skip
         else:
@@ -117,12 +116,15 @@ class TaskRunner:
             verdict: Again | GiveUp = Again(0, counts=False)
         else:
             verdict = after_failure(error, task.attempts + 1, handler.retry, self._max_retry, self._chance)
+        level = logging.ERROR if isinstance(verdict, GiveUp) else logging.WARNING
         logger.log(
-            logging.ERROR if isinstance(verdict, GiveUp) else logging.WARNING,
-            "task %s (%s) failed in run %d: %r; %s",
-            task.id, task.kind, task.attempts + 1, error, verdict,
+            logging.INFO if isinstance(error, WorkerStopped | Snooze) else level,
+            "task %s (%s) failed in run %d: %s; %s",
+            task.id, task.kind, task.attempts + 1, text_of(error, repr), verdict,
+            exc_info=None if isinstance(error, WorkerStopped | Snooze) else error,
+            extra={"task_id": task.id, "kind": task.kind, "attempt": task.attempts + 1},
         )  # fmt: skip
-        return Failed(task, verdict, type(error).__name__, str(error)[:_MAX_TEXT], error)
+        return Failed(task, verdict, name_of(error), text_of(error), error)
 
 
 def follow_ups(task: Task, result: Result) -> Sequence[Task]:

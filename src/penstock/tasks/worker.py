@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.errors import EXITS, ConfigurationError, PenstockError, TaskTimeout, TransientError, WorkerStopped
+from penstock.errors import (
+    EXITS,
+    NOT_OF_ONE_MESSAGE,
+    ConfigurationError,
+    PenstockError,
+    TaskTimeout,
+    TransientError,
+    WorkerStopped,
+)
 from penstock.runtime.aio import Crew, Event, Job, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
 from penstock.streams.intake import Appetite
@@ -155,7 +163,7 @@ class Worker:
                 slot.interrupt(WorkerStopped("the worker was stopped"))
             await hands.join(_LAST_RITES_S)
         try:
-            await self._settler.flush()
+            await self._settler.end()
         except PenstockError as error:
             logger.warning("%d result(s) were not stored, their tasks become orphans: %s", len(self._settler), error)
 
@@ -192,7 +200,7 @@ class Worker:
     async def _fetch(self) -> None:
         """Keep so much in the inbox that no hand waits, and little more: other workers are hungry too."""
         while not self._stopping.is_set():
-            if len(self._inbox) > self._appetite.target // 2:
+            if len(self._inbox) > self._appetite.target // 2 or self._settler.is_backend_away:
                 self._inbox.hungry.clear()
                 await self._inbox.hungry.wait(_WATCH_S)
                 continue
@@ -267,6 +275,10 @@ class Worker:
         except TransientError as error:
             logger.warning("task %s could not be settled, it will be an orphan: %s", task.id, error)
             self._settler.let_go(task, has_run=True)
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception as error:
+            await self._settler.put_aside(task, error)
 
     async def _settle(self) -> None:
         while not self._stopping.is_set():
@@ -310,10 +322,17 @@ class Worker:
         await self.queue.enqueue(task, at=moment)
 
     async def _persist(self, step: Callable[..., Awaitable[Any]], *args: object) -> Any:
-        """Do a step; when Redis is away, wait a moment and return nothing. Other errors end the worker."""
+        """Do a step; when it fails for now or for one task, wait a moment and return nothing.
+
+        What the server refuses to everybody, such as rights, ends the worker.
+        """
         try:
             return await step(*args)
         except TransientError as error:
             logger.warning("%s", error)
-            await self._stopping.wait(_OUTAGE_PAUSE_S)
-            return None
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception:
+            logger.exception("a worker of %r goes on after a failure", self.queue)
+        await self._stopping.wait(_OUTAGE_PAUSE_S)
+        return None

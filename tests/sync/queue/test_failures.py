@@ -269,3 +269,24 @@ def test_terminal_keeps_a_message_whose_record_is_refused(client: StreamClient, 
     raw.set(FAILED, "not a stream")
     fail(queue)
     assert (payloads(raw), len(in_flight(raw))) == ([b"hello"], 1)
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_dead_letter_that_the_server_refuses_stops_no_neighbour_and_is_tried_again(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    raw.xadd(DEAD_LETTERS, {"junk": "1"}, id=f"{2**64 - 1}-{2**64 - 1}")  # nothing can be added behind it
+    raw.xadd(NAME, {"no": "payload"})
+    queue = make_queue(client)
+    for name in ("a", "b"):
+        queue.publish(name)
+    taken = [take(queue) for _ in range(3)]
+    assert [message for message in taken if message is not None] == ["a", "b"]
+    raw.delete(DEAD_LETTERS)
+
+    def is_buried() -> bool:
+        assert take(queue) is None
+        return bool(raw.exists(DEAD_LETTERS))
+
+    eventually(is_buried)
+    assert raw.xlen(NAME) == 0

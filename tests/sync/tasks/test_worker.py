@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
+import redis
 
-from penstock.errors import ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
+from penstock.errors import BackendUnavailable, ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
 from penstock.runtime.threads import IS_ASYNC, Cancelled
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
 from penstock.task import Result, Status, Task
@@ -176,6 +179,64 @@ def test_a_handler_that_exits_ends_the_worker_and_its_run_counts(
     assert queue.pending_count() == 0
 
 
+class Mute(Exception):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
+UNSPEAKABLE = {"mute": Mute(), "surrogate": ValueError("\ud800"), "huge": ValueError("x" * 5_000_000)}
+
+
+@pytest.mark.parametrize("name", UNSPEAKABLE)
+def test_an_error_that_cannot_be_shown_stops_no_worker(
+    queue: TaskQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(logging.getLogger("penstock"), "propagate", False)  # pytest-xdist carries no lone surrogate
+    handlers = Handlers()
+
+    @handlers.task("odd", retry=Retry(max_retries=0))
+    def odd(task: Task) -> None:
+        raise UNSPEAKABLE[name]
+
+    @handlers.task("skipped")
+    def skipped(task: Task) -> None:
+        raise Skip(UNSPEAKABLE[name])
+
+    tasks = [Task(kind="odd"), Task(kind="skipped")]
+    queue.enqueue_many(tasks)
+    with running(quick(queue, handlers)):
+        failed, skip = [result_of(queue, task) for task in tasks]
+    assert (failed.status, skip.status) == (Status.ERROR, Status.SKIP)
+    assert 0 < len(str(failed.error)) < 3_000
+    assert len(str(skip.error)) < 3_000
+
+
+def test_a_failure_is_logged_with_its_traceback_which_the_result_has_too(
+    queue: TaskQueue, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers = Handlers()
+
+    @handlers.task("ship", retry=Retry(max_retries=1, initial_s=0.0))
+    def ship(task: Task) -> None:
+        task.payload["address"]
+
+    task = Task(kind="ship")
+    queue.enqueue(task)
+    with running(quick(queue, handlers)):
+        result = result_of(queue, task)
+    assert result.traceback is not None
+    assert 'task.payload["address"]' in result.traceback
+    logged = [record for record in caplog.records if record.exc_info]
+    assert [(record.levelname, record.task_id, record.attempt) for record in logged] == [  # type: ignore[attr-defined]
+        ("WARNING", task.id, 1),
+        ("ERROR", task.id, 2),
+    ]
+
+
 def test_a_snooze_burns_no_attempt(queue: TaskQueue, redis_url: str) -> None:
     handlers, seen = Handlers(), []
 
@@ -302,6 +363,52 @@ def test_a_task_whose_result_cannot_be_saved_is_not_acknowledged_and_runs_again(
         result = result_of(queue, task)
     assert set(runs) == {0}
     assert backend.saved == {task.id: result}
+
+
+def test_a_back_end_that_is_away_for_a_while_costs_no_second_run(queue: TaskQueue, redis_url: str) -> None:
+    handlers, backend, runs = Handlers(), MemoryBackend(), Counter[str]()
+    backend.failure = BackendUnavailable("the database is being restarted")
+
+    @handlers.task("work")
+    def work(task: Task) -> str:
+        runs[task.id] += 1
+        return task.id
+
+    tasks = [Task(kind="work") for _ in range(300)]
+    queue.enqueue_many(tasks[:100])
+    worker = quick(queue, handlers, results=backend, concurrency=4, read_ahead=50)
+    with running(worker):
+        eventually(lambda: worker.tally.backend_failures >= 6)  # for two seconds, by its growing pauses
+        queue.enqueue_many(tasks[100:])
+        eventually(lambda: worker.tally.backend_failures >= 7)
+        assert len(runs) <= 100, "nothing is fetched that could not be saved"
+        backend.failure = None
+        for task in tasks:
+            assert (result_of(queue, task)).data == task.id
+    assert runs == Counter(task.id for task in tasks)
+    assert worker.report().unsaved == 0
+    assert len(backend.saved) == 300
+
+
+def test_a_task_that_cannot_be_settled_stops_no_other(redis_url: str, raw: redis.Redis) -> None:
+    handlers = Handlers()
+    raw.xadd("jobs.dead", {"junk": "1"}, id=f"{2**64 - 1}-{2**64 - 1}")  # nothing can be added behind it
+    raw.xadd("jobs.tasks", {"data": "no task"})
+
+    @handlers.task("work", retry=Retry(max_retries=0))
+    def work(task: Task) -> None:
+        if task.payload.get("fails"):
+            raise ValueError("as ordered")
+
+    bad, good = Task(kind="work", payload={"fails": True}), [Task(kind="work") for _ in range(20)]
+    with RedisTaskQueue(redis_url, "jobs") as queue:
+        queue.enqueue_many([bad, *good])
+        with running(quick(queue, handlers)):
+            for task in good:
+                assert (result_of(queue, task)).status is Status.OK
+            raw.delete("jobs.dead")
+            assert (result_of(queue, bad)).status is Status.ERROR
+            eventually(lambda: raw.xlen("jobs.dead") == 2)
 
 
 @pytest.mark.skipif(not IS_ASYNC, reason="a thread cannot be interrupted")

@@ -43,7 +43,7 @@ local function bury_task(pending, begun, reason, error, text, notice, id, kind, 
   if speaks_for(id, entry, reason) and not known_results({id})[1] then
     local cause = error ~= '' and error .. ': ' .. text or text
     store_results({{id, kind, 'error', cjson.encode({task_id = id, kind = kind, status = 'error', error = cause,
-      attempts = begun, finished_at = now_text}), notice}})
+      attempts = begun, finished_at = now_text, traceback = traceback ~= '' and traceback or nil}), notice}})
   end
   call('XACK', stream, group, entry)
   strike(entry)

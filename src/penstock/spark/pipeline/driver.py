@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, name_of, text_of
 from penstock.runtime.threads import pause
 from penstock.spark.file_lock import is_locked, lock
 
@@ -69,7 +69,7 @@ class Driver:
         except PipelineBusy:
             raise
         except BaseException as error:
-            text = " ".join(str(error).split()) or type(error).__name__
+            text = " ".join(text_of(error).split()) or name_of(error)
             self._say(descriptor, replace(self._word, state=FAILED, time=_now(), why=text))
             raise
         finally:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from penstock.errors import ConfigurationError, DecodeError, FatalError, PenstockError
+from penstock.errors import ConfigurationError, DecodeError, FatalError, PenstockError, text_of
 from penstock.model import StreamMessage
 from penstock.policy import Reason
 from penstock.serializers import load_serializer
@@ -108,7 +108,11 @@ class Caller:
         except ConfigurationError:
             raise  # the same for every message: the pipeline cannot go on
         except Exception as error:
-            logger.info("the handler failed for %d message(s): %r", len(messages), error)
+            logger.warning(
+                "the handler failed for message %s%s in attempt %d: %s", messages[0].id,
+                f" and {len(messages) - 1} more" if messages[1:] else "", messages[0].attempts, text_of(error, repr),
+                exc_info=error,
+            )  # fmt: skip
             return error
         asked = {message.id for message in messages}
         for entry_id, output in _answers(answer, has_output=self._has_output):

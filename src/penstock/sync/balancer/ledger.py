@@ -21,6 +21,7 @@ from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Claim, Ownership
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
 from penstock.errors import (
+    NOT_OF_ONE_MESSAGE,
     AlreadyClaimed,
     ConnectionFailed,
     ConnectionLost,
@@ -35,6 +36,7 @@ from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question, read_many
+from penstock.sync.streams.undertaker import Unburied, reduced_if_refused
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
 CHUNK = 500
@@ -78,6 +80,7 @@ class Ledger:
 
     def __init__(self, client: StreamClient, keys: BalancerKeys, me: str, config: BalancerConfig) -> None:
         self._client, self.keys, self.me, self._config = client, keys, me, config
+        self._unburied = Unburied(config.logger)
         self.queued: set[str] = set()  # data streams of which this consumer has met another entry that waits
 
     # --- the service --------------------------------------------------------------------------------
@@ -269,12 +272,23 @@ class Ledger:
     def bury(self, entry_id: str, fields: list[bytes], error: Exception, reason: Reason, name: str = "",
                    deliveries: int = 1) -> bool:  # fmt: skip
         """Move an entry to the dead letters; False = somebody else has it, or had it."""
-        record = dead_letter_record.record(
-            fields, self.keys.stream, entry_id, self.keys.group, self.me, reason, error, 0, deliveries
-        )
         keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]
-        args = [self.keys.group, self.me, entry_id, self._config.lock_ttl_ms, name, *record]
-        return bool(self._client.run("balancer_bury", keys, args, Repeat.IDEMPOTENT) == 1)
+
+        def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> bool:
+            record = dead_letter_record.record(
+                kept, self.keys.stream, entry_id, self.keys.group, self.me, reason, error, 0, deliveries
+            )
+            args = [self.keys.group, self.me, entry_id, self._config.lock_ttl_ms, name, *record]
+            return bool(self._client.run("balancer_bury", keys, args, Repeat.IDEMPOTENT) == 1)
+
+        try:
+            return reduced_if_refused(write, fields, reason, error)
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception:
+            # It stays pending: the sweeps try again, and the other entries do not wait for it.
+            self._unburied.note(self.keys.stream, entry_id)
+            return False
 
     # --- looking ------------------------------------------------------------------------------------
 

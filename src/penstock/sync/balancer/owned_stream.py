@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 
 from penstock import dead_letter_record, envelope
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
-from penstock.errors import ConfigurationError, OwnershipLost
+from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost
 from penstock.model import StreamMessage
+from penstock.policy import Reason
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import Event, Job
 from penstock.serializers import Serializer
@@ -18,7 +20,9 @@ from penstock.sync.balancer.positions import Positions
 from penstock.sync.balancer.tap import Tap
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.incoming import Decoder, Rejected
+from penstock.sync.streams.undertaker import reduced_if_refused
 
+logger = logging.getLogger("penstock.sync.balancer")
 _PAGE = 100
 _WAIT_S = 1.0
 
@@ -113,10 +117,17 @@ class OwnedStream:
     def _bury(self, rejected: Rejected) -> None:
         # One that cannot be decoded stays in the stream as it is; its copy tells why nobody handled it.
         key = self._client.keys(self.name).default_dead_letters() if not self._client.prefix else f"{self.name}_dlq"
-        record = dead_letter_record.record(
-            rejected.fields, self.name, rejected.id, "", "", rejected.reason, rejected.error, 0, 1
-        )
-        self._client.call(self.name, "XADD", key, "*", *record, repeat=Repeat.ONCE)
+
+        def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> None:
+            record = dead_letter_record.record(kept, self.name, rejected.id, "", "", reason, error, 0, 1)
+            self._client.call(self.name, "XADD", key, "*", *record, repeat=Repeat.ONCE)
+
+        try:
+            reduced_if_refused(write, rejected.fields, rejected.reason, rejected.error)
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception:
+            logger.exception("%s: entry %s was not handled and cannot be dead-lettered", self.name, rejected.id)
 
     # --- saying how far it is -----------------------------------------------------------------------
 

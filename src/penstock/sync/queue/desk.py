@@ -16,9 +16,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from penstock import dead_letter_record, envelope
+from penstock import envelope
 from penstock.config import ConsumerConfig
-from penstock.errors import DecodeError, GroupLost, PenstockError, TransientError, text_of
+from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError, text_of
 from penstock.events import EventName
 from penstock.policy import Reason, before_run, unreadable
 from penstock.protection import payload_of
@@ -35,7 +35,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.group import ConsumerGroup
 from penstock.sync.streams.ledger import Claim as LedgerClaim
 from penstock.sync.streams.ledger import Parking
-from penstock.sync.streams.undertaker import dedup_key_of
+from penstock.sync.streams.undertaker import Unburied, bury_entry, dedup_key_of
 from penstock.sync.streams.upkeep import Upkeep
 
 logger = logging.getLogger("penstock.sync.queue")
@@ -66,6 +66,7 @@ class Desk:
         self._next_due_s = self._next_recovery_s = 0.0
         self._take_ahead_after: float = _BRISK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
         self._ended_s, self._brisk_turns = 0.0, 0
+        self._unburied = Unburied(logger)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -225,9 +226,14 @@ class Desk:
             self._bury(slot, entry_id, fields, reason, error, attempts, deliveries)
         except (*PASSING, GroupLost):
             raise
-        except PenstockError:
+        except NOT_OF_ONE_MESSAGE:
             slot.is_given_up = True
             raise
+        except Exception:
+            delay_ms = self._unburied.note(self.keys.stream, entry_id)
+            slot.ledger.park([Parking(entry_id, delay_ms, deliveries, attempts)])
+        else:
+            self._unburied.forget(entry_id)
         slot.is_sure()
 
     def _restore_group(self, slot: Slot) -> None:
@@ -327,14 +333,14 @@ class Desk:
         self, slot: Slot, entry_id: str, fields: list[bytes], reason: Reason, error: BaseException | None,
         attempts: int, deliveries: int,
     ) -> bool:  # fmt: skip
-        record = dead_letter_record.record(
-            fields, self.keys.stream, entry_id, GROUP, slot.consumer, reason, error, attempts, deliveries
-        )
-        is_buried = slot.ledger.bury(entry_id, record, dedup_key_of(fields), is_deleted=True)
-        if is_buried:
-            text = "" if error is None else text_of(error, repr)
-            self._emit(EventName.DEAD_LETTERED, id=entry_id, reason=reason.value, error=text)
-        return is_buried
+        written = bury_entry(
+            slot.ledger, entry_id, fields, reason, error, attempts, deliveries, is_deleted=True
+        )  # fmt: skip
+        if written is None:
+            return False
+        text = "" if error is None else text_of(error, repr)
+        self._emit(EventName.DEAD_LETTERED, id=entry_id, reason=written.value, error=text)
+        return True
 
     def renew(self, claim: Claim) -> bool:
         """Begin the lease anew; False = it is somebody else's by now. Not tried beyond the end of the lease."""

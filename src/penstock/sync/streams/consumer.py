@@ -386,8 +386,7 @@ class StreamConsumer:
             rejected = self._rejected[0]
             message = self._inbox.held.get(rejected.id)
             if message is not None:
-                self._undertaker.bury(message, rejected.reason, rejected.error, rejected.fields)
-                self._inbox.held.finish([message])
+                self._workers.bury(message, rejected.reason, rejected.error, rejected.fields)
             self._rejected.pop(0)
 
 

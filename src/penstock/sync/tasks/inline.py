@@ -43,7 +43,7 @@ class InlineWorker:
         slot.job = Job.current()
         outcome = self._runner.run(found[0], slot)
         self._settler.settle(found[0], outcome)
-        self._settler.flush()
+        self._settler.end()
         if isinstance(outcome, Failed):
             if isinstance(outcome.cause, EXITS):
                 raise outcome.cause

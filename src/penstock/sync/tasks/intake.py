@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Sequence
 
-from penstock.errors import ConnectionLost, GroupLost
+from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_of, text_of
 from penstock.keys import TaskKeys
 from penstock.policy import unreadable
 from penstock.redis.blocking import Command
@@ -14,6 +15,7 @@ from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.ledger import MAX_IDS, Claim
+from penstock.sync.streams.undertaker import Unburied
 from penstock.sync.tasks.blocking_reads import BlockingReads
 from penstock.sync.tasks.doubts import Doubts
 from penstock.sync.tasks.lane_books import LaneBooks
@@ -23,6 +25,7 @@ from penstock.tasks.entries import Malformed, TaskEntries
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
 from penstock.tasks.lanes import Lane, fits, portions, reading_order
 
+logger = logging.getLogger("penstock.sync.tasks")
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
 _DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
@@ -50,6 +53,7 @@ class TaskIntake:
         self._reads = BlockingReads(client, keys.index, self._doubts)
         self._alone: HeldTask | None = None  # a task in hand that must have no neighbours
         self._drains_until_s = 0.0
+        self._unburied = Unburied(logger)
 
     # --- popping ------------------------------------------------------------------------------------
 
@@ -170,10 +174,17 @@ class TaskIntake:
         return [row for row in entries if row[0] not in settled]
 
     def _refuse(self, books: LaneBooks, entry_id: str, error: Malformed) -> None:
-        books.release(
-            "bury", entry_id, error.task_id, error.kind, owner=self._consumer, reason=unreadable(error.__cause__),
-            error=type(error.__cause__ or error).__name__, text=str(error),
-        )  # fmt: skip
+        try:
+            books.release(
+                "bury", entry_id, error.task_id, error.kind, owner=self._consumer, reason=unreadable(error.__cause__),
+                error=name_of(error.__cause__ or error), text=text_of(error),
+            )  # fmt: skip
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception:
+            self._wait_in(books, entry_id, self._unburied.note(books.stream, entry_id))
+        else:
+            self._unburied.forget(entry_id)
 
     # --- tasks that were handed out before ----------------------------------------------------------
 
@@ -223,13 +234,15 @@ class TaskIntake:
         return ours
 
     def _postpone(self, books: LaneBooks, held: HeldTask) -> None:
-        # Not begun yet, so its counts are those of its earlier runs and stay.
-        key, delay_ms = books.retries, int(_APART_S * 1000)
-        at = int(time.time() * 1000) + delay_ms
-        self._client.call(key, "ZADD", key, at, held.entry_id, repeat=Repeat.IDEMPOTENT)
-        self._note_due(books.lane, delay_ms)
+        self._wait_in(books, held.entry_id, int(_APART_S * 1000))
         if time.monotonic() > self._drains_until_s + _DRAIN_EVERY_S - _DRAIN_S:
             self._drains_until_s = time.monotonic() + _DRAIN_S
+
+    def _wait_in(self, books: LaneBooks, entry_id: str, delay_ms: int) -> None:
+        # Not begun yet, so its counts are those of its earlier runs and stay.
+        key, at = books.retries, int(time.time() * 1000) + delay_ms
+        self._client.call(key, "ZADD", key, at, entry_id, repeat=Repeat.IDEMPOTENT)
+        self._note_due(books.lane, delay_ms)
 
     def _sweep(self, lanes: Sequence[LaneBooks], keeps_apart: bool) -> list[HeldTask]:
         with self._doubts.on_the_way() as found:

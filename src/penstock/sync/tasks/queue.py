@@ -64,7 +64,9 @@ class TaskQueue(Protocol):
         """
         ...
 
-    def bury(self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "") -> bool:
+    def bury(
+        self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
+    ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
         ...
 

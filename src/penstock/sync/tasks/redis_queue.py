@@ -177,9 +177,12 @@ class RedisTaskQueue:
         )  # fmt: skip
         return answer in {"waiting", "dead"}
 
-    def bury(self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "") -> bool:
+    def bury(
+        self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
+    ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
-        return self._release("bury", task_id, reason=reason, error=error, text=text) == "dead"
+        answer = self._release("bury", task_id, reason=reason, error=error, text=text, traceback=traceback)
+        return answer == "dead"
 
     def extend(self, task_id: str) -> bool:
         """Renew the lease of a task; False = it is in nobody's hands, or not in ours any more."""

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
-from penstock.errors import PenstockError
+from penstock.dead_letter_record import traceback_of
+from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, text_of
+from penstock.redis.retry import pause_s
 from penstock.runtime.threads import Event, Lock, pause, shielded
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, Outcome, follow_ups
@@ -20,15 +24,19 @@ from penstock.tasks.tally import WorkerTally
 logger = logging.getLogger("penstock.sync.tasks")
 BATCH = 500
 _LINGER_S = 0.002  # results of this moment travel together
-_UNSAVED_DELAY_S = 1.0
-_MAX_UNSAVED_DELAY_S = 60.0
+_PATIENCE_S = 60.0  # with a back-end that is away; the results are kept, and their tasks in hand
+_DOUBT_S = 5.0  # with one that fails for no known reason
+_PUT_OFF_S, _MAX_PUT_OFF_S, _MOST_PUT_OFF = 1.0, 60.0, 10_000
+_AWAY = (BackendUnavailable, OSError)  # TimeoutError is one of the latter
+Row: TypeAlias = tuple[Task, Result]
 
 
 class Settler:
     """Settles what the hands of one worker have done.
 
-    Guarantees: a result is saved in the back-end, and follow-ups are queued, before the task is acknowledged. When
-    saving fails, the task is not acknowledged and runs again later, without counting an attempt.
+    Guarantees: a result is saved in the back-end, and follow-ups are queued, before the task is acknowledged. While the
+    back-end is away, results are kept and saved when it is back. A task whose result cannot be saved at all is not
+    acknowledged, and runs again later without counting an attempt.
     """
 
     def __init__(
@@ -44,14 +52,20 @@ class Settler:
         self._queue, self._backend, self._tally = queue, backend, tally
         self._save_timeout_s, self._saves_errors = save_timeout_s, saves_errors
         self._lock = threading.Lock()
-        self._done: list[tuple[Task, Result]] = []
+        self._done: list[Row] = []
+        self._kept: list[Row] = []  # the back-end did not take them, and is asked again at `_again_s`
+        self._again_s = 0.0
+        self._tries = 0  # in a row in which it took nothing
+        self._since_s: dict[str, float] = {}  # when the back-end first refused the result of a task that is in hand
+        self._put_offs: dict[str, int] = {}  # how often a task ran for nothing
         self._flushing = Lock()
         self._under_way = 0
-        self._unsaved = 0  # failures of the back-end in a row
+        self._chance = random.Random()
+        self.is_backend_away = False
         self.dirty = Event()
 
     def __len__(self) -> int:
-        return len(self._done) + self._under_way
+        return len(self._done) + len(self._kept) + self._under_way
 
     def settle(self, task: Task, outcome: Outcome) -> None:
         """Take in what became of a task; results are sent on in batches, failures at once."""
@@ -91,19 +105,57 @@ class Settler:
         if self._saves_errors and self._backend is not None:
             result = Result(
                 task_id=task.id, kind=task.kind, status=Status.ERROR, error=f"{failed.error}: {failed.text}",
-                attempts=task.attempts + 1,
+                attempts=task.attempts + 1, traceback=traceback_of(failed.cause) or None,
             )  # fmt: skip
-            if not self._save([(task, result)]):
+            if not self._save_now((task, result)):
                 return False
-        return self._queue.bury(task.id, verdict.reason, error=failed.error, text=failed.text)
+        return self._queue.bury(
+            task.id, verdict.reason, error=failed.error, text=failed.text, traceback=traceback_of(failed.cause)
+        )
+
+    def _save_now(self, row: Row) -> bool:
+        # By the hand that has run the task: it waits for a back-end that is away.
+        while True:
+            saved, kept = self._save([row])
+            if not kept:
+                return bool(saved)
+            pause(max(0.0, self._again_s - time.monotonic()))
+
+    def put_aside(self, task: Task, error: Exception) -> None:
+        """Give back a task that cannot be settled, for an error of its own: it comes again after a growing delay."""
+        logger.error(
+            "task %s (%s) of %r cannot be settled; it is tried again later", task.id, task.kind, self._queue,
+            exc_info=error,
+        )  # fmt: skip
+        self._put_off(task, f"not settled: {text_of(error)}")
 
     def run_once(self, wait_s: float | None = None) -> None:
         """Wait for results, for a moment longer if they are few, and send them on."""
+        if self._kept:
+            until_s = self._again_s - time.monotonic()
+            if until_s <= 0:
+                self._take_up_kept()
+            else:
+                wait_s = until_s if wait_s is None else min(wait_s, until_s)
         if not self.dirty.wait(wait_s):
             return
         if len(self._done) < BATCH:
             pause(_LINGER_S)
         self.flush()
+
+    def _take_up_kept(self) -> None:
+        with self._lock:
+            self._done[:0], self._kept = self._kept, []
+            self.dirty.set()
+
+    def end(self) -> None:
+        """Send on everything that is done, on the way out: what cannot be saved now is given back."""
+        self._take_up_kept()
+        self.flush()
+        with self._lock:
+            left, self._kept = self._kept, []
+        for task, _ in left:
+            self._put_off(task, "not saved before the worker ended")
 
     def flush(self) -> None:
         """Send on everything that is done."""
@@ -124,11 +176,33 @@ class Settler:
                 finally:
                     self._under_way = 0
 
-    def _finish(self, rows: list[tuple[Task, Result]]) -> None:
+    def _finish(self, rows: list[Row]) -> None:
         if self._backend is not None:
-            rows = self._save(rows)
-            if not rows:
+            rows, kept = self._save(rows)
+            with self._lock:
+                self._kept += kept
+        if not rows:
+            return
+        try:
+            self._tell(rows)
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception as error:
+            if len(rows) == 1:
+                self.put_aside(rows[0][0], error)
                 return
+            for row in rows:  # one of them is to blame, and the others must not suffer for it
+                self._finish_alone(row)
+
+    def _finish_alone(self, row: Row) -> None:
+        try:
+            self._tell([row])
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception as error:
+            self.put_aside(row[0], error)
+
+    def _tell(self, rows: list[Row]) -> None:
         following = [then for task, result in rows if task.then for then in follow_ups(task, result)]
         if following:
             self._queue.enqueue_many(following)
@@ -143,28 +217,33 @@ class Settler:
             for task, _ in rows:
                 self._on_settled(task)
 
-    def _save(self, rows: list[tuple[Task, Result]]) -> list[tuple[Task, Result]]:
-        """Save results; return those that are stored. The tasks of the others have been given back."""
-        stored, error = self._try_to_save(rows)
-        if error is None:
-            self._unsaved = 0
-            return stored
-        if len(rows) == 1 or isinstance(error, TimeoutError):
-            self._put_off(rows, error)
-            return []
-        # One of them may be to blame: the others must not wait for it. When none can be saved, it is the back-end.
-        saved: list[tuple[Task, Result]] = []
-        for place, row in enumerate(rows):
-            stored, error = self._try_to_save([row])
-            saved += stored
-            if error is not None and not saved and place:
-                self._put_off(rows[place:], error)
-                break
-            if error is not None:
-                self._put_off([row], error)
-        return saved
+    # --- the back-end -------------------------------------------------------------------------------
 
-    def _try_to_save(self, rows: list[tuple[Task, Result]]) -> tuple[list[tuple[Task, Result]], BaseException | None]:
+    def _save(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
+        """Save results; return those that are stored, and those to try again. All others are given back."""
+        saved, error = self._try_to_save(rows)
+        failed = [] if error is None else [(row, error) for row in rows]
+        if len(rows) > 1 and error is not None and not isinstance(error, TimeoutError):
+            # One of them may be to blame: the others must not wait for it. When none can be saved, it is the back-end.
+            failed = []
+            for place, row in enumerate(rows):
+                stored, error = self._try_to_save([row])
+                saved += stored
+                if error is not None and not saved and place:
+                    failed += [(left, error) for left in rows[place:]]
+                    break
+                if error is not None:
+                    failed.append((row, error))
+        if saved and (self._since_s or self._put_offs):
+            for task, _ in saved:
+                self._since_s.pop(task.id, None)
+                self._put_offs.pop(task.id, None)
+        self._tries = 0 if saved else self._tries + 1
+        kept = self._not_saved(failed, has_saved_others=bool(saved)) if failed else []
+        self.is_backend_away = bool(kept) and not saved and isinstance(failed[-1][1], _AWAY)
+        return saved, kept
+
+    def _try_to_save(self, rows: list[Row]) -> tuple[list[Row], BaseException | None]:
         stored: list[Result] = []
         failures: list[BaseException] = []
 
@@ -179,17 +258,37 @@ class Settler:
             return [(task, result) for (task, _), result in zip(rows, stored, strict=True)], None
         return [], failures[0] if failures else TimeoutError(f"saving took longer than {self._save_timeout_s} s")
 
-    def _put_off(self, rows: list[tuple[Task, Result]], error: BaseException) -> None:
-        delay_s = min(_UNSAVED_DELAY_S * 2 ** min(self._unsaved, 10), _MAX_UNSAVED_DELAY_S)
-        self._unsaved += 1
+    def _not_saved(self, failed: list[tuple[Row, BaseException]], *, has_saved_others: bool) -> list[Row]:
+        # By the clock and not by calls: of many results that fail in one moment none waits for longer than the others.
+        now, kept = time.monotonic(), list[Row]()
         self._tally.backend_failures += 1
-        logger.error("%d result(s) could not be saved, their tasks run again in %.0f s: %r", len(rows), delay_s, error)
-        for task, _ in rows:
-            try:
-                self._queue.nack(task.id, delay_s, error=f"not saved: {error}", counts=False)
-            except PenstockError as failure:
-                logger.warning("task %s could not be given back, it will be an orphan: %s", task.id, failure)
-                self.let_go(task, has_run=True)
-            self._tally.count(task.kind, "unsaved")
-            if self._on_settled is not None:
-                self._on_settled(task)
+        for row, error in failed:
+            task = row[0]
+            patience_s = _PATIENCE_S if isinstance(error, _AWAY) else 0.0 if has_saved_others else _DOUBT_S
+            if now - self._since_s.setdefault(task.id, now) < patience_s:
+                kept.append(row)
+            else:
+                self._since_s.pop(task.id, None)
+                self._tally.count(task.kind, "unsaved")
+                self._put_off(task, f"not saved: {text_of(error)}")
+        self._again_s = now + pause_s(self._tries, self._chance, 0.05, 2.0)
+        logger.log(
+            logging.ERROR if self._tries <= 1 else logging.WARNING,
+            "%d result(s) of %r could not be saved: %d are kept and saved later, %d tasks run again: %s",
+            len(failed), self._queue, len(kept), len(failed) - len(kept), text_of(failed[0][1], repr),
+            exc_info=failed[0][1] if self._tries <= 1 else None,
+        )  # fmt: skip
+        return kept
+
+    def _put_off(self, task: Task, why: str) -> None:
+        if len(self._put_offs) >= _MOST_PUT_OFF:
+            self._put_offs.clear()  # other workers may have done them since
+        count = self._put_offs[task.id] = self._put_offs.get(task.id, 0) + 1
+        delay_s = min(_PUT_OFF_S * 2 ** min(count - 1, 10), _MAX_PUT_OFF_S)
+        try:
+            self._queue.nack(task.id, delay_s, error=why, counts=False)
+        except PenstockError as failure:
+            logger.warning("task %s could not be given back, it will be an orphan: %s", task.id, failure)
+            self.let_go(task, has_run=True)
+        if self._on_settled is not None:
+            self._on_settled(task)

@@ -190,27 +190,32 @@ class StubQueue:
         self._notify()
         return True
 
-    def bury(self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "") -> bool:
+    def bury(
+        self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
+    ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
         with self._lock:
             is_ours = self._in_hand(task_id) is not None
             if is_ours:
-                self._bury(task_id, reason, error, text)
+                self._bury(task_id, reason, error, text, traceback)
         self._notify()
         return is_ours
 
-    def _bury(self, task_id: str, reason: str, error: str, text: str) -> None:
+    def _bury(self, task_id: str, reason: str, error: str, text: str, traceback: str = "") -> None:
         entry = self._settle(task_id)
         assert entry is not None
         task = entry.task
         number = len(self.dead) + 1
         letter = DeadTask(
             f"0-{number}", task_id, task.kind, reason, error, text, entry.runs, int(self._now() * 1000),
-            f"{self.name}.tasks", self.consumer, 0, values.encode(task),
+            f"{self.name}.tasks", self.consumer, 0, values.encode(task), traceback=traceback,
         )  # fmt: skip
         self.dead.append(letter)
         cause = f"{error}: {text}" if error else text
-        result = Result(task_id=task_id, kind=task.kind, status=Status.ERROR, error=cause, attempts=entry.runs)
+        result = Result(
+            task_id=task_id, kind=task.kind, status=Status.ERROR, error=cause, attempts=entry.runs,
+            traceback=traceback or None,
+        )  # fmt: skip
         self._results.setdefault(task_id, result)
 
     def extend(self, task_id: str) -> bool:

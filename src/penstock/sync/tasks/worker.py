@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.errors import EXITS, ConfigurationError, PenstockError, TaskTimeout, TransientError, WorkerStopped
+from penstock.errors import (
+    EXITS,
+    NOT_OF_ONE_MESSAGE,
+    ConfigurationError,
+    PenstockError,
+    TaskTimeout,
+    TransientError,
+    WorkerStopped,
+)
 from penstock.runtime.threads import Crew, Event, Job, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
 from penstock.sync.streams.intake import Appetite
@@ -156,7 +164,7 @@ class Worker:
                 slot.interrupt(WorkerStopped("the worker was stopped"))
             hands.join(_LAST_RITES_S)
         try:
-            self._settler.flush()
+            self._settler.end()
         except PenstockError as error:
             logger.warning("%d result(s) were not stored, their tasks become orphans: %s", len(self._settler), error)
 
@@ -193,7 +201,7 @@ class Worker:
     def _fetch(self) -> None:
         """Keep so much in the inbox that no hand waits, and little more: other workers are hungry too."""
         while not self._stopping.is_set():
-            if len(self._inbox) > self._appetite.target // 2:
+            if len(self._inbox) > self._appetite.target // 2 or self._settler.is_backend_away:
                 self._inbox.hungry.clear()
                 self._inbox.hungry.wait(_WATCH_S)
                 continue
@@ -268,6 +276,10 @@ class Worker:
         except TransientError as error:
             logger.warning("task %s could not be settled, it will be an orphan: %s", task.id, error)
             self._settler.let_go(task, has_run=True)
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception as error:
+            self._settler.put_aside(task, error)
 
     def _settle(self) -> None:
         while not self._stopping.is_set():
@@ -311,10 +323,17 @@ class Worker:
         self.queue.enqueue(task, at=moment)
 
     def _persist(self, step: Callable[..., Any], *args: object) -> Any:
-        """Do a step; when Redis is away, wait a moment and return nothing. Other errors end the worker."""
+        """Do a step; when it fails for now or for one task, wait a moment and return nothing.
+
+        What the server refuses to everybody, such as rights, ends the worker.
+        """
         try:
             return step(*args)
         except TransientError as error:
             logger.warning("%s", error)
-            self._stopping.wait(_OUTAGE_PAUSE_S)
-            return None
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception:
+            logger.exception("a worker of %r goes on after a failure", self.queue)
+        self._stopping.wait(_OUTAGE_PAUSE_S)
+        return None
