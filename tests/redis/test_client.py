@@ -13,7 +13,13 @@ import pytest
 import redis
 
 from penstock import ConsumerConfig
-from penstock.errors import ClientClosed, ConfigurationError, ConnectionFailed, UnsupportedServer
+from penstock.errors import (
+    AuthenticationFailed,
+    ClientClosed,
+    ConfigurationError,
+    ConnectionFailed,
+    UnsupportedServer,
+)
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from penstock.testing import FaultProxy
@@ -317,6 +323,17 @@ def test_capabilities_may_be_asked_where_config_is_forbidden(
     assert found.is_append_only is True
     assert found.fsync is None
     assert found.eviction_policy == "noeviction", "INFO tells it as well"
+
+
+def test_a_server_that_may_not_be_asked_is_taken_for_the_oldest(
+    half: Half, start_server: Callable[..., EmbeddedServer]
+) -> None:
+    user = ["ann", "on", ">pw", "~*", "+@all", "-config", "-command", "-info"]
+    server = start_server(port=0, options={"user": user})
+    found = half.do(half.client(f"redis://ann:pw@127.0.0.1:{server.port}").capabilities)
+    assert (found.version, found.commands, found.is_append_only) == ("unknown", {"XAUTOCLAIM"}, None)
+    with pytest.raises(AuthenticationFailed):
+        half.do(half.client(f"redis://ann:wrong@127.0.0.1:{server.port}").capabilities)
 
 
 def test_a_server_that_is_too_old_is_named(half: Half, start_server: Callable[..., EmbeddedServer]) -> None:

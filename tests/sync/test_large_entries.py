@@ -6,9 +6,11 @@ from __future__ import annotations
 import pytest
 import redis
 
+from penstock.redis.retry import Repeat
 from penstock.sync import ConsumerGroup, StreamClient, StreamProducer
+from penstock.sync.streams.ledger import Ledger, Parking
 from tests.helpers.commandstats import calls
-from tests.sync.stage import GROUP, STREAM, read_as
+from tests.sync.stage import GROUP, STREAM, pending_ids, read_as
 
 counts_itself = pytest.mark.servers("7.0", "valkey")  # how many entries were added and read
 
@@ -119,3 +121,22 @@ def test_room_for_one_message_frees_few_large_entries(
     raw.xack(STREAM, GROUP, *read_as(raw, "someone", 90))
     StreamProducer(client, STREAM, max_len=100).push("one more")
     assert 100 - 2 * FEW < raw.xlen(STREAM) <= 100
+
+
+@counts_itself
+def test_renewing_leases_does_not_read_what_is_held(client: StreamClient, raw: redis.Redis) -> None:
+    ConsumerGroup(client, STREAM, GROUP).ensure()
+    add(raw, 20, LARGE)
+    ledger = Ledger(client, client.keys(STREAM), GROUP, "someone", "graveyard")
+    held = read_as(raw, "someone")
+    raw.xtrim(STREAM, maxlen=19, approximate=False)
+    before = calls(raw, "xrange")
+    ledger.begin([(entry_id, 1, 1) for entry_id in held])
+    keys = [client.keys(STREAM).stream]
+    client.run("renew", keys, [GROUP, "someone", "", 1_000, *held], Repeat.IDEMPOTENT)
+    ledger.park([Parking(entry_id, 10, 1, 1) for entry_id in held])
+    assert calls(raw, "xrange") - before == 3, "of the one that is gone"
+    assert pending_ids(raw) == held, "none was claimed that is gone, and dropped for it"
+    raw.xdel(STREAM, held[5])
+    ledger.begin([(entry_id, 1, 1) for entry_id in held])
+    assert pending_ids(raw) == held

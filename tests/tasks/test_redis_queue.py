@@ -13,7 +13,8 @@ import redis
 from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.task import Priority, Result, Task
 from penstock.tasks import Handlers, RedisTaskQueue, Worker
-from tests.helpers.aio import DEADLINE_S, join, start
+from tests.helpers.aio import DEADLINE_S, eventually, join, start
+from tests.helpers.commandstats import calls
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
 
@@ -169,6 +170,16 @@ async def test_an_entry_that_was_deleted_in_hand_stops_nobody(
         freed += await other.requeue_orphans(1, 10)
     assert len(await other.pop_many(3)) == 2
     assert [letter[b"dlq_reason"] for letter in entries(raw, "jobs.dead")] == [b"missing"]
+
+
+async def test_no_script_reads_more_than_a_few_large_tasks_to_free_them(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    await queue.enqueue_many([Task(kind="render", payload={"data": "x" * 300_000}) for _ in range(20)])
+    await queue.pop_many(20)
+    before = calls(raw, "evalsha") + calls(raw, "eval")
+    assert await eventually(lambda: other.requeue_orphans(1, 50)) == 20
+    assert calls(raw, "evalsha") + calls(raw, "eval") - before >= 10
 
 
 # --- outages --------------------------------------------------------------------------------------

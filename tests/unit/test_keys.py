@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
@@ -86,3 +86,20 @@ def test_keys_that_change_together_must_share_a_slot() -> None:
     check_same_slot("orders", "orders", "dlq_stream")
     with pytest.raises(ClusterSlotError, match=r"dlq_stream 'orders_dlq' and stream 'orders' .* '\{orders\}_main'"):
         check_same_slot("orders", "orders_dlq", "dlq_stream")
+
+
+@given(names, names, names, names)
+@example("a:b", "c", "a", "b:c")
+@example("1:a", "b", "1", "a:b")
+@example("1:a:b", "c", "a", "b:c")
+def test_two_pairs_of_names_have_two_keys(group: str, name: str, other_group: str, other_name: str) -> None:
+    keys = StreamKeys.of("orders")
+    is_same = (group, name) == (other_group, other_name)
+    assert (keys.worker(group, name) == keys.worker(other_group, other_name)) is is_same
+    assert (keys.chore(group, name) == keys.chore(other_group, other_name)) is is_same
+
+
+def test_names_without_a_colon_are_written_as_they_are() -> None:
+    keys = StreamKeys.of("orders")
+    assert keys.worker("shipping", "worker-1") == "{orders}:worker:shipping:worker-1"
+    assert keys.worker("a:b", "c") == "{orders}:worker:3:a:b:c"

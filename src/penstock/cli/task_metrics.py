@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.sync.tasks import RedisTaskQueue
-from penstock.tasks.gauges import QueueGauges
+from penstock.tasks.gauges import LaneGauges, QueueGauges
 from penstock.tasks.tally import BUCKETS_S, WorkerTally
 
 try:
@@ -17,6 +17,9 @@ try:
     from prometheus_client.registry import Collector
 except ImportError as error:  # pragma: no cover
     raise ConfigurationError("metrics need prometheus-client: pip install 'penstock[metrics]'") from error
+
+
+_MOST_LANES = 100
 
 
 class QueueCollector(Collector):
@@ -50,8 +53,8 @@ def _queue_metrics(found: list[QueueGauges]) -> Iterable[Any]:
     for queue in found:
         for kind, number in queue.open_by_kind.items():
             pending.add_metric([queue.stream, kind], number)
-        for lane in queue.lanes:
-            idle.add_metric([lane.stream], lane.idle_max_s)
+        for stream, idle_s in _idle_by_stream(queue.lanes):
+            idle.add_metric([stream], idle_s)
         for family, numbers in ((acked, queue.acked), (dead, queue.dead)):
             for kind, number in numbers.items():
                 family.add_metric([kind, queue.name], number)
@@ -62,6 +65,14 @@ def _queue_metrics(found: list[QueueGauges]) -> Iterable[Any]:
         for state, number in states.items():
             sizes.add_metric([queue.name, state], number)
     return [pending, idle, acked, dead, sizes]
+
+
+def _idle_by_stream(lanes: Sequence[LaneGauges]) -> list[tuple[str, float]]:
+    # A lane may be there for a kind that somebody made up: a label each would be more than a Prometheus wants.
+    ordered = sorted(lanes, key=lambda lane: (len(lane.stream), lane.stream))
+    named = [(lane.stream, lane.idle_max_s) for lane in ordered[:_MOST_LANES]]
+    others = [lane.idle_max_s for lane in ordered[_MOST_LANES:]]
+    return [*named, ("other", max(others))] if others else named
 
 
 class WorkerCollector(Collector):

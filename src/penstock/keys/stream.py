@@ -54,11 +54,11 @@ class StreamKeys:
 
     def worker(self, group: str, name: str) -> str:
         """String: incarnation of the process that runs under a name given by the user."""
-        return f"{self._base}:worker:{group}:{name}"
+        return f"{self._base}:worker:{_pair(group, name)}"
 
     def chore(self, chore: str, group: str) -> str:
         """String with a TTL: some consumer of the group did the chore in this interval."""
-        return f"{self._base}:chore:{chore}:{group}"
+        return f"{self._base}:chore:{_pair(chore, group)}"
 
     def operation(self, token: str) -> str:
         """String with a TTL: what came of an operation, for whoever lost the reply and asks again."""
@@ -75,3 +75,9 @@ class StreamKeys:
     def default_dead_letters(self) -> str:
         """The dead-letter stream that is used when none is named."""
         return f"{self.stream}_dlq"
+
+
+def _pair(first: str, second: str) -> str:
+    # With a colon in either the border between them would not be known: the length of the first one tells it.
+    is_clear = ":" not in first and ":" not in second
+    return f"{first}:{second}" if is_clear else f"{len(first)}:{first}:{second}"

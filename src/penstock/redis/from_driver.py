@@ -14,10 +14,6 @@ from penstock.redis.settings import ConnectionSettings, Host
 from penstock.runtime.aio import IS_ASYNC
 
 _HERE, _THERE = ("penstock", "penstock.sync") if IS_ASYNC else ("penstock.sync", "penstock")
-_TLS = (
-    "ssl_ca_certs", "ssl_ca_data", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs",
-    "ssl_min_version", "ssl_ciphers",
-)  # fmt: skip
 _made: dict[int, StreamClient] = {}  # by the identity of the client, which need not be hashable
 _making = threading.Lock()
 
@@ -85,16 +81,12 @@ def _make(client: Any, what: str) -> StreamClient:
             f"{what}, a {type(client).__name__}, does not tell where its server is: pass the redis-py client that it "
             f"wraps, or a StreamClient"
         )
-    provider = options.get("credential_provider")
-    username, password = options.get("username"), options.get("password")
-    if provider is not None and password is None:
-        given = tuple(provider.get_credentials())
-        username, password = given if len(given) == 2 else (None, given[0])
     pool = getattr(client, "connection_pool", None)
     settings: dict[str, Any] = {
         **_place(client, pool, options),
-        "username": username,
-        "password": password,
+        "username": options.get("username"),
+        "password": options.get("password"),
+        "credential_provider": options.get("credential_provider"),
         "client_name": options.get("client_name"),
         **_tls(pool, options),
         **_timeouts(options),
@@ -138,7 +130,9 @@ def _tls(pool: Any, options: dict[str, Any]) -> dict[str, Any]:
         is_tls = any(isinstance(options.get(name), str) for name in ("ssl_ca_certs", "ssl_certfile"))
     if not is_tls:
         return {}
-    return {"tls": True, "tls_options": {name: options[name] for name in _TLS if options.get(name) is not None}}
+    # All of them: what a connection of this half of redis-py was given, another one takes.
+    given = {name: value for name, value in options.items() if name.startswith("ssl_") and value is not None}
+    return {"tls": True, "tls_options": given}
 
 
 def _timeouts(options: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class ConnectionSettings:
     db: int = 0
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    credential_provider: Any = field(default=None, repr=False)  # of redis-py, asked at each connect
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
     client_name: str | None = None
@@ -82,9 +83,9 @@ class ConnectionSettings:
 
     def driver_options(self) -> dict[str, Any]:
         """Return the keyword arguments that every redis-py connection gets."""
+        login = {"username": self.username, "password": self.password}
         options: dict[str, Any] = {
-            "username": self.username,
-            "password": self.password,
+            **({"credential_provider": self.credential_provider} if self.credential_provider else login),
             "client_name": self.client_name,
             "socket_timeout": self.socket_timeout_s,
             "socket_connect_timeout": self.connect_timeout_s,
@@ -102,8 +103,10 @@ def checked_tls(options: dict[str, Any]) -> dict[str, Any]:
     known = {
         "ssl_ca_certs",
         "ssl_ca_data",
+        "ssl_ca_path",
         "ssl_certfile",
         "ssl_keyfile",
+        "ssl_password",
         "ssl_check_hostname",
         "ssl_cert_reqs",
         "ssl_min_version",

@@ -22,13 +22,14 @@ from penstock.tasks.entries import Malformed, TaskEntries
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
 from penstock.tasks.lane_books import LaneBooks
 from penstock.tasks.lane_map import LOOK_EVERY_S, LaneMap
-from penstock.tasks.lanes import Lane, fits, portions, reading_order
+from penstock.tasks.lanes import Lane, fits, portions, reading_order, suffix_of
 
 logger = logging.getLogger("penstock.tasks")
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
 _DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
 _TRIES = 3
+_PASSING_S = 30.0  # for so long a pop passes over what it cannot do before it says that there is nothing
 
 
 class TaskIntake:
@@ -45,7 +46,7 @@ class TaskIntake:
         self._client, self._keys, self._lanes, self._held = client, keys, lanes, held
         self._group, self._consumer, self._max_retry = group, consumer, max_retry
         self._entries = TaskEntries(keys, client.protection)
-        self._turn = 0
+        self._turn = self._wakes = 0
         self._reading = 0  # reads under way
         self._doubts = Doubts(held)
         self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
@@ -53,6 +54,7 @@ class TaskIntake:
         self._alone: HeldTask | None = None  # a task in hand that must have no neighbours
         self._drains_until_s = 0.0
         self._unburied = Unburied(logger)
+        self._due_lanes: list[str] = []  # for which scheduled tasks were due lately
 
     # --- popping ------------------------------------------------------------------------------------
 
@@ -106,20 +108,28 @@ class TaskIntake:
             if self._doubts.must_sweep and not self._reading:
                 # All lanes, for the doubt may be of a pop that reads others: what does not fit is sorted out below.
                 found.extend(await self._sweep(await self._lanes.all(), keeps_apart))
-            for is_second_look in (False, True):
+            looks, wakes, until_s = 0, self._wakes, time.monotonic() + _PASSING_S
+            while True:
+                looks += 1
                 if self._is_due(None):
                     await self._promote()
                 for books in lanes:
                     if self._is_due(books.lane) and len(found) < count:
                         found.extend(await self._take_due(books, count - len(found), keeps_apart))
+                is_passing = False  # tasks that are not for this worker, or no tasks at all
                 if self._alone is None and len(found) < count:
-                    found.extend(await self._read(lanes, count - len(found)))
+                    fresh, is_passing = await self._read(lanes, count - len(found))
+                    found.extend(fresh)
                 found[:] = await self._sorted_out(found, provides, kinds)
-                if found or is_second_look or not self._is_anything_due(lanes):
+                if found:
+                    break
+                if is_passing and self._wakes == wakes and time.monotonic() < until_s:
+                    continue  # what it can do may be behind them
+                if looks > 1 or not self._is_anything_due(lanes):
                     break
         return found
 
-    async def _read(self, lanes: Sequence[LaneBooks], count: int) -> list[HeldTask]:
+    async def _read(self, lanes: Sequence[LaneBooks], count: int) -> tuple[list[HeldTask], bool]:
         self._turn += 1
         by_lane = {books.lane: books for books in lanes}
         ordered = [by_lane[lane] for lane in reading_order(by_lane, self._turn)]
@@ -140,7 +150,7 @@ class TaskIntake:
         with self._doubts.on_the_way() as found:
             for number, entries in rows:
                 found.extend(await self._accept_fresh(ordered[number - 1], entries))
-        return found
+        return found, bool(rows)
 
     async def _accept_fresh(self, books: LaneBooks, entries: Sequence[tuple[bytes, list[bytes]]]) -> list[HeldTask]:
         found, lane = [], books.lane
@@ -319,6 +329,7 @@ class TaskIntake:
 
     async def wake(self) -> None:
         """Let reads that block return now."""
+        self._wakes += 1
         await self._reads.wake()
 
     def _is_due(self, lane: Lane | None) -> bool:
@@ -331,17 +342,19 @@ class TaskIntake:
         return max(0.001, min(self._due_s.values(), default=float("inf")) - time.monotonic())
 
     async def _promote(self) -> None:
-        moved = -1
-        for _ in range(2):
-            lanes = await self._lanes.all()
-            keys = [self._keys.due, self._keys.bodies, self._keys.index, *(books.stream for books in lanes)]
-            args: list[str | int] = [_PROMOTED, *(books.lane.name for books in lanes)]
-            moved = int(await self._client.run("task_promote", keys, args, Repeat.ONCE))
-            if moved >= 0:
+        keys = [self._keys.due, self._keys.bodies, self._keys.index, self._keys.lanes]
+        is_new = False
+        for _ in range(_TRIES):
+            streams = [self._keys.tasks(suffix_of(name)).stream for name in self._due_lanes]
+            args: list[str | int] = [_PROMOTED, self._group, *self._due_lanes]
+            moved, unknown = await self._client.run("task_promote", [*keys, *streams], args, Repeat.ONCE)
+            if not unknown:
+                if moved < _PROMOTED:
+                    self._due_s.pop(None, None)  # the next read tells when to look again
                 break
+            self._due_lanes, is_new = [*(name.decode() for name in unknown), *self._due_lanes][:_PROMOTED], True
+        if is_new:
             await self._lanes.look()
-        if moved < _PROMOTED:
-            self._due_s.pop(None, None)  # the next read tells when to look again
 
     # --- waiting ------------------------------------------------------------------------------------
 

@@ -51,8 +51,12 @@ class Lane:
     @property
     def suffix(self) -> str:
         """What the stream's name has behind `<queue>.tasks`."""
-        name = self.name
-        return "" if name == Priority.NORMAL.value else f".{name}"
+        return suffix_of(self.name)
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the lane stays when it is empty: there are as many of these as there are priorities."""
+        return not self.requires and self.kind is None
 
     def suits(self, provides: Collection[str] | None, kinds: Collection[str] | None) -> bool:
         """Tell whether a worker with these capabilities and kinds reads the lane; None = whatever there is."""
@@ -62,6 +66,11 @@ class Lane:
 
 
 DEFAULT = Lane()
+
+
+def suffix_of(name: str) -> str:
+    """Return what the name of a lane's stream has behind `<queue>.tasks`."""
+    return "" if name == Priority.NORMAL.value else f".{name}"
 
 
 def fits(task: Task, provides: Collection[str] | None, kinds: Collection[str] | None) -> bool:

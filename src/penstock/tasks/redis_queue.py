@@ -70,16 +70,16 @@ class RedisTaskQueue:
         self.keys = TaskKeys.of(name, self.client.prefix, self.client.is_cluster)
         self.group, self.consumer = name, unique_worker_name(name)
         encode: Callable[[Task], bytes] = values.encode if encoding == "msgpack" else msgspec.json.encode
-        self._outbox = TaskOutbox(self.client, self.keys, encode)
+        self._outbox = TaskOutbox(self.client, self.keys, self.group, encode)
         self._held = HeldTasks()
         self._lanes = LaneMap(self.client, self.keys, self.group, self.consumer)
         self._intake = TaskIntake(
             self.client, self.keys, self._lanes, self._held, self.group, self.consumer, max_retry
         )  # fmt: skip
-        self._admission = Admission(self.client, self.keys, self._lanes, self.group, self.consumer)
+        self._admission = Admission(self.client, self.keys, self.group, self.consumer)
         self._board = ResultBoard(self.client, self.keys)
         self._catalogue = Catalogue(self.client, self.keys, self._lanes)
-        self.dead = DeadTasks(self.client, self.keys)
+        self.dead = DeadTasks(self.client, self.keys, self.group)
 
     @classmethod
     def from_settings(cls, settings: TaskQueueSettings) -> Self:
@@ -328,10 +328,12 @@ class RedisTaskQueue:
             await self.trim()
 
     async def trim(self) -> None:
-        """Let go of entries of finished tasks, of old results and of consumers that are gone."""
+        """Let go of entries of finished tasks, of old results, and of consumers and lanes that are gone or empty."""
         for books in await self._lanes.all():
             await books.group.trim(0)
             await books.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
+            if not books.lane.is_lasting and await books.close():
+                self._lanes.forget(books.lane)
         await self._board.trim(int(self.result_ttl_s * 1000))
 
     async def list_tasks(self, limit: int = 10, offset: int = 0) -> list[Task]:

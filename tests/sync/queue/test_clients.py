@@ -129,6 +129,26 @@ def test_credentials_are_taken_along(locked: EmbeddedServer) -> None:
             works(client, f"queue {number}")
 
 
+class Rotating(redis.CredentialProvider):
+    password = "s3cret"
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "billing", self.password
+
+
+def test_a_provider_is_asked_for_credentials_at_each_connect(locked: EmbeddedServer) -> None:
+    provider = Rotating()
+    with redis.Redis(unix_socket_path=locked.unix_socket, credential_provider=provider) as client:
+        queue = RedisMessageQueue(NAME, client=client)
+        queue.publish("before")
+        provider.password = "n3xt"
+        with redis.Redis(unix_socket_path=locked.unix_socket, password="other") as operator:
+            operator.execute_command("ACL", "SETUSER", "billing", "resetpass", ">n3xt")
+            operator.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert take(queue) in {"before", b"before"}
+        queue.close()
+
+
 def test_a_wrong_password_is_told_and_not_shown(locked: EmbeddedServer) -> None:
     with redis.Redis(unix_socket_path=locked.unix_socket, username="billing", password="wr0ng") as client:
         with pytest.raises(AuthenticationFailed) as caught:
@@ -161,6 +181,13 @@ def test_tls_and_its_options_are_taken_along(tls: TlsServer, authority: Authorit
     ):
         with client:
             works(client, f"queue {number}")
+
+
+def test_no_option_of_tls_is_left_behind(authority: Authority) -> None:
+    client = redis.Redis(ssl=True, ssl_ca_certs=authority.pem, ssl_ca_path="/etc/ca", ssl_password="s3cret")
+    options = client_of(client).settings.tls_options
+    assert (options["ssl_ca_path"], options["ssl_password"]) == ("/etc/ca", "s3cret")
+    assert "s3cret" not in repr(client_of(client).settings)
 
 
 # --- Sentinel -----------------------------------------------------------------------------------------

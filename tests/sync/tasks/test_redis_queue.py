@@ -14,7 +14,8 @@ import redis
 from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Worker
 from penstock.task import Priority, Result, Task
-from tests.helpers.threads import DEADLINE_S, join, start
+from tests.helpers.commandstats import calls
+from tests.helpers.threads import DEADLINE_S, eventually, join, start
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
 
@@ -168,6 +169,16 @@ def test_an_entry_that_was_deleted_in_hand_stops_nobody(
         freed += other.requeue_orphans(1, 10)
     assert len(other.pop_many(3)) == 2
     assert [letter[b"dlq_reason"] for letter in entries(raw, "jobs.dead")] == [b"missing"]
+
+
+def test_no_script_reads_more_than_a_few_large_tasks_to_free_them(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    queue.enqueue_many([Task(kind="render", payload={"data": "x" * 300_000}) for _ in range(20)])
+    queue.pop_many(20)
+    before = calls(raw, "evalsha") + calls(raw, "eval")
+    assert eventually(lambda: other.requeue_orphans(1, 50)) == 20
+    assert calls(raw, "evalsha") + calls(raw, "eval") - before >= 10
 
 
 # --- outages --------------------------------------------------------------------------------------

@@ -8,16 +8,17 @@
 -- XCLAIM first: the later writes are then allowed at the memory limit. An entry that has vanished is left as it is: XCLAIM
 -- would drop it from the pending list, and take_due.lua would not find it and bury it.
 -- include: fence.lua
+-- include: presence.lua
 local stream, group, me = KEYS[1], ARGV[1], ARGV[2]
 local refusal = fenced(KEYS[4], ARGV[3], me)
 if refusal then return refusal end
 local clock = redis.call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local answers = {}
+local answers, is_present = {}, presence(stream, (#ARGV - 3) / 4)
 for i = 4, #ARGV, 4 do
   local id = ARGV[i]
   if #redis.call('XPENDING', stream, group, id, id, 1, me) == 1 then
-    if #redis.call('XRANGE', stream, id, id) == 1 then
+    if is_present(id) then
       redis.call('XCLAIM', stream, group, me, 0, id, 'RETRYCOUNT', ARGV[i + 2], 'JUSTID')
     end
     redis.call('ZADD', KEYS[2], string.format('%.0f', now_ms + ARGV[i + 1]), id)

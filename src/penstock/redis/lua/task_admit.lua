@@ -1,10 +1,11 @@
 -- Lets a task in the hands of this consumer begin, if the limits of its kind allow that; else puts it aside: pending -> waiting.
--- KEYS: per lane of the queue: stream, retries; then attempts of the task's lane; then per limit: permits, waiting ('c') or
+-- KEYS: per lane that is named: stream, retries; then attempts of the task's lane; then per limit: permits, waiting ('c') or
 --       rate, reserved ('r')
 -- ARGV: 1 group, 2 consumer, 3 id of the entry, 4 name of its lane, 5 id of the task, 6 number of lanes, 7 lease in ms,
---       8 how long it waits at most before it asks again, in ms, 9.. names of the lanes, then per limit: 'c', how many, 0 or
---       'r', how many, in how many ms
--- Returns: 1 = begin, 0 = put aside, -1 = it does not belong to this consumer any more
+--       8 how long it waits at most before it asks again, in ms, 9.. names of lanes, the task's among them, then per
+--       limit: 'c', how many, 0 or 'r', how many, in how many ms
+-- Returns: 1 = begin, 0 = put aside, -1 = it does not belong to this consumer any more, or the names of lanes whose tasks have
+--       permits and that were not named: name them and call again
 -- Called twice: a permit and a reservation are taken once.
 -- A permit is worth what its task is: one whose task is not in hand any more, or whose holder was silent for a lease, is free.
 local call = redis.call
@@ -20,10 +21,9 @@ if not pending then return -1 end
 
 local function is_held(place)
   local where, holder = string.match(place, '^(%S+) (%S+)$')
-  if not where or not streams[where] then return true end -- a lane that the caller does not know yet
-  if call('ZSCORE', retries[where], holder) then return false end
-  local row = call('XPENDING', streams[where], group, holder, holder, 1)[1]
-  return row and row[3] < lease_ms
+  if not where or call('ZSCORE', retries[where], holder) then return false end
+  local rows = redis.pcall('XPENDING', streams[where], group, holder, holder, 1)
+  return rows[1] and rows[1][3] < lease_ms -- an error: the lane is gone, and what was in it
 end
 
 local function put_aside(until_ms)
@@ -38,7 +38,12 @@ local place, wait_until = lane .. ' ' .. entry, 0
 for i = first_limit, #ARGV, 3 do
   local key = first_key + 2 * (i - first_limit) / 3
   if ARGV[i] == 'c' and call('HEXISTS', KEYS[key], id) == 0 and call('HLEN', KEYS[key]) >= tonumber(ARGV[i + 1]) then
-    local all = call('HGETALL', KEYS[key])
+    local all, unknown = call('HGETALL', KEYS[key]), {}
+    for n = 2, #all, 2 do
+      local where = string.match(all[n], '^%S+')
+      if where and not streams[where] then unknown[#unknown + 1] = where end
+    end
+    if #unknown > 0 then return unknown end
     for n = 1, #all, 2 do
       if not is_held(all[n + 1]) then call('HDEL', KEYS[key], all[n]) end
     end

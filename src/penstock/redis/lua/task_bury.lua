@@ -5,6 +5,7 @@
 -- include: kept_fields.lua
 -- include: task_store.lua
 -- include: task_forget.lua
+-- include: task_count.lua
 local function field(fields, name)
   for i = #fields - 1, 1, -2 do -- of fields with one name the last one counts
     if fields[i] == name then return fields[i + 1] end
@@ -48,6 +49,6 @@ local function bury_task(pending, begun, reason, error, text, notice, id, kind, 
   call('XACK', stream, group, entry)
   strike(entry)
   if id ~= '' then forget_tasks({id}, {entry}) end
-  call('HINCRBY', counts, 'dead:' .. kind, 1)
+  count_kind('dead', kind, 1)
   return id, kind
 end

@@ -9,9 +9,10 @@
 -- The results come first: when the stream refuses them (memory, type), the tasks stay pending.
 local call = redis.call
 local stream, results, done, awaited, index, unique = KEYS[1], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local group, me = ARGV[1], ARGV[2]
+local group, me, counts = ARGV[1], ARGV[2], KEYS[9]
 -- include: task_store.lua
 -- include: task_forget.lua
+-- include: task_count.lua
 local owned = {}
 for _, entry in ipairs(call('XPENDING', stream, group, ARGV[4], ARGV[5], 2 * #ARGV + 100, me)) do owned[entry[1]] = true end
 
@@ -42,5 +43,5 @@ end
 forget_tasks(ids, entries)
 local totals = {}
 for _, kind in ipairs(kinds) do totals[kind] = (totals[kind] or 0) + 1 end
-for kind, count in pairs(totals) do call('HINCRBY', KEYS[9], 'acked:' .. kind, count) end
+for kind, count in pairs(totals) do count_kind('acked', kind, count) end
 return answers

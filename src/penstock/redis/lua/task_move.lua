@@ -9,7 +9,8 @@
 -- include: kept_fields.lua
 local call = redis.call
 local stream, group, me, lanes = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
-call('SADD', KEYS[6], unpack(ARGV, 4, 3 + lanes))
+-- include: task_lane.lua
+for lane = 1, lanes do open_lane(KEYS[6], ARGV[3 + lane], KEYS[6 + lane], group) end
 local moved = 0
 for i = 4 + lanes, #ARGV, 4 do
   local entry, id, lane = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])

@@ -31,7 +31,7 @@ if what == 'ack' then
   call('XACK', stream, group, entry_id)
   strike(entry_id)
   forget_tasks({ARGV[13]}, {entry_id})
-  call('HINCRBY', counts, 'acked:' .. kind, 1)
+  count_kind('acked', kind, 1)
   return 'acked'
 end
 local is_missing = #call('XRANGE', stream, entry_id, entry_id) == 0

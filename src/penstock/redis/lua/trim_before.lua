@@ -5,9 +5,10 @@
 local TOGETHER, LARGE_TOGETHER, LARGEST_NODE = 1000, 16, 16384
 
 local function trim_before(stream, limit, least, most)
-  local removed, large = 0, 0
+  local removed, large, step = 0, 0, 1
   while removed < most and (removed < least or (removed < TOGETHER and large < LARGE_TOGETHER)) do
-    local step, gone = 1, 0
+    local gone = 0
+    step = step / 8 < most - removed and math.max(1, step / 4) or 1 -- the next node is about as the last one
     while gone == 0 and step <= LARGEST_NODE and step / 2 < most - removed do
       gone = redis.call('XTRIM', stream, 'MINID', '~', limit, 'LIMIT', math.min(step, most - removed))
       if gone == 0 then step = step * 2 end

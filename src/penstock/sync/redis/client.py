@@ -16,7 +16,9 @@ from penstock.errors import (
     ConnectionFailed,
     ConnectionLost,
     PenstockError,
+    PermissionDenied,
     ReadOnlyServer,
+    ServerError,
     UnsupportedServer,
 )
 from penstock.keys import StreamKeys
@@ -359,20 +361,22 @@ class StreamClient:
         """Ask the server, once, what it can do; raise UnsupportedServer when it is too old."""
         if self._capabilities is None:
             names = (MINIMUM, *PROBED)
-            commands = known_commands(names, self.call("", "COMMAND", "INFO", *names))
-            info = parse_info((self.call("", "INFO")).decode())
+            told = self._if_allowed("COMMAND", "INFO", *names)
+            # Where it may not be asked, the server is taken for the oldest that is supported.
+            commands = frozenset({MINIMUM}) if told is None else known_commands(names, told)
+            info = parse_info((self._if_allowed("INFO") or b"").decode())
             config: dict[str, str] = {}
             for setting in ("appendfsync", "maxmemory-policy"):
-                config |= self._config(setting)
+                reply = self._if_allowed("CONFIG", "GET", setting) or []
+                config |= {reply[i].decode(): reply[i + 1].decode() for i in range(0, len(reply), 2)}
             found = describe(info, commands, config)
             if MINIMUM not in commands:
                 raise UnsupportedServer(f"{found.product} {found.version} is too old: 6.2 or newer is needed")
             self._capabilities = found
         return self._capabilities
 
-    def _config(self, setting: str) -> dict[str, str]:
+    def _if_allowed(self, *command: str) -> Reply | None:
         try:
-            reply = self.call("", "CONFIG", "GET", setting)
-        except PenstockError:
-            return {}  # forbidden on many managed servers
-        return {reply[i].decode(): reply[i + 1].decode() for i in range(0, len(reply), 2)}
+            return self.call("", *command)
+        except (PermissionDenied, ServerError):
+            return None  # forbidden, or renamed, on many managed servers

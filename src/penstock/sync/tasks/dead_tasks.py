@@ -25,8 +25,8 @@ Matches: TypeAlias = Callable[[DeadTask], bool]
 class DeadTasks:
     """The dead letters of one queue."""
 
-    def __init__(self, client: StreamClient, keys: TaskKeys) -> None:
-        self._client, self._keys = client, keys
+    def __init__(self, client: StreamClient, keys: TaskKeys, group: str) -> None:
+        self._client, self._keys, self._group = client, keys, group
         self._entries = TaskEntries(keys, client.protection)
 
     def count(self) -> int:
@@ -75,7 +75,7 @@ class DeadTasks:
             self._keys.dead, self._keys.tasks(lane.suffix).stream, self._keys.index, self._keys.done,
             self._keys.results, self._keys.counts, self._keys.lanes,
         ]  # fmt: skip
-        args = [letter.id, lane.name, letter.task_id, letter.kind, *fields]
+        args = [letter.id, lane.name, letter.task_id, letter.kind, self._group, *fields]
         answer: bytes = self._client.run("task_redrive", keys, args, Repeat.IDEMPOTENT)
         return answer.decode() if b"-" not in answer else "queued"
 

@@ -121,10 +121,15 @@ class LaneBooks:
 
     def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str]]:
         """Free tasks of silent consumers; return how many are due now, and the ids of those that are dead."""
-        args: list[str | int] = [self._group, idle_ms, limit, self._cursor, _PAGE, max_retry, _now()]
-        cursor, freed, dead = self._client.run("task_orphans", self._ends, args, Repeat.ONCE)
-        self._cursor = cursor.decode()
-        return int(freed), [task_id.decode() for task_id in dead]
+        total, gone, is_more = 0, list[str](), True
+        while is_more and total + len(gone) < limit:
+            left = limit - total - len(gone)
+            args: list[str | int] = [self._group, idle_ms, left, self._cursor, _PAGE, max_retry, _now()]
+            cursor, freed, dead, is_more = self._client.run("task_orphans", self._ends, args, Repeat.ONCE)
+            self._cursor = cursor.decode()
+            total += int(freed)
+            gone += [task_id.decode() for task_id in dead]
+        return total, gone
 
     def move(self, moves: Sequence[tuple[str, str, Lane, int]]) -> int:
         """Move tasks (entry, id, lane, runs before) of this consumer to other lanes."""
@@ -137,6 +142,15 @@ class LaneBooks:
         for entry_id, task_id, lane, runs in moves:
             args += (entry_id, task_id, lanes.index(lane) + 1, runs)
         return int(self._client.run("task_move", keys, args, Repeat.IDEMPOTENT))
+
+    def close(self) -> bool:
+        """Take the lane off the list if nothing is in it and nobody reads it; tell whether it went."""
+        keys = [
+            self._keys.lanes, self.stream, self.retries, self.attempts, self.suspects,
+            self.streams.position(self._group),
+        ]  # fmt: skip
+        args = [self.lane.name, self._group]
+        return bool(self._client.run("task_close_lane", keys, args, Repeat.IDEMPOTENT))
 
     def suspected(self, entry_ids: Sequence[str]) -> set[str]:
         """Return those of the entries that were with a worker when it died."""

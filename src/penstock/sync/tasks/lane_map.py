@@ -47,9 +47,12 @@ class LaneMap:
     def look(self) -> None:
         """Look up the lanes now."""
         names = self._client.call(self._keys.lanes, "SMEMBERS", self._keys.lanes)
-        lanes = [Lane.parse(name.decode(errors="replace")) for name in names]
-        for lane in dict.fromkeys((DEFAULT, *lanes)):
-            if lane is not None and lane not in self._known:
+        parsed = [Lane.parse(name.decode(errors="replace")) for name in names]
+        lanes = dict.fromkeys((DEFAULT, *(lane for lane in parsed if lane is not None)))
+        for lane in [lane for lane in self._books if lane not in lanes]:
+            self.forget(lane)
+        for lane in lanes:
+            if lane not in self._known:
                 self._ensure(lane)
         restored = self._keys.chore("restored")
         self.is_restored = bool(self._client.call(restored, "EXISTS", restored))
@@ -63,6 +66,11 @@ class LaneMap:
             command = ("SET", restored, self._consumer, "PX", _COMPARED_MS)
             self._client.call(restored, *command, repeat=Repeat.IDEMPOTENT)
         self._known.add(lane)
+
+    def forget(self, lane: Lane) -> None:
+        """Read a lane no longer: it is off the list."""
+        self._books.pop(lane, None)
+        self._known.discard(lane)
 
     def forget_groups(self) -> None:
         """Look for the groups again: the server has lost one."""

@@ -37,8 +37,8 @@ def when_due(delay: float | None, at: datetime | None) -> str:
 class TaskOutbox:
     """The way into one queue."""
 
-    def __init__(self, client: StreamClient, keys: TaskKeys, encode: Callable[[Task], bytes]) -> None:
-        self._client, self._keys, self._encode = client, keys, encode
+    def __init__(self, client: StreamClient, keys: TaskKeys, group: str, encode: Callable[[Task], bytes]) -> None:
+        self._client, self._keys, self._group, self._encode = client, keys, group, encode
         self._entries = TaskEntries(keys, client.protection)
 
     def add(self, tasks: Sequence[Task], due: str) -> list[str]:
@@ -62,7 +62,7 @@ class TaskOutbox:
             keys.index, keys.done, keys.unique, keys.counts, keys.lanes, keys.due, keys.bodies,
             *(keys.tasks(lane.suffix).stream for lane in numbers),
         ]  # fmt: skip
-        head: list[bytes | str | int] = [len(numbers), *(lane.name for lane in numbers)]
+        head: list[bytes | str | int] = [self._group, len(numbers), *(lane.name for lane in numbers)]
         # Idempotent: an id that is open or done is not added again.
         reply = self._client.run("task_enqueue", names, [*head, *args], Repeat.IDEMPOTENT)
         return [answer.decode() for answer in reply]

@@ -71,16 +71,16 @@ class RedisTaskQueue:
         self.keys = TaskKeys.of(name, self.client.prefix, self.client.is_cluster)
         self.group, self.consumer = name, unique_worker_name(name)
         encode: Callable[[Task], bytes] = values.encode if encoding == "msgpack" else msgspec.json.encode
-        self._outbox = TaskOutbox(self.client, self.keys, encode)
+        self._outbox = TaskOutbox(self.client, self.keys, self.group, encode)
         self._held = HeldTasks()
         self._lanes = LaneMap(self.client, self.keys, self.group, self.consumer)
         self._intake = TaskIntake(
             self.client, self.keys, self._lanes, self._held, self.group, self.consumer, max_retry
         )  # fmt: skip
-        self._admission = Admission(self.client, self.keys, self._lanes, self.group, self.consumer)
+        self._admission = Admission(self.client, self.keys, self.group, self.consumer)
         self._board = ResultBoard(self.client, self.keys)
         self._catalogue = Catalogue(self.client, self.keys, self._lanes)
-        self.dead = DeadTasks(self.client, self.keys)
+        self.dead = DeadTasks(self.client, self.keys, self.group)
 
     @classmethod
     def from_settings(cls, settings: TaskQueueSettings) -> Self:
@@ -329,10 +329,12 @@ class RedisTaskQueue:
             self.trim()
 
     def trim(self) -> None:
-        """Let go of entries of finished tasks, of old results and of consumers that are gone."""
+        """Let go of entries of finished tasks, of old results, and of consumers and lanes that are gone or empty."""
         for books in self._lanes.all():
             books.group.trim(0)
             books.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
+            if not books.lane.is_lasting and books.close():
+                self._lanes.forget(books.lane)
         self._board.trim(int(self.result_ttl_s * 1000))
 
     def list_tasks(self, limit: int = 10, offset: int = 0) -> list[Task]:

@@ -1,0 +1,17 @@
+-- Takes a lane off the list in which nothing is and that nobody reads: empty -> gone.
+-- KEYS: 1 lanes, 2 stream, 3 retries, 4 attempts, 5 suspects, 6 position
+-- ARGV: 1 name of the lane, 2 group
+-- Returns: 1 = gone, 0 = it stays: there is something in it, or a worker, or another group
+-- Called twice: the second call finds nothing.
+-- In one step with all that could put a task into it: those list the lane and create the group in theirs.
+local call = redis.call
+if call('EXISTS', KEYS[2]) == 1 then
+  if call('XLEN', KEYS[2]) > 0 then return 0 end
+  for _, group in ipairs(call('XINFO', 'GROUPS', KEYS[2])) do
+    local info = {}
+    for i = 1, #group, 2 do info[group[i]] = group[i + 1] end
+    if info['name'] ~= ARGV[2] or info['pending'] > 0 or info['consumers'] > 0 then return 0 end
+  end
+end
+call('DEL', unpack(KEYS, 2))
+return call('SREM', KEYS[1], ARGV[1])
