@@ -38,6 +38,7 @@ class TaskOutbox:
     """The way into one queue."""
 
     def __init__(self, client: StreamClient, keys: TaskKeys, encode: Callable[[Task], bytes]) -> None:
+        """`encode` raises EncodeError for a task that no worker could read."""
         self._client, self._keys, self._encode = client, keys, encode
         self._entries = TaskEntries(keys, client.protection)
 
