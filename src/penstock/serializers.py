@@ -329,6 +329,8 @@ def _is_deeper(data: Any, limit: int) -> bool:
     """Tell whether decoded data is nested deeper than the limit."""
     level = [data] if isinstance(data, dict | list) else []
     for _ in range(limit):
+        if not level:
+            break
         level = [
             child
             for node in level

@@ -91,6 +91,17 @@ async def test_a_task_that_cannot_be_read_gets_an_error_as_its_result(queue: Red
     assert raw.xlen("jobs.dead") == 1
 
 
+async def test_the_end_of_a_traceback_is_kept(client: StreamClient) -> None:
+    task = Task(kind="render")
+    redis_queue, stub = RedisTaskQueue(client, "jobs"), StubQueue()
+    for queue in (redis_queue, stub):
+        await queue.enqueue(task)
+        await queue.pop()
+        await queue.bury(task.id, error="ValueError", text="no", traceback="x" * 10_000 + "the end")
+    [letter] = [letter async for letter in redis_queue.dead.iterate()]
+    assert letter.traceback == stub.dead[0].traceback == "x" * 7_993 + "the end"
+
+
 async def test_a_time_beyond_all_calendars_can_be_listed(queue: RedisTaskQueue, raw: redis.Redis) -> None:
     raw.xadd("jobs.dead", {"data": "x", "dlq_time": str(2**63 - 1), "redrives": "²"})
     [letter] = [letter async for letter in queue.dead.iterate()]

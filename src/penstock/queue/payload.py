@@ -45,10 +45,12 @@ def canonical(message: Message, limits: PayloadLimits | None = None) -> str:
             raise EncodeError(f"the keys of a dict must be str: {name!r} is {type(name).__name__}; use str({name!r})")
     try:
         text = _dumps(message)
+        if limits is not None and len(text) > limits.max_payload_depth and limits.may_be_deep(text.encode()):
+            limits.check_depth(json.loads(text), EncodeError)
+    except EncodeError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise EncodeError(f"the dict is no JSON: {error}; convert it to what JSON has") from error
-    if limits is not None and len(text) > limits.max_payload_depth and limits.may_be_deep(text.encode()):
-        limits.check_depth(json.loads(text), EncodeError)
     return text
 
 

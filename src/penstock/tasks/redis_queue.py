@@ -11,6 +11,7 @@ from typing import Literal, Self
 import msgspec
 
 from penstock import task as values
+from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError, OutOfMemory, PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
@@ -183,9 +184,12 @@ class RedisTaskQueue:
         )  # fmt: skip
         return answer in {"waiting", "dead"}
 
-    async def bury(self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "") -> bool:
+    async def bury(
+        self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
+    ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
-        return await self._release("bury", task_id, reason=reason, error=error, text=text) == "dead"
+        options = {"reason": reason, "error": error, "text": text, "traceback": traceback[-MAX_TRACEBACK:]}
+        return await self._release("bury", task_id, **options) == "dead"
 
     async def extend(self, task_id: str) -> bool:
         """Renew the lease of a task; False = it is in nobody's hands, or not in ours any more."""

@@ -14,6 +14,7 @@ from typing import Self
 import msgspec
 
 from penstock import task as values
+from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError
 from penstock.runtime.aio import Event
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
@@ -200,23 +201,25 @@ class StubQueue:
         self._notify()
         return True
 
-    async def bury(self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "") -> bool:
+    async def bury(
+        self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
+    ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
         with self._lock:
             is_ours = self._in_hand(task_id) is not None
             if is_ours:
-                self._bury(task_id, reason, error, text)
+                self._bury(task_id, reason, error, text, traceback)
         self._notify()
         return is_ours
 
-    def _bury(self, task_id: str, reason: str, error: str, text: str) -> None:
+    def _bury(self, task_id: str, reason: str, error: str, text: str, traceback: str = "") -> None:
         entry = self._settle(task_id)
         assert entry is not None
         task = entry.task
         number = len(self.dead) + 1
         letter = DeadTask(
             f"0-{number}", task_id, task.kind, reason, error, text, entry.runs, int(self._now() * 1000),
-            f"{self.name}.tasks", self.consumer, 0, values.encode(task),
+            f"{self.name}.tasks", self.consumer, 0, values.encode(task), traceback=traceback[-MAX_TRACEBACK:],
         )  # fmt: skip
         self.dead.append(letter)
         cause = f"{error}: {text}" if error else text

@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError, EncodeError, PayloadTooLarge
+from penstock.queue.stored_message import StoredMessage
 from penstock.sync import StreamClient
 from tests.helpers.hostile import MANY_FIELDS, NO_NUMBERS, wide
 from tests.sync.queue.stage import COMPLETED, DEAD_LETTERS, NAME, make_queue, take, take_all
@@ -72,6 +73,11 @@ def test_a_dict_may_be_nested_up_to_the_limit(client: StreamClient) -> None:
     assert queue.publish(deep)
     with pytest.raises(EncodeError, match="max_payload_depth=200"):
         queue.publish({"a": deep})
+
+
+def test_a_stored_message_of_the_old_library_that_is_nested_without_end_is_a_payload() -> None:
+    stored = b"\x1eRMQ1:" + b'{"a":' * 100_000
+    assert StoredMessage.of(stored) == StoredMessage(stored, None)
 
 
 def test_the_limit_is_that_of_streams_unless_it_is_given(client: StreamClient) -> None:

@@ -42,7 +42,7 @@ def read_lines(file: Path, *, needs_id: bool) -> Iterator[pa.RecordBatch]:
                 raise ConfigurationError(
                     f"{file}, line {number}: it has half a surrogate pair, which is no text"
                 ) from None
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise ConfigurationError(f"{file}, line {number}: {error}") from None
             if len(rows) >= _ROWS:
                 yield pa.RecordBatch.from_pylist(rows, FILE_SCHEMA)

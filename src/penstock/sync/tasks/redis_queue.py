@@ -12,6 +12,7 @@ from typing import Literal, Self
 import msgspec
 
 from penstock import task as values
+from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError, OutOfMemory, PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
@@ -184,9 +185,12 @@ class RedisTaskQueue:
         )  # fmt: skip
         return answer in {"waiting", "dead"}
 
-    def bury(self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "") -> bool:
+    def bury(
+        self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
+    ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
-        return self._release("bury", task_id, reason=reason, error=error, text=text) == "dead"
+        options = {"reason": reason, "error": error, "text": text, "traceback": traceback[-MAX_TRACEBACK:]}
+        return self._release("bury", task_id, **options) == "dead"
 
     def extend(self, task_id: str) -> bool:
         """Renew the lease of a task; False = it is in nobody's hands, or not in ours any more."""
