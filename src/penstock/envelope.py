@@ -30,6 +30,8 @@ _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 NO_HEADERS: Mapping[str, str] = {}
 
 MAX_NUMBER = (1 << 63) - 1
+MAX_HEADERS = 1 << 20  # bytes
+_MOST_SHOWN = 2_000  # characters of headers that are none
 _MAX_DIGITS = len(str(MAX_NUMBER))
 _MOST_NAMES, _LONGEST_NAME = 1_000, 64
 _ESCAPE = "\\x"
@@ -45,7 +47,10 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
     for name, value in headers.items():
         if not _is_text(name) or not _is_text(value):
             raise ConfigurationError(f"headers must be text in UTF-8: {name!r} has a {type(value).__name__}")
-    return _encode_json(headers)
+    raw = _encode_json(headers)
+    if len(raw) > MAX_HEADERS:
+        raise ConfigurationError(f"headers have {len(raw)} bytes, {MAX_HEADERS} are allowed: put it into the payload")
+    return raw
 
 
 def _is_text(value: object) -> bool:
@@ -57,9 +62,11 @@ def decode_headers(raw: bytes | None) -> Mapping[str, str]:
     if not raw:
         return NO_HEADERS
     try:
-        return _decode_headers(raw)
+        if len(raw) <= MAX_HEADERS:
+            return _decode_headers(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError):  # text that is no UTF-8 is a ValueError
-        return {"raw": text(raw)}
+        pass
+    return {"raw": text(raw, _MOST_SHOWN)}
 
 
 def text(raw: bytes | None, most: int | None = None) -> str:

@@ -197,7 +197,7 @@ class EncodeError(SerializationError, TypeError, ValueError):
 
 
 class PayloadTooLarge(EncodeError):
-    """The encoded payload exceeds the serializer's `max_bytes`."""
+    """The encoded payload exceeds the serializer's `max_bytes`, or `max_payload_bytes` of a queue."""
 
 
 class DecodeError(SerializationError, ValueError):

@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -19,6 +20,40 @@ DEFAULT_MAX_BYTES = 1_048_576
 DEFAULT_MAX_DEPTH = 256
 _Error = TypeVar("_Error", bound=Exception)
 _REFUSALS = (msgspec.MsgspecError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, MemoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadLimits:
+    """How large and how deeply nested a payload may be, for parts that encode it themselves: queues and tasks."""
+
+    max_payload_bytes: int = DEFAULT_MAX_BYTES
+    max_payload_depth: int = DEFAULT_MAX_DEPTH
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for what is no limit."""
+        _positive("max_payload_bytes", self.max_payload_bytes)
+        _positive("max_payload_depth", self.max_payload_depth)
+
+    def check_size(self, size: int, kind: type[Exception]) -> None:
+        """Raise an error of that kind if there are too many bytes."""
+        if size > self.max_payload_bytes:
+            raise _too_large(kind, size, "max_payload_bytes", self.max_payload_bytes)
+
+    def may_be_deep(self, raw: bytes) -> bool:
+        """Tell whether bytes of JSON or msgpack have enough beginnings of containers to be nested too deeply."""
+        if len(raw) <= self.max_payload_depth:
+            return False
+        if raw[:1] == b"{":
+            return raw.count(b"{") + raw.count(b"[") > self.max_payload_depth
+        return len(raw.translate(None, _NO_CONTAINER_HEADER)) > self.max_payload_depth
+
+    def check_depth(self, data: object, kind: type[Exception]) -> None:
+        """Raise an error of that kind if plain data are nested too deeply."""
+        if _is_deeper(data, self.max_payload_depth):
+            raise kind(
+                f"the payload is nested deeper than max_payload_depth={self.max_payload_depth}: flatten it, or raise "
+                "max_payload_depth in the producers and the consumers"
+            )
 
 
 @runtime_checkable
@@ -64,7 +99,7 @@ class _Bounded:
         """Return the payload that the bytes stand for."""
         is_harmless = len(raw) <= self._harmless_bytes
         if not is_harmless and len(raw) > self._max_bytes:
-            raise _too_large(DecodeError, raw, self._max_bytes)
+            raise _too_large(DecodeError, len(raw), "max_bytes", self._max_bytes)
         try:
             data = self._loads(raw)
         except _REFUSALS as error:
@@ -107,7 +142,7 @@ class _Bounded:
 
     def _check_size(self, raw: bytes) -> None:
         if len(raw) > self._max_bytes:
-            raise _too_large(PayloadTooLarge, raw, self._max_bytes)
+            raise _too_large(PayloadTooLarge, len(raw), "max_bytes", self._max_bytes)
         if self._may_be_deep(raw):
             try:
                 self.decode(raw)
@@ -235,13 +270,13 @@ class PickleSerializer:
         except Exception as error:
             raise EncodeError(f"cannot pickle this {type_name(data)}: {cut(error)}; send plain data instead") from error
         if len(raw) > self._max_bytes:
-            raise _too_large(PayloadTooLarge, raw, self._max_bytes)
+            raise _too_large(PayloadTooLarge, len(raw), "max_bytes", self._max_bytes)
         return raw
 
     def decode(self, raw: bytes) -> Any:
         """Return the payload of the pickle; this runs whatever code the pickle names."""
         if len(raw) > self._max_bytes:
-            raise _too_large(DecodeError, raw, self._max_bytes)
+            raise _too_large(DecodeError, len(raw), "max_bytes", self._max_bytes)
         try:
             return pickle.loads(raw)  # noqa: S301  chosen twice by the user, see the constructor
         except Exception as error:
@@ -294,6 +329,8 @@ def _is_deeper(data: Any, limit: int) -> bool:
     """Tell whether decoded data is nested deeper than the limit."""
     level = [data] if isinstance(data, dict | list) else []
     for _ in range(limit):
+        if not level:
+            break
         level = [
             child
             for node in level
@@ -324,10 +361,10 @@ def _positive(name: str, value: int) -> int:
     return value
 
 
-def _too_large(kind: type[_Error], raw: bytes, max_bytes: int) -> _Error:
+def _too_large(kind: type[_Error], size: int, name: str, most: int) -> _Error:
     return kind(
-        f"the payload has {len(raw)} bytes, max_bytes={max_bytes} are allowed: keep it elsewhere and send a reference, "
-        "or raise max_bytes in the producers and the consumers"
+        f"the payload has {size} bytes, {name}={most} are allowed: keep it elsewhere and send a reference, "
+        f"or raise {name} in the producers and the consumers"
     )
 
 

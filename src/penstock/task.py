@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -11,11 +11,13 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from penstock import ids
-from penstock.errors import ConfigurationError, DecodeError, EncodeError
+from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
 from penstock.keys import check_name
+from penstock.serializers import PayloadLimits
 
 _Value = TypeVar("_Value")
 SCHEMA_VERSION = 1  # the major: a task of a higher one is refused, unknown fields are ignored
+LIMITS = PayloadLimits()
 _NEW_IDS = ids.MessageIds()
 ID_PATTERN = r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}"  # safe as a file name, a key of an object store and in a URL
 _ID = re.compile(ID_PATTERN)
@@ -157,6 +159,18 @@ def encode(value: Task | Result) -> bytes:
         raise EncodeError(f"{type(value).__name__} {name} cannot be encoded: {error}") from error
 
 
+def encode_task(task: Task, limits: PayloadLimits, encoder: Callable[[Task], bytes] = encode) -> bytes:
+    """Return a task as a queue carries it; raise EncodeError for one that no worker with these limits could read."""
+    raw = encoder(task)
+    limits.check_size(len(raw), PayloadTooLarge)
+    if limits.may_be_deep(raw):
+        try:
+            decode_task(raw, limits)
+        except DecodeError as error:
+            raise EncodeError(f"no worker could read task {task.id}: {error}") from error
+    return raw
+
+
 class _Reader(Generic[_Value]):
     """Reads values of one kind: decoders that were made before are twice as fast as new ones."""
 
@@ -174,9 +188,17 @@ class _Reader(Generic[_Value]):
 _TASKS, _RESULTS = _Reader(Task), _Reader(Result)
 
 
-def decode_task(raw: bytes) -> Task:
-    """Read a task from MessagePack or JSON; raise DecodeError for anything else."""
-    return _TASKS.read(raw)
+def decode_task(raw: bytes, limits: PayloadLimits = LIMITS) -> Task:
+    """Read a task from MessagePack or JSON; raise DecodeError for anything else, and for one beyond the limits."""
+    limits.check_size(len(raw), DecodeError)  # first: what it unpacks to takes up to 75 times as much memory
+    task = _TASKS.read(raw)
+    if limits.may_be_deep(raw):
+        waiting = [task]
+        while waiting:
+            each = waiting.pop()
+            limits.check_depth(each.payload, DecodeError)
+            waiting += each.then
+    return task
 
 
 def decode_result(raw: bytes) -> Result:

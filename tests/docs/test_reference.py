@@ -29,6 +29,7 @@ STANDS_FOR = {
     "get_deduplication_key": "SHA-256",
     "visibility_timeout_seconds": str(message_queue._DEFAULT_LEASE_S),
     "max_delivery_count": str(message_queue._DEFAULT_DELIVERIES),
+    "max_payload_bytes": f"{message_queue.DEFAULT_MAX_BYTES:_}",
 }
 
 

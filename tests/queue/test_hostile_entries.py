@@ -6,6 +6,8 @@ import pytest
 import redis
 
 from penstock import StreamClient
+from penstock.errors import ConfigurationError, EncodeError, PayloadTooLarge
+from penstock.queue.stored_message import StoredMessage
 from tests.helpers.hostile import MANY_FIELDS, NO_NUMBERS, wide
 from tests.queue.stage import COMPLETED, DEAD_LETTERS, NAME, make_queue, take, take_all
 
@@ -45,3 +47,42 @@ async def test_an_expiry_that_is_no_number_is_a_decode_error(
     [(_, record)] = raw.xrange(DEAD_LETTERS)
     assert record[b"dlq_reason"] == b"decode_error"
     assert b"expires_at" in record[b"dlq_error_text"]
+
+
+async def test_a_message_beyond_the_limit_is_refused_and_one_that_arrives_is_a_dead_letter(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    queue = make_queue(client, max_payload_bytes=100)
+    assert await queue.publish("ü" * 50)
+    with pytest.raises(PayloadTooLarge, match="102 bytes, max_payload_bytes=100"):
+        await queue.publish("ü" * 51)
+    raw.xadd(NAME, {"data": "x" * 101})
+    await queue.publish("behind")
+    assert [await take(queue), await take(queue), await take(queue)] == ["ü" * 50, None, "behind"]
+    [(_, record)] = raw.xrange(DEAD_LETTERS)
+    assert (record[b"data"], record[b"dlq_reason"]) == (b"x" * 101, b"decode_error")
+    assert b"max_payload_bytes" in record[b"dlq_error_text"]
+
+
+async def test_a_dict_may_be_nested_up_to_the_limit(client: StreamClient) -> None:
+    queue = make_queue(client, max_payload_depth=200)
+    deep: dict[str, object] = {}
+    for _ in range(199):
+        deep = {"a": deep}
+    assert await queue.publish(deep)
+    with pytest.raises(EncodeError, match="max_payload_depth=200"):
+        await queue.publish({"a": deep})
+
+
+def test_a_stored_message_of_the_old_library_that_is_nested_without_end_is_a_payload() -> None:
+    stored = b"\x1eRMQ1:" + b'{"a":' * 100_000
+    assert StoredMessage.of(stored) == StoredMessage(stored, None)
+
+
+async def test_the_limit_is_that_of_streams_unless_it_is_given(client: StreamClient) -> None:
+    queue = make_queue(client)
+    assert await queue.publish("x" * 1_048_576)
+    with pytest.raises(PayloadTooLarge, match="max_payload_bytes=1048576"):
+        await queue.publish("x" * 1_048_577)
+    with pytest.raises(ConfigurationError, match="max_payload_bytes"):
+        make_queue(client, max_payload_bytes=0)

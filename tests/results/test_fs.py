@@ -90,6 +90,23 @@ async def test_files_may_be_packed_and_read_by_a_back_end_that_packs_none(backen
     assert await backend.save(result_of(data="late")) is False
 
 
+async def test_a_packed_file_unpacks_to_so_much_and_no_more(
+    backend: FSBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.results.fs_store._MAX_UNPACKED", 1_000)
+    async with FSBackend(root, compress=True) as packing:
+        with pytest.raises(BackendRefused, match="use compress=False"):
+            await packing.save(result_of("t2", data="x" * 1_000))
+        await packing.save(result_of(data="x"))
+    file = root / "2025-06-01/resize-t1.msgpack.gz"
+    file.write_bytes(gzip.compress(encode(result_of(data="x" * 1_000))))
+    assert await backend.get("t1") is None
+    file.write_bytes(gzip.compress(encode(result_of(data="x")))[:-1])
+    assert await backend.get("t1") is None
+    file.write_bytes(gzip.compress(encode(result_of(data="x"))))
+    assert await backend.get("t1") == result_of(data="x")
+
+
 async def test_kinds_are_written_so_that_they_can_be_read_back(backend: FSBackend, root: Path) -> None:
     await backend.save_many([result_of("a-1", kind="../e t-c"), result_of("b", kind=".x")])
     assert shown(root) == ["2025-06-01/=2E.=2Fe=20t--c-a-1.msgpack", "2025-06-01/=2Ex-b.msgpack"]

@@ -37,6 +37,16 @@ async def test_an_entry_of_very_many_fields_is_dead_lettered_and_redriven_with_w
     assert not [name for name in again if name.startswith(b"dlq_") and name != b"dlq_cut"]
 
 
+async def test_an_error_names_some_of_very_many_fields(client: StreamClient, raw: redis.Redis) -> None:
+    raw.xadd(STREAM, wide(4_000))
+    consumer = StreamConsumer(client, STREAM, quick(), Recorder())
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_dlq == 1)
+    [record] = dead_letters(raw)
+    assert record["dlq_error_text"].startswith(b"the entry has no field 'data', only field-0, field-1, field-10,")
+    assert record["dlq_error_text"].endswith(b", ...")
+
+
 async def test_a_record_of_very_many_fields_that_somebody_wrote_can_be_redriven(
     client: StreamClient, raw: redis.Redis
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.balancer.config import BalancerConfig, RetryConfig
 from penstock.balancer.identity import consumer_id
 from penstock.balancer.messages import LBSInputMessage
-from penstock.errors import ConfigurationError, EncodeError, MalformedEntry
+from penstock.errors import ConfigurationError, EncodeError, MalformedEntry, PayloadTooLarge
 from penstock.keys import BalancerKeys, hashed_part
 
 
@@ -43,6 +43,18 @@ def test_keys_are_read_in_any_case_and_unknown_ones_ignored() -> None:
     value = b'{"datastreamname": "a", "INFO": {"x": 1}, "Extra": 2}'
     assert LBSInputMessage.decode(value) == LBSInputMessage("a", {"x": 1})
     assert LBSInputMessage.of_entry([b"more", b"1", b"lbs-input", b'{"DataStreamName":"b"}']).info is None
+
+
+def test_of_fields_with_one_name_the_last_one_counts() -> None:
+    fields = [b"lbs-input", b'{"DataStreamName":"a"}', b"lbs-input", b'{"DataStreamName":"b"}']
+    assert LBSInputMessage.of_entry(fields).data_stream_name == "b"
+
+
+def test_what_is_said_about_a_stream_has_the_limit_of_payloads() -> None:
+    with pytest.raises(PayloadTooLarge, match="1048576"):
+        LBSInputMessage("a", {"x": "y" * 1_048_576}).encode()
+    with pytest.raises(MalformedEntry, match="1048576"):
+        LBSInputMessage.decode(b'{"DataStreamName":"a","Info":{"x":"%s"}}' % (b"y" * 1_048_576))
 
 
 @given(st.binary(max_size=60))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import envelope
-from penstock.errors import DecodeError
+from penstock.errors import ConfigurationError, DecodeError
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=50)
 
@@ -30,6 +30,13 @@ def test_headers_that_are_no_texts_are_shown_raw() -> None:
     assert envelope.decode_headers(b'{"a":"\xff"}') == {"raw": '{"a":"\ufffd"}'}
     assert envelope.decode_headers(b'{"\xff":"a"}') == {"raw": '{"\ufffd":"a"}'}
     assert "raw" in envelope.decode_headers(b'{"a":' * 100_000)
+
+
+def test_headers_have_a_limit() -> None:
+    with pytest.raises(ConfigurationError, match="put it into the payload"):
+        envelope.encode_headers({"a": "b" * envelope.MAX_HEADERS})
+    found = envelope.decode_headers(b'{"a":"%s"}' % (b"b" * envelope.MAX_HEADERS))
+    assert (list(found), len(found["raw"])) == (["raw"], 2_000)
 
 
 @given(st.lists(st.tuples(texts, st.binary()), max_size=8, unique_by=lambda pair: pair[0]))

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from penstock.errors import ConfigurationError, EncodeError, MalformedEntry
+from penstock.errors import ConfigurationError, EncodeError, MalformedEntry, PayloadTooLarge
 from penstock.keys import MUTEX_KEY_SEP, BalancerKeys, check_name
+from penstock.serializers import DEFAULT_MAX_BYTES
 
 FIELD = "lbs-input"
 _NAME, _INFO = "DataStreamName", "Info"
@@ -52,9 +53,15 @@ class LBSInputMessage:
             raise EncodeError(f"info must be a mapping or None, not {type(self.info).__name__}")
         message = {_NAME: self.data_stream_name, _INFO: None if self.info is None else dict(self.info)}
         try:
-            return json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+            raw = json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise EncodeError(f"info of {self.data_stream_name!r} cannot be written as JSON: {error}") from error
+        if len(raw) > DEFAULT_MAX_BYTES:
+            raise PayloadTooLarge(
+                f"info of {self.data_stream_name!r} has {len(raw)} bytes, {DEFAULT_MAX_BYTES} are allowed: put it into "
+                f"the data stream"
+            )
+        return raw
 
     @classmethod
     def decode(cls, value: bytes) -> LBSInputMessage:
@@ -62,6 +69,8 @@ class LBSInputMessage:
 
         Raises MalformedEntry when it names no data stream.
         """
+        if len(value) > DEFAULT_MAX_BYTES:
+            raise MalformedEntry(f"{FIELD} has {len(value)} bytes, {DEFAULT_MAX_BYTES} are allowed")
         try:
             found = json.loads(value)
         except (ValueError, RecursionError) as error:
@@ -82,7 +91,7 @@ class LBSInputMessage:
     @classmethod
     def of_entry(cls, fields: Sequence[bytes]) -> LBSInputMessage:
         """Read the fields of an entry; further ones are left alone."""
-        for index in range(0, len(fields) - 1, 2):
+        for index in range(len(fields) - 2, -1, -2):  # of fields with one name the last one counts
             if fields[index] == FIELD.encode():
                 return cls.decode(fields[index + 1])
         raise MalformedEntry(f"the entry has no field {FIELD}")

@@ -209,7 +209,7 @@ class Desk:
                 await self._give_up(slot, entry_id, fields, Reason.EXPIRED, None, attempts, deliveries)
                 return None
             raw = payload_of(by_name, self.keys.stream, self._client.protection)
-            data = decode_payload(raw, self._settings.is_text)
+            data = decode_payload(raw, self._settings.is_text, self._settings.payload)
         except DecodeError as error:
             await self._give_up(slot, entry_id, fields, unreadable(error), error, attempts, deliveries)
             return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.policy import Limits
 from penstock.redis.retry import RetryBudget
+from penstock.serializers import PayloadLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +19,4 @@ class DeskSettings:
     is_text: bool
     retry: RetryBudget
     can_be_interrupted: bool
+    payload: PayloadLimits

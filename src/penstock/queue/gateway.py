@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from penstock import envelope, ids
-from penstock.errors import ConfigurationError, PenstockError, QueueFull, StreamFull
+from penstock.errors import ConfigurationError, PayloadTooLarge, PenstockError, QueueFull, StreamFull
 from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys
 from penstock.policy import Limits, Reason
@@ -29,6 +29,7 @@ from penstock.redis.client import StreamClient
 from penstock.redis.from_driver import client_of, decodes, is_cluster
 from penstock.redis.retry import OPERATION_TTL_S, Repeat, RetryBudget
 from penstock.runtime.aio import call_home, home
+from penstock.serializers import DEFAULT_MAX_BYTES, PayloadLimits
 from penstock.streams.outbox import Outbox
 from penstock.streams.outgoing import Outgoing
 from penstock.streams.publisher import Answer, Duplicate, Publisher, PublishSettings
@@ -59,6 +60,7 @@ class RedisGateway(AbstractRedisGateway):
         max_pending_length: int | None = None,
         pending_overload_policy: Overload = "raise",
         pending_block_timeout_seconds: float = 30.0,
+        max_payload_bytes: int = DEFAULT_MAX_BYTES,
         on_event: EventSink | None = None,
     ) -> None:
         self._client: StreamClient = client_of(redis_client, "redis_client")
@@ -83,6 +85,7 @@ class RedisGateway(AbstractRedisGateway):
         self.max_delivery_count, self.dead_letter_queue = max_delivery_count, dead_letter_queue
         self.message_wait_interval_seconds = message_wait_interval_seconds
         self._interrupt = check_interrupt(interrupt)
+        self._payload = PayloadLimits(max_payload_bytes)
         self._window_ms = max(1, round(message_deduplication_log_ttl_seconds * 1000))
         self._retry = RetryBudget(
             retry_budget_seconds, retry_initial_delay_seconds, retry_max_delay_seconds, True,
@@ -134,6 +137,7 @@ class RedisGateway(AbstractRedisGateway):
         self, queue: str, message: str, more: tuple[str, ...], dedup_key: str | None = None, window_ms: int = 0
     ) -> Outgoing:
         raw, message_id, protection = encode_text(message), self._new_id(), self._client.protection
+        self._payload.check_size(len(raw), PayloadTooLarge)
         if protection is not None:
             raw = protection.protect(raw, self._client.keys(queue).stream, message_id)
         return Outgoing(raw, message_id, more, dedup_key, window_ms)
@@ -207,6 +211,7 @@ class RedisGateway(AbstractRedisGateway):
                 is_text=self._is_text,
                 retry=self._retry,
                 can_be_interrupted=self._interrupt is not None,
+                payload=self._payload,
             )
             made = Desk(self._client, queue, settings, lambda name, **fields: self._emit(queue, name, **fields))
             desk = self._desks.setdefault(queue, made)

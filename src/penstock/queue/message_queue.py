@@ -37,6 +37,7 @@ from penstock.queue.payload import Message, MessageData, canonical, checked_key,
 from penstock.queue.processing import Processing
 from penstock.redis.from_driver import client_of
 from penstock.runtime.aio import IS_ASYNC, Event
+from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 
 _DEFAULT_LEASE_S = 300
 _DEFAULT_DELIVERIES = 10
@@ -75,6 +76,8 @@ class RedisMessageQueue:
         max_retry_delay_seconds: float = 60.0,
         max_pending_length: int | None = None,
         pending_overload_policy: Overload = "raise",
+        max_payload_bytes: int | Unset = UNSET,
+        max_payload_depth: int = DEFAULT_MAX_DEPTH,
         on_event: EventSink | None = None,
     ) -> None:
         self.key = QueueKeys.of(name, key_separator)
@@ -89,7 +92,9 @@ class RedisMessageQueue:
             "visibility_timeout_seconds": visibility_timeout_seconds,
             "max_delivery_count": max_delivery_count,
             "max_pending_length": UNSET if max_pending_length is None else max_pending_length,
+            "max_payload_bytes": max_payload_bytes,
         }
+        self._payload = PayloadLimits(max_payload_depth=max_payload_depth)
         if (client is None) == (gateway is None):
             raise ConfigurationError("pass exactly one of client (of redis-py, or a StreamClient) and gateway")
         if gateway is not None:
@@ -115,7 +120,7 @@ class RedisMessageQueue:
         timeout, most = given["visibility_timeout_seconds"], given["max_delivery_count"]
         lease_s = _DEFAULT_LEASE_S if timeout is UNSET else timeout
         lease_s, max_deliveries = checked_lease(lease_s, _DEFAULT_DELIVERIES if most is UNSET else most)
-        max_pending = given["max_pending_length"]
+        max_pending, largest = given["max_pending_length"], given["max_payload_bytes"]
         client_of(client, "client")  # what is wrong with it is said by the name that the user gave it
         gateway = RedisGateway(
             redis_client=client,
@@ -125,6 +130,7 @@ class RedisMessageQueue:
             interrupt=self._interrupt,
             max_pending_length=None if max_pending is UNSET else max_pending,
             pending_overload_policy=policy,
+            max_payload_bytes=DEFAULT_MAX_BYTES if largest is UNSET else largest,
             on_event=self._on_event,
         )
         gateway.stop_when(lambda: self._is_draining)
@@ -135,11 +141,12 @@ class RedisMessageQueue:
     async def publish(self, message: Message) -> bool:
         """Add a message; False = one with the same deduplication key was published within the window.
 
-        Raises: EncodeError, QueueFull, QueueDrained, PublishUnknown, or what Redis says beyond the retry budget.
+        Raises: EncodeError, PayloadTooLarge, QueueFull, QueueDrained, PublishUnknown, or what Redis says beyond the
+        retry budget.
         """
         if self._is_draining:
             raise QueueDrained(f"queue {self.key.name!r} was drained: it takes no more messages; make a new one")
-        text = canonical(message)
+        text = canonical(message, self._payload)
         make_key = self._options.make_key
         if make_key is None:
             add: Callable[[str, str], Awaitable[object]] = self._gateway.add_message

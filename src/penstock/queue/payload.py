@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from penstock.errors import ConfigurationTypeError, DecodeError, EncodeError
 from penstock.keys import is_utf8
+from penstock.serializers import PayloadLimits
 
 Message: TypeAlias = str | dict[str, object]
 MessageData: TypeAlias = str | bytes  # what a consumer gets: text, or bytes where the client does not decode
@@ -31,7 +32,7 @@ def _encoder() -> Callable[[dict[str, object]], str]:
 _dumps = _encoder()
 
 
-def canonical(message: Message) -> str:
+def canonical(message: Message, limits: PayloadLimits | None = None) -> str:
     """Return the text that stands for a message; raise EncodeError, and name the fix, if there is none."""
     if isinstance(message, str):
         return message
@@ -43,9 +44,14 @@ def canonical(message: Message) -> str:
         if not isinstance(name, str):
             raise EncodeError(f"the keys of a dict must be str: {name!r} is {type(name).__name__}; use str({name!r})")
     try:
-        return _dumps(message)
+        text = _dumps(message)
+        if limits is not None and len(text) > limits.max_payload_depth and limits.may_be_deep(text.encode()):
+            limits.check_depth(json.loads(text), EncodeError)
+    except EncodeError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise EncodeError(f"the dict is no JSON: {error}; convert it to what JSON has") from error
+    return text
 
 
 def encode_text(text: str) -> bytes:
@@ -58,10 +64,12 @@ def encode_text(text: str) -> bytes:
         ) from error
 
 
-def decode_payload(raw: bytes | None, is_text: bool) -> MessageData:
+def decode_payload(raw: bytes | None, is_text: bool, limits: PayloadLimits | None = None) -> MessageData:
     """Return the payload of an entry as the client wants it."""
     if raw is None:
         raise DecodeError("the entry has no field 'data'")
+    if limits is not None:
+        limits.check_size(len(raw), DecodeError)
     if not is_text:
         return raw
     try:

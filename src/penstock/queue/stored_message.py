@@ -26,7 +26,7 @@ class StoredMessage:
             try:
                 found = json.loads(stored[len(_MARK) :])
                 payload, message_id = found["payload"], found["id"]
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 return cls(stored, None)
             if isinstance(payload, str) and isinstance(message_id, str):
                 return cls(payload.encode(errors="surrogatepass"), message_id)

@@ -38,6 +38,8 @@ from penstock.task import Result, decode_result
 log = logging.getLogger(__name__)
 _LEFT_BEHIND_S = 24 * 3600.0
 _GZIP_MAGIC = b"\x1f\x8b"
+_GZIP = 16 + zlib.MAX_WBITS  # the format, for zlib
+_MAX_UNPACKED = 256 << 20  # a megabyte of gzip may unpack to a thousand
 
 
 class FSStore:
@@ -249,9 +251,9 @@ def read_valid(path: Path, task_id: str) -> Entry | None:
     except IsADirectoryError:
         raw = b""
     try:
-        raw = gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
+        raw = _unpacked(raw) if raw.startswith(_GZIP_MAGIC) else raw
         result = decode_result(raw)
-    except (DecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (DecodeError, zlib.error) as error:
         log.warning("%s holds no valid result, and is skipped: %s", path, error)
         return None
     if result.task_id != task_id:
@@ -297,4 +299,19 @@ def _lenient_listing(folder: Path) -> Iterator[str]:
 
 
 def _packed(raw: bytes) -> bytes:
+    if len(raw) > _MAX_UNPACKED:
+        raise BackendRefused(
+            f"the result has {len(raw):,} bytes, a compressed one may have {_MAX_UNPACKED:,}: use compress=False, or "
+            f"keep the data elsewhere and return a reference"
+        )
     return gzip.compress(raw, compresslevel=6, mtime=0)
+
+
+def _unpacked(packed: bytes) -> bytes:
+    unpacker = zlib.decompressobj(_GZIP)
+    raw = unpacker.decompress(packed, _MAX_UNPACKED + 1)
+    if len(raw) > _MAX_UNPACKED:
+        raise DecodeError(f"it unpacks to more than {_MAX_UNPACKED:,} bytes")
+    if not unpacker.eof or unpacker.unused_data:
+        raise DecodeError("it is not one whole gzip file")
+    return raw

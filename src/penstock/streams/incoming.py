@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock import envelope
@@ -13,6 +13,8 @@ from penstock.policy import Reason, unreadable
 from penstock.protection import Protection, payload_of
 from penstock.serializers import JsonSerializer, Serializer, shortcut
 from penstock.streams.ledger import Claim
+
+_MOST_NAMES, _LONGEST = 20, 100  # that an error shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Decoder:
                 return
             raw = payload_of(by_name, self._key, self._protection)
             if raw is None:
-                raise DecodeError(f"the entry has no field 'data', only {', '.join(sorted(by_name)) or 'nothing'}")
+                raise DecodeError(f"the entry has no field 'data', only {_shown(by_name)}")
             self._check_content_type(by_name.get(envelope.CONTENT_TYPE))
             message = StreamMessage(
                 id=entry_id,
@@ -114,9 +116,14 @@ class Decoder:
         said = _text(raw)
         if said is not None and self._content_type is not None and said != self._content_type:
             raise DecodeError(
-                f"the entry says content type {said!r}, but this consumer decodes {self._content_type!r}: "
+                f"the entry says content type {said[:_LONGEST]!r}, but this consumer decodes {self._content_type!r}: "
                 f"give producer and consumer the same serializer"
             )
+
+
+def _shown(by_name: Mapping[str, bytes]) -> str:
+    names = [name[:_LONGEST] for name in sorted(by_name)[:_MOST_NAMES]]
+    return ", ".join(names + ["..."] * (len(by_name) > _MOST_NAMES)) or "nothing"
 
 
 def _text(raw: bytes | None) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from penstock import envelope
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
+from penstock.serializers import PayloadLimits
 from penstock.task import Task
 from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.tasks.in_hand import InHand
@@ -20,9 +21,9 @@ _PAGE = 500
 class Catalogue:
     """The open tasks of one queue."""
 
-    def __init__(self, client: StreamClient, keys: TaskKeys, lanes: LaneMap) -> None:
+    def __init__(self, client: StreamClient, keys: TaskKeys, lanes: LaneMap, limits: PayloadLimits) -> None:
         self._client, self._keys, self._lanes = client, keys, lanes
-        self._entries = TaskEntries(keys, client.protection)
+        self._entries = TaskEntries(keys, client.protection, limits)
 
     async def open_tasks(self, limit: int, offset: int) -> list[Task]:
         """Return open tasks, without the first so many."""

@@ -8,7 +8,8 @@ from datetime import datetime
 
 from penstock import ids
 from penstock.errors import DecodeError
-from penstock.task import Task, decode_task
+from penstock.serializers import PayloadLimits
+from penstock.task import LIMITS, Task, decode_task
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,13 @@ class DeadTask:
     fields: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     traceback: str = field(default="", repr=False)  # of the error, its end
     cut: str = ""  # what of the entry found no room in the record
+    limits: PayloadLimits = field(default=LIMITS, repr=False, compare=False)
 
     @property
     def task(self) -> Task | None:
-        """The task, if it can be read."""
+        """The task, if it can be read within the limits of the queue."""
         try:
-            return decode_task(self.data)
+            return decode_task(self.data, self.limits)
         except DecodeError:
             return None
 

@@ -12,6 +12,8 @@ from penstock.errors import NotAuthentic
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
+from penstock.serializers import PayloadLimits
+from penstock.task import LIMITS
 from penstock.tasks.dead import DeadTask
 from penstock.tasks.entries import ATTEMPTS, KIND, TASK_ID, TaskEntries
 from penstock.tasks.lanes import DEFAULT, Lane
@@ -24,9 +26,11 @@ Matches: TypeAlias = Callable[[DeadTask], bool]
 class DeadTasks:
     """The dead letters of one queue."""
 
-    def __init__(self, client: StreamClient, keys: TaskKeys, group: str) -> None:
-        self._client, self._keys, self._group = client, keys, group
-        self._entries = TaskEntries(keys, client.protection)
+    def __init__(
+        self, client: StreamClient, keys: TaskKeys, group: str, limits: PayloadLimits = LIMITS
+    ) -> None:  # fmt: skip
+        self._client, self._keys, self._group, self._limits = client, keys, group, limits
+        self._entries = TaskEntries(keys, client.protection, limits)
 
     async def count(self) -> int:
         """Return how many there are."""
@@ -57,7 +61,7 @@ class DeadTasks:
             start = "(" + rows[-1][0].decode()
 
     def _read(self, entry_id: str, fields: Sequence[bytes]) -> DeadTask:
-        letter = _dead_task(entry_id, fields)
+        letter = _dead_task(entry_id, fields, self._limits)
         with suppress(NotAuthentic):  # what a stranger wrote is shown as it is
             return replace(letter, data=self._entries.open(letter.data, letter.task_id))
         return letter
@@ -89,7 +93,7 @@ class DeadTasks:
         return gone
 
 
-def _dead_task(entry_id: str, fields: Sequence[bytes]) -> DeadTask:
+def _dead_task(entry_id: str, fields: Sequence[bytes], limits: PayloadLimits) -> DeadTask:
     letter = dead_letter_record.parse(entry_id, fields)
     by_name = letter.fields
     found = DeadTask(
@@ -108,6 +112,7 @@ def _dead_task(entry_id: str, fields: Sequence[bytes]) -> DeadTask:
         fields=by_name,
         traceback=letter.traceback,
         cut=letter.cut,
+        limits=limits,
     )
     task = found.task if not found.task_id else None  # written by hand, without id and kind beside the task
     return found if task is None else replace(found, task_id=task.id, kind=task.kind)

@@ -10,7 +10,8 @@ from penstock import envelope
 from penstock.errors import DecodeError
 from penstock.keys import TaskKeys
 from penstock.protection import Protection
-from penstock.task import Task, check_id, decode_task
+from penstock.serializers import PayloadLimits
+from penstock.task import LIMITS, Task, check_id, decode_task
 
 TASK_ID = "task_id"
 KIND = "kind"
@@ -34,8 +35,8 @@ class _Outline(msgspec.Struct):
 class TaskEntries:
     """What the entries of one queue hold. A protected task is bound to the queue and to its id: lanes it may change."""
 
-    def __init__(self, keys: TaskKeys, protection: Protection | None) -> None:
-        self._place, self._protection = keys.tasks().stream, protection
+    def __init__(self, keys: TaskKeys, protection: Protection | None, limits: PayloadLimits = LIMITS) -> None:
+        self._place, self._protection, self._limits = keys.tasks().stream, protection, limits
 
     def close(self, body: bytes, task: Task) -> bytes:
         """Return the bytes of a task as they are stored."""
@@ -59,7 +60,7 @@ class TaskEntries:
                 raise Malformed(what, *_outline(fields, raw))
             runs += min(before, _MOST_RUNS)
         try:
-            task = decode_task(raw if self._protection is None else self.open(raw, task_id))
+            task = decode_task(raw if self._protection is None else self.open(raw, task_id), self._limits)
         except DecodeError as error:
             raise Malformed(str(error), *_outline(fields, raw)) from error
         if task.attempts != runs:

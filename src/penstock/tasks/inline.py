@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import EXITS
 from penstock.runtime.aio import Job, Threads
-from penstock.task import Result
+from penstock.task import Result, encode
 from penstock.tasks.handlers import Handlers
 from penstock.tasks.queue import TaskQueue
 from penstock.tasks.runner import Failed, Slot, TaskRunner
@@ -24,7 +24,9 @@ class InlineWorker:
         self.queue, self.provides = queue, frozenset(provides)
         self.kinds = handlers.for_worker(self.provides)
         self.tally = WorkerTally()
-        self._runner = TaskRunner(handlers, self.tally, Threads(1), int(getattr(queue, "max_retry", 3)))
+        self._runner = TaskRunner(
+            handlers, self.tally, Threads(1), int(getattr(queue, "max_retry", 3)), getattr(queue, "encode_task", encode)
+        )
         self._settler = Settler(queue, results, self.tally, 30.0, saves_errors=False)
 
     async def run_once(self) -> Result | None:

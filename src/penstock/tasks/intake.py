@@ -13,6 +13,7 @@ from penstock.redis.aio import Command
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import pause
+from penstock.serializers import PayloadLimits
 from penstock.streams.ledger import MAX_IDS, Claim
 from penstock.streams.undertaker import Unburied
 from penstock.task import Task
@@ -41,11 +42,11 @@ class TaskIntake:
 
     def __init__(
         self, client: StreamClient, keys: TaskKeys, lanes: LaneMap, held: HeldTasks, group: str, consumer: str,
-        max_retry: int,
+        max_retry: int, limits: PayloadLimits,
     ) -> None:  # fmt: skip
         self._client, self._keys, self._lanes, self._held = client, keys, lanes, held
         self._group, self._consumer, self._max_retry = group, consumer, max_retry
-        self._entries = TaskEntries(keys, client.protection)
+        self._entries = TaskEntries(keys, client.protection, limits)
         self._turn = self._wakes = 0
         self._reading = 0  # reads under way
         self._doubts = Doubts(held)

@@ -37,6 +37,7 @@ class TaskOutbox:
     """The way into one queue."""
 
     def __init__(self, client: StreamClient, keys: TaskKeys, group: str, encode: Callable[[Task], bytes]) -> None:
+        """`encode` raises EncodeError for a task that no worker could read."""
         self._client, self._keys, self._group, self._encode = client, keys, group, encode
         self._entries = TaskEntries(keys, client.protection)
 

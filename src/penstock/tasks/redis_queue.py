@@ -11,10 +11,12 @@ from typing import Literal, Self
 import msgspec
 
 from penstock import task as values
+from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError, OutOfMemory, PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
+from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings.tables import TaskQueueSettings
 from penstock.task import Result, Task, check_id
 from penstock.tasks.admission import Admission
@@ -46,7 +48,8 @@ class RedisTaskQueue:
 
     `max_retry` is how often a task is tried again after its first run before it goes to the dead letters; `idle_ms` is
     how long a holder may be silent before its tasks are handed to others; results are kept for `result_ttl_s`. Work
-    that is not finished is kept for ever.
+    that is not finished is kept for ever. A task of more than `max_payload_bytes`, or with a payload nested deeper than
+    `max_payload_depth`, is refused by enqueue(), and goes to the dead letters when somebody else wrote it.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class RedisTaskQueue:
         max_retry: int = 3,
         result_ttl_s: float = 14 * _DAY_S,
         encoding: Literal["msgpack", "json"] = "msgpack",
+        max_payload_bytes: int = DEFAULT_MAX_BYTES,
+        max_payload_depth: int = DEFAULT_MAX_DEPTH,
     ) -> None:
         if encoding not in {"msgpack", "json"}:
             raise ConfigurationError(f"encoding={encoding!r} must be 'msgpack' or 'json'")
@@ -69,17 +74,20 @@ class RedisTaskQueue:
         self.name, self.idle_ms, self.max_retry, self.result_ttl_s = name, idle_ms, max_retry, result_ttl_s
         self.keys = TaskKeys.of(name, self.client.prefix, self.client.is_cluster)
         self.group, self.consumer = name, unique_worker_name(name)
+        limits = PayloadLimits(max_payload_bytes, max_payload_depth)
         encode: Callable[[Task], bytes] = values.encode if encoding == "msgpack" else msgspec.json.encode
-        self._outbox = TaskOutbox(self.client, self.keys, self.group, encode)
+        self.encode_task: Callable[[Task], bytes] = lambda task: values.encode_task(task, limits, encode)
+        """Returns a task as it travels; raises EncodeError for one that no worker could read."""
+        self._outbox = TaskOutbox(self.client, self.keys, self.group, self.encode_task)
         self._held = HeldTasks()
         self._lanes = LaneMap(self.client, self.keys, self.group, self.consumer)
         self._intake = TaskIntake(
-            self.client, self.keys, self._lanes, self._held, self.group, self.consumer, max_retry
+            self.client, self.keys, self._lanes, self._held, self.group, self.consumer, max_retry, limits
         )  # fmt: skip
         self._admission = Admission(self.client, self.keys, self.group, self.consumer)
         self._board = ResultBoard(self.client, self.keys)
-        self._catalogue = Catalogue(self.client, self.keys, self._lanes)
-        self.dead = DeadTasks(self.client, self.keys, self.group)
+        self._catalogue = Catalogue(self.client, self.keys, self._lanes, limits)
+        self.dead = DeadTasks(self.client, self.keys, self.group, limits)
 
     @classmethod
     def from_settings(cls, settings: TaskQueueSettings) -> Self:
@@ -180,8 +188,8 @@ class RedisTaskQueue:
         self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
     ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
-        answer = await self._release("bury", task_id, reason=reason, error=error, text=text, traceback=traceback)
-        return answer == "dead"
+        options = {"reason": reason, "error": error, "text": text, "traceback": traceback[-MAX_TRACEBACK:]}
+        return await self._release("bury", task_id, **options) == "dead"
 
     async def extend(self, task_id: str) -> bool:
         """Renew the lease of a task; False = it is in nobody's hands, or not in ours any more."""

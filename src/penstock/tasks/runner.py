@@ -58,8 +58,12 @@ class Slot:
 class TaskRunner:
     """Runs tasks with the handlers of their kinds."""
 
-    def __init__(self, handlers: Handlers, tally: WorkerTally, threads: Threads, max_retry: int) -> None:
-        self._handlers, self._tally, self._max_retry = handlers, tally, max_retry
+    def __init__(
+        self, handlers: Handlers, tally: WorkerTally, threads: Threads, max_retry: int,
+        encode_task: Callable[[Task], bytes] = encode,
+    ) -> None:  # fmt: skip
+        """`encode_task` raises EncodeError for a follow-up that the queue would refuse."""
+        self._handlers, self._tally, self._max_retry, self._encode_task = handlers, tally, max_retry, encode_task
         self._chance = random.Random()
         self._calls: dict[str, tuple[Handler, Callable[..., Awaitable[Any]]]] = {
             handler.kind: (handler, awaitable(handler.function, threads, f"the handler of {handler.kind!r}"))
@@ -107,6 +111,8 @@ class TaskRunner:
         if data is not None:
             try:
                 encode(result)
+                for then in follow_ups(task, result):
+                    self._encode_task(then)  # it gets the result in its payload, and there may be no room
             except PenstockError as error:
                 return self._failed(task, handler, error)
         return result

@@ -21,7 +21,7 @@ from penstock.errors import (
 from penstock.runtime.aio import Crew, Event, Job, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
 from penstock.streams.intake import Appetite
-from penstock.task import Task
+from penstock.task import Task, encode
 from penstock.tasks.handlers import Handlers
 from penstock.tasks.inbox import TaskInbox
 from penstock.tasks.limits import Limits
@@ -93,7 +93,13 @@ class Worker:
         self._idle_ms = idle_ms or int(getattr(queue, "idle_ms", 60_000))
         self._appetite = Appetite(min(concurrency, _MOST_AHEAD), read_ahead or _MOST_AHEAD)
         self._threads = Threads(concurrency)
-        self._runner = TaskRunner(handlers, self.tally, self._threads, int(getattr(queue, "max_retry", 3)))
+        self._runner = TaskRunner(
+            handlers,
+            self.tally,
+            self._threads,
+            int(getattr(queue, "max_retry", 3)),
+            getattr(queue, "encode_task", encode),
+        )
         self._limits = {handler.kind: handler.limits for handler in handlers if handler.limits}
         if self._limits and not hasattr(queue, "admit"):
             raise ConfigurationError(

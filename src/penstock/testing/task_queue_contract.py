@@ -183,7 +183,7 @@ class TaskQueueContract:
         task = Task(kind="render")
         await queue.enqueue(task)
         await queue.pop()
-        assert await queue.bury(task.id, error="ValueError", text="no such page")
+        assert await queue.bury(task.id, error="ValueError", text="no such page", traceback="in print()")
         result = await queue.wait_for_result(task.id, _LONG_S)
         assert result is not None
         assert result.error == "ValueError: no such page"

@@ -27,6 +27,7 @@ _OF_GATEWAYS = (
     "max_pending_length",
     "pending_overload_policy",
     "pending_block_timeout_seconds",
+    "max_payload_bytes",
 )
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 import redis
 
+from penstock.errors import ConfigurationError, EncodeError, PayloadTooLarge
+from penstock.queue.stored_message import StoredMessage
 from penstock.sync import StreamClient
 from tests.helpers.hostile import MANY_FIELDS, NO_NUMBERS, wide
 from tests.sync.queue.stage import COMPLETED, DEAD_LETTERS, NAME, make_queue, take, take_all
@@ -46,3 +48,42 @@ def test_an_expiry_that_is_no_number_is_a_decode_error(
     [(_, record)] = raw.xrange(DEAD_LETTERS)
     assert record[b"dlq_reason"] == b"decode_error"
     assert b"expires_at" in record[b"dlq_error_text"]
+
+
+def test_a_message_beyond_the_limit_is_refused_and_one_that_arrives_is_a_dead_letter(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    queue = make_queue(client, max_payload_bytes=100)
+    assert queue.publish("ü" * 50)
+    with pytest.raises(PayloadTooLarge, match="102 bytes, max_payload_bytes=100"):
+        queue.publish("ü" * 51)
+    raw.xadd(NAME, {"data": "x" * 101})
+    queue.publish("behind")
+    assert [take(queue), take(queue), take(queue)] == ["ü" * 50, None, "behind"]
+    [(_, record)] = raw.xrange(DEAD_LETTERS)
+    assert (record[b"data"], record[b"dlq_reason"]) == (b"x" * 101, b"decode_error")
+    assert b"max_payload_bytes" in record[b"dlq_error_text"]
+
+
+def test_a_dict_may_be_nested_up_to_the_limit(client: StreamClient) -> None:
+    queue = make_queue(client, max_payload_depth=200)
+    deep: dict[str, object] = {}
+    for _ in range(199):
+        deep = {"a": deep}
+    assert queue.publish(deep)
+    with pytest.raises(EncodeError, match="max_payload_depth=200"):
+        queue.publish({"a": deep})
+
+
+def test_a_stored_message_of_the_old_library_that_is_nested_without_end_is_a_payload() -> None:
+    stored = b"\x1eRMQ1:" + b'{"a":' * 100_000
+    assert StoredMessage.of(stored) == StoredMessage(stored, None)
+
+
+def test_the_limit_is_that_of_streams_unless_it_is_given(client: StreamClient) -> None:
+    queue = make_queue(client)
+    assert queue.publish("x" * 1_048_576)
+    with pytest.raises(PayloadTooLarge, match="max_payload_bytes=1048576"):
+        queue.publish("x" * 1_048_577)
+    with pytest.raises(ConfigurationError, match="max_payload_bytes"):
+        make_queue(client, max_payload_bytes=0)

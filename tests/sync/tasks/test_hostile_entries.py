@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 import redis
 
-from penstock.sync.tasks import RedisTaskQueue
+from penstock.errors import EncodeError, PayloadTooLarge
+from penstock.sync import StreamClient
+from penstock.sync.tasks import Handlers, RedisTaskQueue, StubQueue
 from penstock.task import Status, Task
 from tests.helpers.hostile import MANY_FIELDS, NO_NUMBERS, wide
+from tests.helpers.threads import DEADLINE_S
+from tests.sync.tasks.stage import quick, running
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
 
@@ -86,7 +92,81 @@ def test_a_task_that_cannot_be_read_gets_an_error_as_its_result(queue: RedisTask
     assert raw.xlen("jobs.dead") == 1
 
 
+def test_the_end_of_a_traceback_is_kept(client: StreamClient) -> None:
+    task = Task(kind="render")
+    redis_queue, stub = RedisTaskQueue(client, "jobs"), StubQueue()
+    for queue in (redis_queue, stub):
+        queue.enqueue(task)
+        queue.pop()
+        queue.bury(task.id, error="ValueError", text="no", traceback="x" * 10_000 + "the end")
+    [letter] = [letter for letter in redis_queue.dead.iterate()]
+    assert letter.traceback == stub.dead[0].traceback == "x" * 7_993 + "the end"
+
+
 def test_a_time_beyond_all_calendars_can_be_listed(queue: RedisTaskQueue, raw: redis.Redis) -> None:
     raw.xadd("jobs.dead", {"data": "x", "dlq_time": str(2**63 - 1), "redrives": "²"})
     [letter] = [letter for letter in queue.dead.iterate()]
     assert (letter.dead_at.year, letter.redrives) == (9999, 0)
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def nested(levels: int) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for _ in range(levels - 1):
+        found = {"a": found}
+    return found
+
+
+def test_a_task_beyond_the_limits_is_refused(client: StreamClient) -> None:
+    for queue in (RedisTaskQueue(client, "jobs", max_payload_depth=50), StubQueue(max_payload_depth=50)):
+        queue.enqueue(Task(kind="render", payload=nested(50)))
+        with pytest.raises(EncodeError, match="max_payload_depth=50"):
+            queue.enqueue(Task(kind="render", payload=nested(51)))
+        with pytest.raises(EncodeError, match="max_payload_depth=50"):
+            queue.enqueue(Task(kind="render", then=(Task(kind="mail", payload=nested(51)),)))
+        with pytest.raises(PayloadTooLarge, match="max_payload_bytes=1048576"):
+            queue.enqueue_many([Task(kind="render"), Task(kind="render", payload={"text": "x" * 1_048_576})])
+        assert queue.pending_count() == 1
+
+
+def test_a_chain_of_tasks_may_be_longer_than_payloads_are_deep(client: StreamClient) -> None:
+    queue = RedisTaskQueue(client, "jobs", max_payload_depth=50)
+    task = Task(kind="last")
+    for _ in range(100):
+        task = Task(kind="step", then=(task,))
+    queue.enqueue(task)
+    assert [found.id for found in queue.pop_many(1)] == [task.id]
+
+
+@pytest.mark.parametrize("encode", [msgspec.msgpack.encode, msgspec.json.encode])
+def test_a_task_beyond_the_limits_that_somebody_wrote_is_a_dead_letter(
+    queue: RedisTaskQueue, raw: redis.Redis, encode: Callable[[Task], bytes]
+) -> None:
+    large, deep = Task(kind="render", payload={"n": [1] * 1_048_576}), Task(kind="render", payload=nested(300))
+    for task in (large, deep):
+        raw.xadd("jobs.tasks", {"data": encode(task)})
+    behind = Task(kind="render")
+    queue.enqueue(behind)
+    assert [task.id for task in queue.pop_many(10)] == [behind.id]
+    letters = [letter for letter in queue.dead.iterate()]
+    assert ["max_payload_bytes" in letters[0].error_text, "max_payload_depth" in letters[1].error_text] == [True, True]
+    assert [letter.task for letter in letters] == [None, None]
+    assert letters[0].data == encode(large)
+
+
+def test_a_result_that_does_not_fit_into_the_follow_up_is_an_error_of_the_task(client: StreamClient) -> None:
+    handlers = Handlers()
+
+    @handlers.task("make")
+    def make(task: Task) -> str:
+        return "x" * 2_000
+
+    queue = RedisTaskQueue(client, "jobs", max_retry=0, max_payload_bytes=1_000)
+    task = Task(kind="make", then=(Task(kind="mail"),))
+    queue.enqueue(task)
+    with running(quick(queue, handlers)):
+        result = queue.wait_for_result(task.id, DEADLINE_S)
+    assert result is not None
+    assert (result.status, "max_payload_bytes=1000" in str(result.error)) == (Status.ERROR, True)

@@ -42,7 +42,7 @@ def read_lines(file: Path, *, needs_id: bool) -> Iterator[pa.RecordBatch]:
                 raise ConfigurationError(
                     f"{file}, line {number}: it has half a surrogate pair, which is no text"
                 ) from None
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise ConfigurationError(f"{file}, line {number}: {error}") from None
             if len(rows) >= _ROWS:
                 yield pa.RecordBatch.from_pylist(rows, FILE_SCHEMA)
@@ -64,7 +64,7 @@ def _row(document: Any, place: str, number: int, *, needs_id: bool) -> dict[str,
     entry_id = str(document.get("id", f"0-{number}"))
     if not _ID.fullmatch(entry_id):
         raise ValueError(f"id {entry_id!r} is none: write it as 1794700800000-0")
-    ms, seq = ids.parse(entry_id)
+    ms, seq = ids.parse(entry_id) if ids.is_id(entry_id) else (_MOST, _MOST)
     if max(ms * 1000, seq) > _MOST:
         raise ValueError(f"id {entry_id!r} is too great")
     return {

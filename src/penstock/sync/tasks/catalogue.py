@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from penstock import envelope
 from penstock.keys import TaskKeys
+from penstock.serializers import PayloadLimits
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.lane_books import LaneBooks
 from penstock.sync.tasks.lane_map import LaneMap
@@ -21,9 +22,9 @@ _PAGE = 500
 class Catalogue:
     """The open tasks of one queue."""
 
-    def __init__(self, client: StreamClient, keys: TaskKeys, lanes: LaneMap) -> None:
+    def __init__(self, client: StreamClient, keys: TaskKeys, lanes: LaneMap, limits: PayloadLimits) -> None:
         self._client, self._keys, self._lanes = client, keys, lanes
-        self._entries = TaskEntries(keys, client.protection)
+        self._entries = TaskEntries(keys, client.protection, limits)
 
     def open_tasks(self, limit: int, offset: int) -> list[Task]:
         """Return open tasks, without the first so many."""

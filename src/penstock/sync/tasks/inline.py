@@ -11,7 +11,7 @@ from penstock.runtime.threads import Job, Threads
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, Slot, TaskRunner
 from penstock.sync.tasks.settler import Settler
-from penstock.task import Result
+from penstock.task import Result, encode
 from penstock.tasks.handlers import Handlers
 from penstock.tasks.tally import WorkerTally
 
@@ -25,7 +25,9 @@ class InlineWorker:
         self.queue, self.provides = queue, frozenset(provides)
         self.kinds = handlers.for_worker(self.provides)
         self.tally = WorkerTally()
-        self._runner = TaskRunner(handlers, self.tally, Threads(1), int(getattr(queue, "max_retry", 3)))
+        self._runner = TaskRunner(
+            handlers, self.tally, Threads(1), int(getattr(queue, "max_retry", 3)), getattr(queue, "encode_task", encode)
+        )
         self._settler = Settler(queue, results, self.tally, 30.0, saves_errors=False)
 
     def run_once(self) -> Result | None:

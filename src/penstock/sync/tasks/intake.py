@@ -13,6 +13,7 @@ from penstock.policy import unreadable
 from penstock.redis.blocking import Command
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
+from penstock.serializers import PayloadLimits
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.ledger import MAX_IDS, Claim
 from penstock.sync.streams.undertaker import Unburied
@@ -42,11 +43,11 @@ class TaskIntake:
 
     def __init__(
         self, client: StreamClient, keys: TaskKeys, lanes: LaneMap, held: HeldTasks, group: str, consumer: str,
-        max_retry: int,
+        max_retry: int, limits: PayloadLimits,
     ) -> None:  # fmt: skip
         self._client, self._keys, self._lanes, self._held = client, keys, lanes, held
         self._group, self._consumer, self._max_retry = group, consumer, max_retry
-        self._entries = TaskEntries(keys, client.protection)
+        self._entries = TaskEntries(keys, client.protection, limits)
         self._turn = self._wakes = 0
         self._reading = 0  # reads under way
         self._doubts = Doubts(held)

@@ -67,7 +67,10 @@ class TaskQueue(Protocol):
     def bury(
         self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
     ) -> bool:
-        """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
+        """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands.
+
+        `error` is the class of what the handler raised, `text` what it says.
+        """
         ...
 
     def extend(self, task_id: str) -> bool:

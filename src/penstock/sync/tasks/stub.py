@@ -15,8 +15,10 @@ from typing import Self
 import msgspec
 
 from penstock import task as values
+from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError
 from penstock.runtime.threads import Event
+from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings.tables import TaskQueueSettings
 from penstock.sync.tasks.outbox import when_due
 from penstock.task import Priority, Result, Status, Task, check_id
@@ -46,7 +48,17 @@ class StubQueue:
     `now` gives the time in seconds: tests may put a clock of their own there.
     """
 
-    def __init__(self, name: str = "penstock", *, max_retry: int = 3, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        name: str = "penstock",
+        *,
+        max_retry: int = 3,
+        now: Callable[[], float] = time.time,
+        max_payload_bytes: int = DEFAULT_MAX_BYTES,
+        max_payload_depth: int = DEFAULT_MAX_DEPTH,
+    ) -> None:
+        limits = PayloadLimits(max_payload_bytes, max_payload_depth)
+        self.encode_task: Callable[[Task], bytes] = lambda task: values.encode_task(task, limits)
         self.name, self.max_retry, self.consumer = name, max_retry, f"{name}_stub"
         self._now = now
         self._lock = threading.RLock()
@@ -72,7 +84,7 @@ class StubQueue:
     def enqueue(self, task: Task, *, delay: float | None = None, at: datetime | None = None) -> str:
         """Add a task, now or when it is due; return its id, or that of the open task with the same `unique` text."""
         due = when_due(delay, at)
-        values.encode(task)  # what no other queue could carry is refused here as well
+        self.encode_task(task)  # what no other queue could carry is refused here as well
         with self._lock:
             if task.id in self._open or task.id in self._results:
                 return task.id
@@ -91,7 +103,7 @@ class StubQueue:
     def enqueue_many(self, tasks: Sequence[Task], *, delay: float | None = None) -> list[str]:
         """Add tasks; return the ids as enqueue() does."""
         for task in tasks:
-            values.encode(task)
+            self.encode_task(task)
         return [self.enqueue(task, delay=delay) for task in tasks]
 
     # --- consumers ----------------------------------------------------------------------------------
@@ -208,7 +220,7 @@ class StubQueue:
         number = len(self.dead) + 1
         letter = DeadTask(
             f"0-{number}", task_id, task.kind, reason, error, text, entry.runs, int(self._now() * 1000),
-            f"{self.name}.tasks", self.consumer, 0, values.encode(task), traceback=traceback,
+            f"{self.name}.tasks", self.consumer, 0, values.encode(task), traceback=traceback[-MAX_TRACEBACK:],
         )  # fmt: skip
         self.dead.append(letter)
         cause = f"{error}: {text}" if error else text

@@ -26,7 +26,7 @@ from penstock.sync.tasks.inbox import TaskInbox
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, Slot, TaskRunner
 from penstock.sync.tasks.settler import Settler
-from penstock.task import Task
+from penstock.task import Task, encode
 from penstock.tasks.handlers import Handlers
 from penstock.tasks.limits import Limits
 from penstock.tasks.tally import WorkerTally
@@ -94,7 +94,13 @@ class Worker:
         self._idle_ms = idle_ms or int(getattr(queue, "idle_ms", 60_000))
         self._appetite = Appetite(min(concurrency, _MOST_AHEAD), read_ahead or _MOST_AHEAD)
         self._threads = Threads(concurrency)
-        self._runner = TaskRunner(handlers, self.tally, self._threads, int(getattr(queue, "max_retry", 3)))
+        self._runner = TaskRunner(
+            handlers,
+            self.tally,
+            self._threads,
+            int(getattr(queue, "max_retry", 3)),
+            getattr(queue, "encode_task", encode),
+        )
         self._limits = {handler.kind: handler.limits for handler in handlers if handler.limits}
         if self._limits and not hasattr(queue, "admit"):
             raise ConfigurationError(

@@ -182,7 +182,7 @@ class TaskQueueContract:
         task = Task(kind="render")
         queue.enqueue(task)
         queue.pop()
-        assert queue.bury(task.id, error="ValueError", text="no such page")
+        assert queue.bury(task.id, error="ValueError", text="no such page", traceback="in print()")
         result = queue.wait_for_result(task.id, _LONG_S)
         assert result is not None
         assert result.error == "ValueError: no such page"
