@@ -22,7 +22,7 @@ import json
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def judge(folder: Path, state: State, crashes: list[str]) -> Verdict:
     verdict.flushed, verdict.lost = len(flushed), sorted(missing - flushed)
     for n, of in runs.items():
         _judge_runs(n, sorted(of, key=lambda run: run.begin), windows, verdict)
-    verdict.recovery_s = max(verdict.recovery_s, _longest_gap(confirmed, ended, windows))
+    verdict.recovery_s = max(verdict.recovery_s, _longest_recovery(confirmed, ended, windows))
     verdict.results_twice = sorted(n for n, count in state.results.items() if count > 1)
     if state.is_result_due:
         verdict.results_missing = sorted(set(ended) & set(confirmed) - set(state.results) - set(state.dead))
@@ -165,7 +165,7 @@ def _judge_runs(n: str, runs: list[Run], windows: list[Window], verdict: Verdict
             )
             continue
         verdict.explained += 1
-        if after.end is not None and before.end is None:
+        if after.end is not None:
             verdict.recovery_s = max(verdict.recovery_s, after.end - max(cause.begin, before.begin))
 
 
@@ -184,13 +184,14 @@ def _has_just_ended(window: Window, run: Run) -> bool:
     return window.begin <= run.begin <= window.end + SETTLING_S
 
 
-def _longest_gap(confirmed: dict[str, float], ended: dict[str, float], windows: list[Window]) -> float:
-    """Return the longest time from the end of a fault until a message that waited then was handled."""
-    ends = sorted((at, confirmed.get(n, at)) for n, at in ended.items())
-    times = [at for at, _ in ends]
+def _longest_recovery(confirmed: dict[str, float], ended: dict[str, float], windows: list[Window]) -> float:
+    """Return the longest time from the begin of a fault until a message that was published since had been handled."""
+    pairs = sorted((at, ended[n]) for n, at in confirmed.items() if n in ended)
+    published = [at for at, _ in pairs]
+    first_end = list(accumulate((end for _, end in reversed(pairs)), min))[::-1]  # of these and all later ones
     longest = 0.0
     for window in windows:
-        later = ends[bisect_right(times, window.end) :]
-        waited = next((at for at, since in later if since <= window.end), None)
-        longest = max(longest, 0.0 if waited is None else waited - window.end)
+        place = bisect_right(published, window.begin)
+        if place < len(pairs):
+            longest = max(longest, first_end[place] - window.begin)
     return longest

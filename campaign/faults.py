@@ -233,7 +233,7 @@ def fail_over(stage: Stage) -> None:
         os.kill(master.pid, signal.SIGCONT)
     _wait_until(stage, lambda: _follows_another(master))
     # Acknowledgements that had not reached the new master are undone.
-    stage.note("failover_kill" if is_kill else "failover_freeze", "*", began - 1.0, time.time(), "all")
+    stage.note("failover_kill" if is_kill else "failover_freeze", "*", began, time.time(), "all")
 
 
 def _follows_another(old: EmbeddedServer) -> bool:
@@ -253,7 +253,7 @@ def cluster_kill(stage: Stage) -> None:
     _wait_until(stage, lambda: cluster.owner(stage.stream) not in {victim, None})
     victim.start()
     _wait_until(stage, lambda: _follows_another(victim))
-    stage.note("cluster_kill", "*", began - 1.0, time.time(), "all")
+    stage.note("cluster_kill", "*", began, time.time(), "all")
 
 
 def slot_migration(stage: Stage) -> None:

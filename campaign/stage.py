@@ -134,19 +134,30 @@ class Stage:
 
     def play(self, faults: list[Callable[[Stage], None]], pause_s: tuple[float, float] = (0.3, 1.5)) -> None:
         """Break one thing after the other until the time is over; then mend all of it."""
-        end, next_fault = self._began + self.seconds, time.monotonic() + 2.0
-        while time.monotonic() < end and any(child.is_alive for child in self.producers):
-            self.tick()
-            if faults and time.monotonic() > next_fault:
-                self.chance.choice(faults)(self)
-                next_fault = time.monotonic() + self.chance.uniform(*pause_s)
-            time.sleep(_POLL_S)
-        self.heal()
+        end = self._began + self.seconds
+        self.play_for(self.seconds, faults, pause_s, lambda: any(child.is_alive for child in self.producers))
         for child in self.producers:
             child.end(signal.SIGTERM)
         while any(child.is_alive for child in self.producers) and time.monotonic() < end + _DRAIN_PATIENCE_S:
             self.tick()
             time.sleep(_POLL_S)
+
+    def play_for(
+        self,
+        seconds: float,
+        faults: list[Callable[[Stage], None]],
+        pause_s: tuple[float, float],
+        is_going: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Break one thing after the other for so long, then mend all of it."""
+        end, next_fault = self._began + seconds, time.monotonic() + 2.0
+        while time.monotonic() < end and is_going():
+            self.tick()
+            if time.monotonic() > next_fault:
+                self.chance.choice(faults)(self)
+                next_fault = time.monotonic() + self.chance.uniform(*pause_s)
+            time.sleep(_POLL_S)
+        self.heal()
 
     def heal(self) -> None:
         """End every fault that holds."""

@@ -99,7 +99,7 @@ def _queue(job: Job) -> dict[str, Any]:
 
 
 async def queue_async(job: Job, work: Work) -> None:
-    interrupt = penstock.GracefulInterruptHandler(verbose=False)
+    interrupt = penstock.GracefulInterruptHandler(verbose=False, signals=(signal.SIGTERM,))
     async with penstock.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client:
         gateway = penstock.RedisGateway(redis_client=client, interrupt=interrupt, **_gateway(job))
         queue = penstock.RedisMessageQueue(job["stream"], gateway=gateway, **_queue(job))
@@ -115,7 +115,7 @@ async def queue_async(job: Job, work: Work) -> None:
 
 
 def queue_sync(job: Job, work: Work) -> None:
-    interrupt = sync.GracefulInterruptHandler(verbose=False)
+    interrupt = sync.GracefulInterruptHandler(verbose=False, signals=(signal.SIGTERM,))
     with sync.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client:
         gateway = sync.RedisGateway(redis_client=client, interrupt=interrupt, **_gateway(job))
         queue = sync.RedisMessageQueue(job["stream"], gateway=gateway, **_queue(job))
