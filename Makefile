@@ -23,7 +23,7 @@ INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test test-all test-bare test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue \
+.PHONY: help demo test test-all test-bare test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue campaign \
 	bench-spark bench-tasks format sync lock audit sbom dist clean
 
 help: ## List the targets
@@ -71,6 +71,9 @@ check: $(VENV)/.dev ## Format, lint, types, direction of imports, freshness of t
 
 bench: $(VENV)/.dev ## Measure Penstock beside its peers (ARGS="..." goes to the harness)
 	@$(BIN)/python -m bench $(ARGS)
+
+campaign: $(VENV)/.dev ## Break processes, links and servers for a quarter of an hour, and count what is lost (ARGS="--list")
+	@$(BIN)/python -m campaign $(ARGS)
 
 bench-queue: $(VENV)/.dev ## Measure the message queue beside redis-message-queue
 	@$(BIN)/python -m bench --peers queue --tests queue $(ARGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,19 +9,11 @@ import pytest
 
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
-from penstock.testing import ServerMissing
 from penstock.testing.servers import FLOOR
 from tests.faults.checker import body
 from tests.faults.conftest import Scene
 from tests.faults.waiting import eventually
-
-
-def _library() -> str | None:
-    found = list(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-    spec = importlib.util.find_spec("libfaketime")
-    if spec is not None and spec.origin is not None:
-        found += Path(spec.origin).parent.glob("**/libfaketime.so.1")
-    return str(found[0]) if found else None
+from tests.helpers.server_clock import under_a_clock
 
 
 class Clock:
@@ -44,17 +35,9 @@ class Clock:
 
 
 @pytest.fixture
-def clock(start_server: Callable[..., EmbeddedServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    library = _library()
-    if library is None:
-        raise ServerMissing("no libfaketime, which sets the clock of a server: apt-get install faketime")
+def clock(start_server: Callable[..., EmbeddedServer], tmp_path: Path) -> Clock:
     file = tmp_path / "clock"
-    file.write_text("+0")
-    with monkeypatch.context() as patch:
-        patch.setenv("LD_PRELOAD", library)
-        patch.setenv("FAKETIME_TIMESTAMP_FILE", str(file))
-        patch.setenv("FAKETIME_NO_CACHE", "1")
-        patch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+    with under_a_clock(file):
         server = start_server(FLOOR)
     return Clock(server, file)
 

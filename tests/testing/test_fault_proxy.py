@@ -53,6 +53,15 @@ def test_a_lost_reply_means_executed_but_unknown(
     assert raw.xlen("s") == 3
 
 
+def test_half_of_a_reply_arrives_before_the_connection_ends(fault_proxy: FaultProxy, raw: redis.Redis) -> None:
+    raw.set("text", "0123456789")
+    fault_proxy.cut_reply("GET")
+    with socket.create_connection(("127.0.0.1", fault_proxy.port), timeout=30) as link:
+        link.sendall(b"*2\r\n$3\r\nGET\r\n$4\r\ntext\r\n")
+        received = b"".join(iter(lambda: link.recv(100), b""))
+    assert received == b"$10\r\n0123456789\r\n"[:8]
+
+
 def test_a_lost_reply_may_leave_the_connection_open_and_mute(
     client: redis.Redis, fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:

@@ -73,6 +73,10 @@ class FaultProxy:
         """
         return self._board.arm(Fault(command, nth, containing, "reply", ending))
 
+    def cut_reply(self, command: str, nth: int = 1, *, containing: bytes = b"", ending: Ending = "close") -> Fault:
+        """Delivers the first half of the reply to the nth such command from now, and nothing after it."""
+        return self._board.arm(Fault(command, nth, containing, "half", ending))
+
     def drop_request(self, command: str, nth: int = 1, *, containing: bytes = b"", ending: Ending = "close") -> Fault:
         """Loses the nth such command itself: the server never sees it, and the client cannot tell the difference."""
         return self._board.arm(Fault(command, nth, containing, "request", ending))

@@ -18,7 +18,7 @@ class Fault:
     command: str
     nth: int
     containing: bytes
-    loses: Literal["reply", "request", "nothing"]
+    loses: Literal["reply", "half", "request", "nothing"]
     ending: Ending
     late_s: float = 0.0
     _happened: threading.Event = field(default_factory=threading.Event, repr=False)

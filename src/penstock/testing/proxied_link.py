@@ -198,7 +198,7 @@ class ProxiedLink:
         for reply in self._replies.feed(received):
             fault = self._expected.popleft() if reply[0] != _PUSH and self._expected else None
             if fault is not None:
-                self._forward(bytes(whole))
+                self._forward(bytes(whole + (reply[: len(reply) // 2] if fault.loses == "half" else b"")))
                 self._in_time(lambda fault=fault: self._lose(fault))  # type: ignore[misc]
                 return
             whole += reply

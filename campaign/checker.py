@@ -1,0 +1,197 @@
+"""The checker: set arithmetic over journals and what Redis holds. It imports nothing of Penstock.
+
+lost          confirmed, and neither handled nor dead nor queued; what a FLUSHALL took is `flushed` instead
+stranded      pending or unread after the drain, with live workers
+unexplained   a handler began again and nothing explains it
+
+A run is *explained* if its own process had been cut off and began it within SETTLING_S after that, before it could find
+out that others had its messages; else by what happened to the run before it:
+
+* it failed, because its message ordered that;
+* its process was killed, or cut off for longer than 0.7 leases (frozen, mute, the server away), while it ran or within
+  SETTLING_S after it ended, before its acknowledgement may have been made;
+* its process was told to stop, or crashed, and it had not ended;
+* it ran while a failover or a jump of the server's clock may have undone its acknowledgement.
+
+Lost replies, resets, half replies, short pauses, restarts and busy processors explain nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from campaign.journal import lines
+
+SETTLING_S = 2.0
+_FLUSH_SLACK_S = 0.5  # a push that the server executed before the FLUSHALL may be journalled after it
+FAULTS_FILE = "faults.jsonl"
+
+
+@dataclass(frozen=True)
+class Window:
+    """When a fault held, whom it hit (`*`: everybody), and which runs it explains: `all`, `unended` or `none`."""
+
+    kind: str
+    target: str
+    begin: float
+    end: float
+    explains: str
+
+
+@dataclass
+class Run:
+    """One run of a handler."""
+
+    process: str
+    begin: float
+    end: float | None = None
+    has_failed: bool = False
+
+
+@dataclass
+class State:
+    """What Redis holds at the end, by the numbers of messages."""
+
+    queued: set[str] = field(default_factory=set)
+    dead: Counter[str] = field(default_factory=Counter)
+    results: Counter[str] = field(default_factory=Counter)
+    is_result_due: bool = False
+
+
+@dataclass
+class Verdict:
+    """What became of the messages of one scenario."""
+
+    messages: int = 0
+    handled: int = 0
+    dead: int = 0
+    unknown: int = 0
+    flushed: int = 0
+    explained: int = 0
+    lost: list[str] = field(default_factory=list)
+    unexplained: list[str] = field(default_factory=list)
+    stranded: list[str] = field(default_factory=list)
+    results_twice: list[str] = field(default_factory=list)
+    results_missing: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=dict)
+    recovery_s: float = 0.0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every promise was kept."""
+        broken = (self.lost, self.unexplained, self.stranded, self.results_twice, self.results_missing)
+        return not any((*broken, self.crashes, self.complaints))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def judge(folder: Path, state: State, crashes: list[str]) -> Verdict:
+    """Return what the journals of a folder and the state say."""
+    confirmed, unknown = _published(folder)
+    runs, windows = _runs(folder)
+    windows += [Window(**json.loads(line)) for line in _fault_lines(folder)]
+    ended = {n: min(run.end for run in of if run.end is not None) for n, of in runs.items() if _is_ended(of)}
+    verdict = Verdict(
+        messages=len(confirmed), handled=len(ended), dead=len(state.dead), crashes=crashes,
+        unknown=len(unknown - set(confirmed)), stranded=sorted(state.queued),
+        faults=dict(Counter(window.kind for window in windows if window.kind != "stall")),
+    )  # fmt: skip
+    missing = set(confirmed) - set(ended) - set(state.dead) - state.queued
+    flushes = [window.end + _FLUSH_SLACK_S for window in windows if window.kind == "flushall"]
+    flushed = {n for n in missing if flushes and confirmed[n] <= max(flushes)}
+    verdict.flushed, verdict.lost = len(flushed), sorted(missing - flushed)
+    for n, of in runs.items():
+        _judge_runs(n, sorted(of, key=lambda run: run.begin), windows, verdict)
+    verdict.recovery_s = max(verdict.recovery_s, _longest_recovery(confirmed, ended, windows))
+    verdict.results_twice = sorted(n for n, count in state.results.items() if count > 1)
+    if state.is_result_due:
+        verdict.results_missing = sorted(set(ended) & set(confirmed) - set(state.results) - set(state.dead))
+    return verdict
+
+
+def _is_ended(runs: list[Run]) -> bool:
+    return any(run.end is not None for run in runs)
+
+
+def _published(folder: Path) -> tuple[dict[str, float], set[str]]:
+    confirmed: dict[str, float] = {}
+    unknown = set()
+    for line in lines(folder, "producer"):
+        if line.what == "confirmed":
+            confirmed.setdefault(line.message, line.at)
+        else:
+            unknown.add(line.message)
+    return confirmed, unknown
+
+
+def _runs(folder: Path) -> tuple[dict[str, list[Run]], list[Window]]:
+    found: dict[str, list[Run]] = defaultdict(list)
+    deaths = []
+    for line in lines(folder, "worker"):
+        if line.what == "begin":
+            found[line.message].append(Run(line.process, line.at))
+        elif line.what == "dying":
+            deaths.append(Window("poison", line.process, line.at, line.at, "all"))
+        else:
+            run = next(run for run in reversed(found[line.message]) if run.process == line.process)
+            run.end = line.at if line.what == "end" else None
+            run.has_failed = line.what == "fail"
+    return found, deaths
+
+
+def _fault_lines(folder: Path) -> list[str]:
+    path = folder / FAULTS_FILE
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _judge_runs(n: str, runs: list[Run], windows: list[Window], verdict: Verdict) -> None:
+    for before, after in pairwise(runs):
+        if before.has_failed:
+            continue
+        cause = next((w for w in windows if _explains(w, before) or _has_just_ended(w, after)), None)
+        if cause is None:
+            verdict.unexplained.append(
+                f"{n}: {before.process} from {before.begin:.3f} to {before.end or 0:.3f}, "
+                f"then {after.process} from {after.begin:.3f}"
+            )
+            continue
+        verdict.explained += 1
+        if after.end is not None:
+            verdict.recovery_s = max(verdict.recovery_s, after.end - max(cause.begin, before.begin))
+
+
+def _explains(window: Window, run: Run) -> bool:
+    if window.explains == "none" or window.target not in {"*", run.process}:
+        return False
+    if window.explains == "unended":
+        return run.end is None
+    last = float("inf") if run.end is None else run.end + SETTLING_S
+    return window.begin <= last and window.end >= run.begin
+
+
+def _has_just_ended(window: Window, run: Run) -> bool:
+    if window.explains != "all" or window.target not in {"*", run.process}:
+        return False
+    return window.begin <= run.begin <= window.end + SETTLING_S
+
+
+def _longest_recovery(confirmed: dict[str, float], ended: dict[str, float], windows: list[Window]) -> float:
+    """Return the longest time from the begin of a fault until a message that was published since had been handled."""
+    pairs = sorted((at, ended[n]) for n, at in confirmed.items() if n in ended)
+    published = [at for at, _ in pairs]
+    first_end = list(accumulate((end for _, end in reversed(pairs)), min))[::-1]  # of these and all later ones
+    longest = 0.0
+    for window in windows:
+        place = bisect_right(published, window.begin)
+        if place < len(pairs):
+            longest = max(longest, first_end[place] - window.begin)
+    return longest

@@ -1,0 +1,62 @@
+"""Hostile entries: every reader and every tool over thousands of them, with good messages between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from campaign.checker import Verdict
+from campaign.stage import Stage
+from penstock.testing.hostile import KINDS
+from tests.hostile.readers import READERS, Run, read
+from tests.hostile.tools import TOOLS
+
+ENTRIES = 20_000
+_ENTRIES_OF_A_TOOL = 500
+_ENTRIES_OF_A_KIND = 30
+_PATIENCE_S = 10.0
+
+Check = Callable[[Iterable[str], int], "list[str]"]
+
+
+def play(stage: Stage) -> Verdict:
+    """Run every reader and tool; where one breaks, find out which kinds break it, and run it without them."""
+    logging.getLogger("penstock").setLevel(logging.CRITICAL)  # each entry is one warning
+    verdict = Verdict(faults={})
+    wanted = min(ENTRIES, max(1_000, stage.messages)) // len(READERS)
+    for name in READERS:
+
+        def reading(kinds: Iterable[str], count: int, name: str = name) -> list[str]:
+            stage.raw.flushall()
+            run = Run(stage.url, stage.raw, stage.seed, count, kinds)
+            run.patience_s = _PATIENCE_S
+            complaints = asyncio.run(read(name, run))
+            if count == wanted:
+                verdict.messages += len(run.history.good)
+                verdict.handled += len(run.history.handled)
+                verdict.dead += len(run.history.dead)
+                verdict.faults["hostile_entry"] = verdict.faults.get("hostile_entry", 0) + len(run.history.bad)
+            return complaints
+
+        verdict.complaints += _broken(name, reading, wanted)
+    for name, tool in TOOLS.items():
+
+        def using(kinds: Iterable[str], count: int, tool: Callable[..., list[str]] = tool) -> list[str]:
+            stage.raw.flushall()
+            return tool(stage.url, stage.raw, stage.seed, count, kinds)
+
+        verdict.complaints += _broken(name, using, _ENTRIES_OF_A_TOOL)
+    return verdict
+
+
+def _broken(name: str, check: Check, count: int) -> list[str]:
+    """Return what breaks a reader: by kind, and what remains without those kinds."""
+    print(f"  hostile entries for {name}", flush=True)
+    together = check(KINDS, count)
+    if not together:
+        return []
+    guilty = {kind: found for kind in KINDS if (found := check([kind], _ENTRIES_OF_A_KIND))}
+    rest = check([kind for kind in KINDS if kind not in guilty], count) if guilty else together
+    told = [f"{name}, {kind}: {'; '.join(found)}" for kind, found in guilty.items()]
+    return told + [f"{name}, all other kinds together: {complaint}" for complaint in rest]
