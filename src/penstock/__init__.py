@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
 from penstock.first_use import importer
+from penstock.logs import install as _install_logs
+
+_install_logs()
 
 if TYPE_CHECKING:
     from penstock.balancer.balancer import StreamBalancer
