@@ -35,7 +35,7 @@ async def test_streams_are_owned_kept_finished_and_taken_over(client: StreamClie
         await eventually(lambda: len(first.owned) == 12)
         await throughout(1.0, lambda: first.disowned == [] and len(first.owned) == 12)
         locks = [f"session-{number}{SEP}{entry_id}" for number, entry_id in enumerate(ids)]
-        assert {raw.get(lock) for lock in locks} == {b"redis-consumer-dead"}
+        await eventually(lambda: {raw.get(lock) for lock in locks} == {b"redis-consumer-dead"})
         assert len({raw.get_node_from_key(lock).name for lock in locks}) == 3
         await dead.done_stream("session-0")
         assert raw.xlen(LBS) == 11
