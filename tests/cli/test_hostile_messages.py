@@ -52,6 +52,7 @@ def letter(queue: RedisTaskQueue) -> str:
     fields = {
         "data": body, "task_id": HOSTILE, "kind": HOSTILE, "dlq_reason": HOSTILE, "dlq_error": HOSTILE,
         "dlq_error_text": HOSTILE, "dlq_source": HOSTILE, "dlq_consumer": HOSTILE, "dlq_time": "1",
+        "dlq_traceback": f"Traceback:\n  File {HOSTILE}\nValueError",
     }  # fmt: skip
     flat = [part for pair in fields.items() for part in pair]
     return str(queue.client.call(queue.keys.dead, "XADD", queue.keys.dead, "*", *flat).decode())
@@ -77,6 +78,13 @@ def test_every_payload_can_be_exported(penstock: Command, as_json: Callable[...,
     assert {payload["1"], payload["1 (str)"]} == {"one", "text"}
     [line] = csv.DictReader(io.StringIO(penstock("queue", "dlq", "export").stdout))
     assert json.loads(line["payload"]) == row["payload"]
+
+
+def test_a_traceback_is_shown_in_its_lines(penstock: Command, letter: str) -> None:
+    lines = penstock("queue", "dlq", "inspect", letter).stdout.splitlines()
+    begin = lines.index("traceback   Traceback:")
+    assert lines[begin + 1].startswith("              File \\x1b[2J")
+    assert lines[begin + 2] == "            ValueError"
 
 
 @pytest.mark.parametrize("value", [{"a": "\ud800"}, {"n": 10**5000}, {"d": 1}, [[]], {b"\x80": {1.5: {True: None}}}])
