@@ -110,6 +110,21 @@ def test_texts_are_shown_as_they_are_unless_a_terminal_would_carry_them_out() ->
     assert LogFormat("%(message)s").format(record) == "the handler failed: \\x1b[2J"
 
 
+def test_warnings_and_errors_of_a_command_are_shown_as_escapes() -> None:
+    script = (
+        "import logging, sys, penstock.cli.app as app\n"
+        "from penstock.errors import PenstockError\n"
+        "def fail(**_):\n"
+        "    logging.getLogger('penstock').warning('skipped %s', '\\x1b[2J')\n"
+        "    raise PenstockError('no task \\x1b]0;x\\x07\\ud800')\n"
+        "app.app = fail\n"
+        "app.run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.stderr.decode() == "skipped \\x1b[2J\npenstock: no task \\x1b]0;x\\x07\\ud800\n"
+    assert done.returncode == 1
+
+
 def test_open_tasks_and_errors_are_shown_as_escapes(penstock: Command, queue: RedisTaskQueue) -> None:
     queue.enqueue(Task(kind=MARKUP + "\x1b[2J"))
     for words in (("queue", "list"), ("queue", "list", "--json")):
