@@ -52,6 +52,7 @@ def letter(queue: RedisTaskQueue) -> str:
     fields = {
         "data": body, "task_id": HOSTILE, "kind": HOSTILE, "dlq_reason": HOSTILE, "dlq_error": HOSTILE,
         "dlq_error_text": HOSTILE, "dlq_source": HOSTILE, "dlq_consumer": HOSTILE, "dlq_time": "1",
+        "dlq_traceback": f"Traceback:\n  File {HOSTILE}\nValueError",
     }  # fmt: skip
     flat = [part for pair in fields.items() for part in pair]
     return str(queue.client.call(queue.keys.dead, "XADD", queue.keys.dead, "*", *flat).decode())
@@ -79,6 +80,13 @@ def test_every_payload_can_be_exported(penstock: Command, as_json: Callable[...,
     assert json.loads(line["payload"]) == row["payload"]
 
 
+def test_a_traceback_is_shown_in_its_lines(penstock: Command, letter: str) -> None:
+    lines = penstock("queue", "dlq", "inspect", letter).stdout.splitlines()
+    begin = lines.index("traceback   Traceback:")
+    assert lines[begin + 1].startswith("              File \\x1b[2J")
+    assert lines[begin + 2] == "            ValueError"
+
+
 @pytest.mark.parametrize("value", [{"a": "\ud800"}, {"n": 10**5000}, {"d": 1}, [[]], {b"\x80": {1.5: {True: None}}}])
 def test_whatever_a_payload_holds_is_json(value: Any) -> None:
     text = to_json(value)
@@ -100,6 +108,21 @@ def test_texts_are_shown_as_they_are_unless_a_terminal_would_carry_them_out() ->
     assert plain({"a": Status.OK}) == {"a": "ok"}
     record = logging.LogRecord("penstock", logging.INFO, "", 0, "the handler failed: %s", ("\x1b[2J",), None)
     assert LogFormat("%(message)s").format(record) == "the handler failed: \\x1b[2J"
+
+
+def test_warnings_and_errors_of_a_command_are_shown_as_escapes() -> None:
+    script = (
+        "import logging, sys, penstock.cli.app as app\n"
+        "from penstock.errors import PenstockError\n"
+        "def fail(**_):\n"
+        "    logging.getLogger('penstock').warning('skipped %s', '\\x1b[2J')\n"
+        "    raise PenstockError('no task \\x1b]0;x\\x07\\ud800')\n"
+        "app.app = fail\n"
+        "app.run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.stderr.decode() == "skipped \\x1b[2J\npenstock: no task \\x1b]0;x\\x07\\ud800\n"
+    assert done.returncode == 1
 
 
 def test_open_tasks_and_errors_are_shown_as_escapes(penstock: Command, queue: RedisTaskQueue) -> None:

@@ -83,6 +83,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 def test_the_web_interface_of_a_local_session_is_for_this_machine(start_driver: Callable[..., Driver]) -> None:
     assert "loopback False" in start_driver(_ASKS_ITS_INTERFACE).end()
 

@@ -16,7 +16,7 @@ from penstock.tasks.dead import DeadTask
 
 COLUMNS = (
     "id", "task_id", "kind", "reason", "error", "error_text", "attempts", "dead_at", "source", "consumer", "redrives",
-    "payload",
+    "traceback", "payload",
 )  # fmt: skip
 # What a spreadsheet would carry out, also in the wide forms of East Asian keyboards, behind whatever it skips.
 _FORMULA = tuple(

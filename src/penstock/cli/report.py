@@ -13,6 +13,7 @@ import typer
 from penstock.cli.bad_input import bad_input, query_failed
 from penstock.cli.queue_options import moment
 from penstock.cli.quiet_spark import quiet_session
+from penstock.cli.shown import shown
 from penstock.cli.spark_master import Master, check_master
 from penstock.errors import ConfigurationError
 
@@ -44,7 +45,9 @@ def report(
         file = _writable(Path(f"{safe_name(stream)}-report.html") if out is None else out)
     spark = quiet_session("penstock report", master)
     try:
-        figures = Study(spark, subject, window).figures(lambda what: print(f"reading {what} ...", file=sys.stderr))
+        figures = Study(spark, subject, window).figures(
+            lambda what: print(f"reading {shown(what)} ...", file=sys.stderr)
+        )
     except PySparkException as error:
         raise query_failed(error) from None
     _write(file, render(figures, subject, window, int(now.timestamp() * 1000)))

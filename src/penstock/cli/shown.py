@@ -120,6 +120,8 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 def write_anything() -> None:
     """Let standard output and error take every text: what their encoding lacks is written as an escape."""
+    if logging.lastResort is not None:  # prints the warnings of commands that log nothing themselves
+        logging.lastResort.setFormatter(LogFormat("%(message)s"))
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
