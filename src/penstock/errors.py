@@ -275,7 +275,7 @@ def _checked_delay(delay_s: object) -> float:
     # Raised inside the handler, where it counts as a failed attempt like any other mistake.
     if isinstance(delay_s, int | float) and 0 <= delay_s <= _LONGEST_DELAY_S:
         return delay_s
-    raise ConfigurationError(f"delay_s={delay_s!r} must be a number of seconds, from 0 to a hundred years")
+    raise ConfigurationError(f"delay_s={delay_s!r} must be a number of seconds, 0 or more, and at most a hundred years")
 
 
 def delay_asked_s(error: RetryLater | Snooze) -> float | None:

@@ -26,7 +26,7 @@ class EventName(StrEnum):
     STOPPED = "stopped"  # run() is about to return
     # Of queues; `id` is that of the message's entry.
     PUBLISHED = "published"  # id
-    DUPLICATE = "duplicate"  # id of the earlier message
+    DUPLICATE = "duplicate"  # id of the earlier message; of a producer of streams: count
     CLAIMED = "claimed"  # id, delivery_count, attempts, is_again
     EMPTY = "empty"  # a wait ended without a message
     COMPLETED = "completed"  # id

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from penstock import ids
+from penstock.culprit import cut
 from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
 from penstock.keys import check_name
 from penstock.serializers import PayloadLimits
@@ -45,6 +47,14 @@ def _check_kind(kind: str) -> None:
         check_name("kind", kind)
         if len(_KINDS) < _MOST_KINDS:
             _KINDS.add(kind)
+
+
+def _check_payload(payload: object) -> None:
+    if type(payload) is not dict and not isinstance(payload, Mapping):
+        raise ConfigurationError(f"payload={cut(repr(payload))} must be a mapping, such as {{'order': 7}}")
+    for name in payload:
+        if type(name) is not str and not isinstance(name, str):
+            raise ConfigurationError(f"payload has the key {cut(repr(name))}: keys must be texts")
 
 
 class Status(StrEnum):
@@ -84,10 +94,22 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     timeout_s: float | None = None
     then: tuple[Task, ...] = ()
 
+    if TYPE_CHECKING:  # what it takes is more than what it then has
+
+        def __init__(
+            self, *, kind: str, id: str = "", payload: Mapping[str, Any] = {}, requires: AbstractSet[str] = frozenset(),
+            attempts: int = 0, created_at: datetime = ..., schema_v: int = SCHEMA_VERSION,
+            priority: Priority | Literal["high", "normal", "low"] = Priority.NORMAL, key: str | None = None,
+            unique: str | None = None, timeout_s: float | None = None, then: Sequence[Task] = (),
+        ) -> None: ...  # fmt: skip
+
     def __post_init__(self) -> None:
         """Raise ConfigurationError for what no queue could carry, or this version does not understand."""
         _check_kind(self.kind)
         check_id("id", self.id)
+        _check_payload(self.payload)
+        if self.then:
+            self._check_then()
         if self.requires:
             self._check_requires()
         if not isinstance(self.priority, Priority):
@@ -103,6 +125,13 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
                 f"task {self.id} has schema_v={self.schema_v}, this version understands up to {SCHEMA_VERSION}: "
                 f"update the worker"
             )
+
+    def _check_then(self) -> None:
+        given: object = self.then
+        if not isinstance(given, tuple | list) or not all(isinstance(then, Task) for then in given):
+            raise ConfigurationError(f"then={cut(repr(given))} must be a tuple of tasks, such as (Task(kind='send'),)")
+        if not isinstance(given, tuple):
+            msgspec.structs.force_setattr(self, "then", tuple(given))
 
     def _check_requires(self) -> None:
         given: object = self.requires

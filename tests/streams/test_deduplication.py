@@ -7,6 +7,8 @@ import redis
 
 from penstock import StreamClient, StreamProducer
 from penstock.errors import StreamFull
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
 from tests.helpers.aio import eventually, outcomes, start
 from tests.streams.stage import STREAM
 
@@ -16,13 +18,16 @@ pytestmark = pytest.mark.every_server
 async def test_a_message_published_twice_under_one_key_is_in_the_stream_once(
     client: StreamClient, raw: redis.Redis
 ) -> None:
-    producer = StreamProducer(client, STREAM)
+    events: list[Occurrence] = []
+    producer = StreamProducer(client, STREAM, on_event=events.append)
     first = await producer.push({"n": 1}, dedup_key="order-1")
     second = await producer.push({"n": 1}, dedup_key="order-1")
     other = await producer.push({"n": 2}, dedup_key="order-2")
     assert first == second != other
     assert raw.xlen(STREAM) == 2
-    assert producer.metrics().total_duplicates == 1
+    metrics = producer.metrics()
+    assert (metrics.total_pushed, metrics.total_duplicates, metrics.total_rejected) == (2, 1, 0)
+    assert [(event.name, event.fields) for event in events] == [(EventName.DUPLICATE, {"count": 1})]
 
 
 async def test_two_producers_at_once_add_one_entry_and_both_get_its_id(redis_url: str, raw: redis.Redis) -> None:

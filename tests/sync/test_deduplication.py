@@ -7,6 +7,8 @@ import pytest
 import redis
 
 from penstock.errors import StreamFull
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
 from penstock.sync import StreamClient, StreamProducer
 from tests.helpers.threads import eventually, outcomes, start
 from tests.sync.stage import STREAM
@@ -15,13 +17,16 @@ pytestmark = pytest.mark.every_server
 
 
 def test_a_message_published_twice_under_one_key_is_in_the_stream_once(client: StreamClient, raw: redis.Redis) -> None:
-    producer = StreamProducer(client, STREAM)
+    events: list[Occurrence] = []
+    producer = StreamProducer(client, STREAM, on_event=events.append)
     first = producer.push({"n": 1}, dedup_key="order-1")
     second = producer.push({"n": 1}, dedup_key="order-1")
     other = producer.push({"n": 2}, dedup_key="order-2")
     assert first == second != other
     assert raw.xlen(STREAM) == 2
-    assert producer.metrics().total_duplicates == 1
+    metrics = producer.metrics()
+    assert (metrics.total_pushed, metrics.total_duplicates, metrics.total_rejected) == (2, 1, 0)
+    assert [(event.name, event.fields) for event in events] == [(EventName.DUPLICATE, {"count": 1})]
 
 
 def test_two_producers_at_once_add_one_entry_and_both_get_its_id(redis_url: str, raw: redis.Redis) -> None:

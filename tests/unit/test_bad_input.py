@@ -9,8 +9,22 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import ConsumerConfig, JsonSerializer, MsgpackSerializer, PickleSerializer, errors, sync
+from penstock import (
+    ConsumerConfig,
+    ConsumerGroup,
+    DeadLetters,
+    JsonSerializer,
+    MsgpackSerializer,
+    PickleSerializer,
+    RedisGateway,
+    RedisMessageQueue,
+    StreamClient,
+    StreamConsumer,
+    errors,
+    sync,
+)
 from penstock.errors import ConfigurationError, EncodeError, PayloadTooLarge
+from penstock.task import Priority, Task, decode_task, encode
 
 HALVES = [penstock, sync]
 half = pytest.mark.parametrize("half", HALVES, ids=["async", "sync"])
@@ -356,3 +370,49 @@ def test_a_cluster_has_one_database(half: Any) -> None:
 def test_a_delay_is_a_number_of_seconds(verdict: Any, delay_s: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"delay_s=.* must be a number of seconds, 0 or more"):
         verdict(delay_s)
+
+
+# --- dead letters in the stream itself ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["", "shop:"])
+async def test_dead_letters_cannot_be_in_the_stream_itself(prefix: str) -> None:
+    async with StreamClient.from_url("redis://127.0.0.1:1", prefix=prefix) as client:
+        config = ConsumerConfig(group="workers", dlq_stream="orders")
+        with pytest.raises(ConfigurationError, match=r"dlq_stream=.*orders' is the stream itself"):
+            StreamConsumer(client, "orders", config, list)
+        with pytest.raises(ConfigurationError, match="is the stream itself"):
+            DeadLetters(client, "orders", "orders")
+        with pytest.raises(ConfigurationError, match="is the stream itself"):
+            await ConsumerGroup(client, "orders", "workers").ensure("orders", "dead")
+        lease = {"message_visibility_timeout_seconds": 30, "max_delivery_count": 3, "dead_letter_queue": "orders"}
+        with pytest.raises(ConfigurationError, match="is the stream itself"):
+            RedisMessageQueue("orders", gateway=RedisGateway(redis_client=client, **lease))
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("payload", None),
+        ("payload", [1]),
+        ("payload", {1: 2}),
+        ("payload", "text"),
+        ("then", Task(kind="next")),
+        ("then", ["next"]),
+        ("requires", "printer"),
+        ("priority", "urgent"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_task_that_no_worker_could_read_is_refused_by_the_name_of_its_field(field: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=field):
+        Task(kind="print", **{field: value})
+
+
+def test_a_task_takes_what_is_documented() -> None:
+    task = Task(kind="print", priority="high", requires={"printer"}, then=[Task(kind="next")])
+    assert (task.priority, task.requires, task.then[0].kind) == (Priority.HIGH, frozenset({"printer"}), "next")
+    assert decode_task(encode(task)) == task

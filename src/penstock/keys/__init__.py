@@ -5,7 +5,15 @@ All keys of one stream share its hash tag, so that one script may touch them in 
 
 from penstock.keys.balancer import CONSUMER_PREFIX, MUTEX_KEY_SEP, BalancerKeys
 from penstock.keys.list_queue import ListQueueKeys
-from penstock.keys.names import MAX_NAME, check_name, check_same_slot, hash_tag, hashed_part, is_utf8
+from penstock.keys.names import (
+    MAX_NAME,
+    check_dead_letters,
+    check_name,
+    check_same_slot,
+    hash_tag,
+    hashed_part,
+    is_utf8,
+)
 from penstock.keys.queue import QueueKeys
 from penstock.keys.stream import StreamKeys
 from penstock.keys.tasks import TaskKeys
@@ -19,6 +27,7 @@ __all__ = [
     "QueueKeys",
     "StreamKeys",
     "TaskKeys",
+    "check_dead_letters",
     "check_name",
     "check_same_slot",
     "hash_tag",

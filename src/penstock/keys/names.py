@@ -56,3 +56,14 @@ def check_same_slot(stream: str, other: str, what: str) -> None:
             f"{what} {other!r} and stream {stream!r} are in different cluster slots: "
             f"name them with one hash tag, for example '{{orders}}_main' and '{{orders}}_dlq'"
         )
+
+
+def check_dead_letters(stream: str, dead_letters: str, what: str, *, is_cluster: bool) -> None:
+    """Raise ConfigurationError unless the dead letters of a stream can be in that other one."""
+    if stream == dead_letters:
+        raise ConfigurationError(
+            f"{what}={dead_letters!r} is the stream itself: what is given up would be handled again, for ever. "
+            f"Name another stream, or leave {what} out"
+        )
+    if is_cluster:
+        check_same_slot(stream, dead_letters, what)

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
-from penstock.keys import QueueKeys
+from penstock.keys import QueueKeys, check_dead_letters
 from penstock.queue.abstract_gateway import AbstractRedisGateway
 from penstock.queue.administration import Administration
 from penstock.queue.announcer import tell
@@ -108,6 +108,9 @@ class RedisMessageQueue:
             self._gateway = self._make_gateway(client, given, pending_overload_policy)
         if self._gateway.is_redis_cluster:
             self.key.check_one_slot(self._gateway.dead_letter_queue)
+        check_dead_letters(
+            self.key.pending, self._gateway.dead_letter_queue or "", "dead_letter_queue", is_cluster=False
+        )
         _bind(self._gateway, self.key)
         lease_s = self._gateway.message_visibility_timeout_seconds
         heartbeat_s = checked_heartbeat(heartbeat_interval_seconds, lease_s, on_heartbeat_failure, is_async=IS_ASYNC)

@@ -14,7 +14,7 @@ from penstock.config import ConsumerConfig
 from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, TransientError
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
-from penstock.keys import check_same_slot
+from penstock.keys import check_dead_letters
 from penstock.model import ConsumerMetrics, PassReport, StreamMessage
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import pause_s
@@ -90,8 +90,7 @@ class StreamConsumer:
         # The parts, each of which knows only those it is given.
         config, keys, threads = self.config, self.client.keys(self.stream), self._threads
         dead_letters = self.client.keys(config.dlq_stream).stream if config.dlq_stream else keys.default_dead_letters()
-        if self.client.is_cluster:
-            check_same_slot(keys.stream, dead_letters, "dlq_stream")
+        check_dead_letters(keys.stream, dead_letters, "dlq_stream", is_cluster=self.client.is_cluster)
         self._ledger = Ledger(self.client, keys, config.group, self.worker_name, dead_letters)
         limits = config.limits
         self._decoder = Decoder(self.stream, serializer, keys.stream, self.client.protection)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from penstock import envelope, ids
 from penstock.errors import ConfigurationError, PayloadTooLarge, PenstockError, QueueFull, StreamFull
 from penstock.events import EventName, EventSink
-from penstock.keys import QueueKeys
+from penstock.keys import QueueKeys, check_dead_letters
 from penstock.policy import Limits, Reason
 from penstock.queue.desk_settings import DeskSettings
 from penstock.queue.gateway_options import Overload, check_interrupt, check_leases, check_overload
@@ -201,6 +201,7 @@ class RedisGateway(AbstractRedisGateway):
         desk = self._desks.get(queue)
         if desk is None:
             self._check_slot(queue)
+            check_dead_letters(queue, self.dead_letter_queue or "", "dead_letter_queue", is_cluster=False)
             lease_s = self.message_visibility_timeout_seconds
             # At most once is one attempt; a limit of attempts, for deliveries count hand-backs too.
             most = 1 if lease_s is None else self.max_delivery_count

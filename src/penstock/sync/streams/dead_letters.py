@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from penstock import dead_letter_record, envelope
 from penstock.errors import ConfigurationError
-from penstock.keys import check_same_slot
+from penstock.keys import check_dead_letters
 from penstock.model import DeadLetter
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.redis.client import StreamClient
@@ -26,8 +26,7 @@ class DeadLetters:
         keys = client.keys(stream)
         self._keys, self._stream = keys, keys.stream
         self._key = client.keys(dlq_stream).stream if dlq_stream else keys.default_dead_letters()
-        if client.is_cluster:
-            check_same_slot(self._stream, self._key, "dlq_stream")
+        check_dead_letters(self._stream, self._key, "dlq_stream", is_cluster=client.is_cluster)
 
     def count(self) -> int:
         """Return how many there are."""

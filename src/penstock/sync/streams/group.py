@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock import ids
 from penstock.errors import GroupLost
-from penstock.keys import check_name, check_same_slot
+from penstock.keys import check_dead_letters, check_name
 from penstock.model import ConsumerInfo, Lag, PendingEntry, StreamStats
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
@@ -34,11 +34,11 @@ class ConsumerGroup:
         """Create the group unless it exists, where it had come to, else at the beginning of the stream."""
         if self.is_known:
             return
+        if dlq_stream:
+            dead_letters = self._client.keys(dlq_stream).stream
+            check_dead_letters(self._keys.stream, dead_letters, "dlq_stream", is_cluster=self._client.is_cluster)
         self.restore()
         if dlq_stream and dlq_group:
-            dead_letters = self._client.keys(dlq_stream).stream
-            if self._client.is_cluster:
-                check_same_slot(self._keys.stream, dead_letters, "dlq_stream")
             ConsumerGroup(self._client, dlq_stream, dlq_group).restore()
         self.is_known = True
 

@@ -21,7 +21,7 @@ from penstock.streams.outgoing import Encoder
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.group import ConsumerGroup
 from penstock.sync.streams.outbox import Outbox
-from penstock.sync.streams.publisher import Answer, Durability, OnFull, Publisher, PublishSettings
+from penstock.sync.streams.publisher import Answer, Duplicate, Durability, OnFull, Publisher, PublishSettings
 
 logger = logging.getLogger("penstock.sync.streams")
 
@@ -145,10 +145,17 @@ class StreamProducer:
         # Once per batch: per message it would be a tenth of the cost of publishing.
         if self._first_push is None:
             self._first_push = time.monotonic()
-        # NotDurable is no refusal: the entry is in the stream.
-        refused = len([a for a in answers if type(a) is not str and not isinstance(a, NotDurable)])
-        self._total += len(answers) - refused
-        self._rate.record(len(answers) - refused)
+        unusual = [answer for answer in answers if type(answer) is not str]
+        duplicates = refused = 0
+        if unusual:
+            duplicates = len([answer for answer in unusual if isinstance(answer, Duplicate)])
+            # NotDurable is no refusal: the entry is in the stream.
+            refused = len(unusual) - duplicates - len([answer for answer in unusual if isinstance(answer, NotDurable)])
+        added = len(answers) - duplicates - refused
+        self._total += added
+        self._rate.record(added)
+        if duplicates:
+            self._emit(EventName.DUPLICATE, duplicates)
         if refused:
             self._rejected += refused
             self._emit(EventName.REJECTED, refused)

@@ -99,7 +99,13 @@ class Publisher:
         return answers
 
     def _publish_once(self, messages: list[Outgoing]) -> list[Answer]:
-        return self.answers(self.exchange(self.compose(messages), messages))
+        answers = self.answers(self.exchange(self.compose(messages), messages))
+        is_fixed = self._client.settings.kind in ("single", "unix")
+        if not is_fixed and any(isinstance(answer, NotDurable) for answer in answers):
+            # Nobody follows this server: another one may be the master by now, and this one does not know it yet.
+            self._client.refresh()
+            self.close()
+        return answers
 
     def compose(self, messages: list[Outgoing]) -> Command:
         """Return the command for the next batch."""
