@@ -85,6 +85,15 @@ def test_a_time_beyond_all_calendars_is_null() -> None:
     assert row == {"dead_at": None}
 
 
+@pytest.mark.parametrize("ms", [253_402_300_800_000, 10**18, 2**63, 2**64 - 1])
+def test_an_entry_with_an_id_beyond_all_calendars_has_no_time(ms: int) -> None:
+    schema = pa.schema([("id", _TEXT), ("timestamp", known.ENTRY["timestamp"][0])])
+    entries = [_entry(f"{ms}-5", data=b""), _entry("1700000000123-0", data=b"")]
+    far, near = RowBuilder(schema).build([("s", entries)]).to_pylist()
+    assert far == {"id": f"{ms}-5", "timestamp": None}
+    assert near["timestamp"].year == 2023
+
+
 def _entry(entry_id: str, **fields: bytes) -> Entry:
     return entry_id.encode(), [part for name, value in fields.items() for part in (name.encode(), value)]
 

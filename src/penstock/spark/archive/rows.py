@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.spark.reading.rows import times
+
 _TEXT = pa.string()
 SCHEMA = pa.schema(
     [
@@ -36,9 +38,8 @@ WHOLE_FIELDS = "map_concat(if(data is null, cast(map() as map<string,binary>), m
 def stored(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows of the source as they are kept."""
     data, rest = _apart(batch.column("fields"))
-    ms = batch.column("ms").cast(pa.int64())
     made = {
-        "timestamp": pc.multiply(ms, 1000).cast(pa.timestamp("us", tz="UTC")),
+        "timestamp": times(batch.column("ms").cast(pa.int64()).to_numpy(), pa.timestamp("us", tz="UTC")),
         "data": data,
         "fields": rest,
     }

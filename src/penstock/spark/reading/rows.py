@@ -152,7 +152,7 @@ class _Rows:
 
     def timestamp(self, kind: pa.DataType) -> pa.Array:
         """Return when the server added the entries."""
-        return pa.array(self._numbers()[0] * 1000, pa.int64()).cast(kind)
+        return times(self._numbers()[0], kind)
 
     def _numbers(self) -> tuple[_Numbers, _Numbers]:
         if self._times is None:
@@ -212,6 +212,12 @@ def _names(values: list[bytes]) -> pa.Array:
     called = {raw: name for raw in {*values} if (name := envelope.field_name(raw).encode()) != raw}
     found = [called.get(raw, raw) for raw in values] if called else values
     return pa.array(found, pa.binary()).cast(pa.string())
+
+
+def times(ms: _Numbers, kind: pa.DataType) -> pa.Array:
+    """Return the first numbers of ids as times; null for one beyond the calendar, which somebody chose."""
+    is_beyond = (ms < 0) | (ms > _LAST_MS)
+    return pa.array(ms * 1000, pa.int64(), mask=is_beyond if is_beyond.any() else None).cast(kind)
 
 
 def _id_numbers(entry_ids: list[bytes]) -> tuple[_Numbers, _Numbers]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from penstock import ids
 from penstock.errors import ConfigurationError
+from penstock.spark.archive.layout import LAST_MS
 from penstock.spark.archive.rows import SCHEMA
 
 FILE_SCHEMA = SCHEMA
@@ -72,7 +73,7 @@ def _row(document: Any, place: str, number: int, *, needs_id: bool) -> dict[str,
         "id": entry_id,
         "ms": ms,
         "seq": seq,
-        "timestamp": ms * 1000,
+        "timestamp": ms * 1000 if ms <= LAST_MS else None,
         "data": _payload(document),
         "key": _text(document, "key"),
         "headers": list(_texts(document, "headers").items()),
