@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import redis
 
-from penstock import StreamClient
+from penstock import Protection, StreamClient
 from penstock.errors import EncodeError, PayloadTooLarge
-from penstock.task import Status, Task
+from penstock.task import Result, Status, Task
 from penstock.tasks import Handlers, RedisTaskQueue, StubQueue
 from tests.helpers.aio import DEADLINE_S
 from tests.helpers.hostile import MANY_FIELDS, NO_NUMBERS, wide
@@ -77,6 +77,46 @@ async def test_a_malformed_entry_does_not_speak_for_the_task_whose_id_it_carries
     assert await queue.wait_for_result("not-yet-queued", 0) is None
     assert await queue.enqueue(Task(kind="render", id="not-yet-queued")) == "not-yet-queued"
     assert await queue.pop(block=False) is not None
+
+
+async def test_a_copy_of_a_task_in_hand_is_a_dead_letter(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    task = Task(kind="render")
+    await queue.enqueue(task)
+    [(_, fields)] = raw.xrange("jobs.tasks")
+    for _ in range(2):
+        raw.xadd("jobs.tasks", fields)
+    assert [found.id for found in await queue.pop_many(10)] == [task.id]
+    raw.xadd("jobs.tasks", fields)
+    assert await queue.pop_many(10, block=False) == []
+    assert [letter.reason async for letter in queue.dead.iterate()] == ["invalid"] * 3
+    assert await queue.wait_for_result(task.id, 0) is None
+    assert await queue.finish_many([Result(task_id=task.id, kind=task.kind)]) == [True]
+    assert raw.xpending("jobs.tasks", "jobs")["pending"] == 0
+
+
+async def test_of_two_entries_of_a_task_that_were_written_by_hand_the_second_waits_for_the_end_of_the_first(
+    queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    task = Task(kind="render")
+    for _ in range(2):
+        raw.xadd("jobs.tasks", {"data": msgspec.json.encode(task)})
+    assert [found.id for found in await queue.pop_many(10)] == [task.id]
+    assert raw.zcard(queue.keys.tasks().retries(queue.group)) == 1
+    assert await queue.finish_many([Result(task_id=task.id, kind=task.kind, data=1)]) == [True]
+    [again] = await queue.pop_many(10, timeout=DEADLINE_S)
+    assert (again.id, again.attempts) == (task.id, 0)
+    assert await queue.finish_many([Result(task_id=task.id, kind=task.kind, data=2)]) == [False]
+    assert raw.xpending("jobs.tasks", "jobs")["pending"] == 0
+
+
+async def test_a_forged_entry_does_not_speak_for_a_task(redis_url: str, raw: redis.Redis) -> None:
+    protection = Protection("sign", {"2026": b"k" * 32})
+    async with StreamClient.from_url(redis_url, protection=protection) as client:
+        queue = RedisTaskQueue(client, "jobs")
+        raw.xadd("jobs.tasks", {"data": msgspec.json.encode(Task(kind="render")), "task_id": "t-1", "kind": "render"})
+        assert await queue.pop(block=False) is None
+        assert [letter.reason async for letter in queue.dead.iterate()] == ["not_authentic"]
+        assert await queue.wait_for_result("t-1", 0) is None
 
 
 async def test_a_task_that_cannot_be_read_gets_an_error_as_its_result(queue: RedisTaskQueue, raw: redis.Redis) -> None:

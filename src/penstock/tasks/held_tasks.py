@@ -54,6 +54,16 @@ class HeldTasks:
         """Return the entries of a lane."""
         return self.lanes.get(lane) or self.lanes.setdefault(lane, LaneHeld())
 
+    def second_entries(self, tasks: Iterable[HeldTask]) -> list[HeldTask]:
+        """Return those of the tasks whose id is that of another entry, which is held or comes before them."""
+        by_id, before, found = self._by_id, dict[str, HeldTask](), list[HeldTask]()
+        for held in tasks:
+            task_id = held.task.id
+            known = by_id.get(task_id) or before.setdefault(task_id, held)
+            if known is not held and (known.entry_id != held.entry_id or known.lane != held.lane):
+                found.append(held)
+        return found
+
     def add(self, tasks: Iterable[HeldTask]) -> None:
         """Hold tasks."""
         lane, entries = None, dict[str, HeldTask]()

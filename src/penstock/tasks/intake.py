@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 
+from penstock import envelope
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_of, text_of
 from penstock.keys import TaskKeys
-from penstock.policy import unreadable
+from penstock.policy import Reason, unreadable
 from penstock.redis.aio import Command
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
@@ -28,6 +29,7 @@ from penstock.tasks.lanes import Lane, fits, portions, reading_order, suffix_of
 logger = logging.getLogger("penstock.tasks")
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
+_SECOND_S = 1.0  # how soon a second entry of a task in hand is looked at again
 _DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
 _TRIES = 3
 _PASSING_S = 30.0  # for so long a pop passes over what it cannot do before it says that there is nothing
@@ -162,8 +164,30 @@ class TaskIntake:
                 found.append(HeldTask(self._entries.read(fields), lane, raw_id.decode(), False))
             except Malformed as error:
                 await self._refuse(books, raw_id.decode(), error)
+        found = await self._without_second_entries(books, found)
         self._held.add(found)
         return found
+
+    async def _without_second_entries(self, books: LaneBooks, tasks: list[HeldTask]) -> list[HeldTask]:
+        # Anybody may write an entry with the id of a task that is in our hands.
+        second = self._held.second_entries(tasks)
+        if not second:
+            return tasks
+        index = self._keys.index
+        known = await self._client.call(index, "HMGET", index, *(held.task.id for held in second))
+        for held, value in zip(second, known, strict=True):
+            if value is not None and value.partition(b" ")[0] != held.entry_id.encode():
+                await books.release(
+                    "bury", held.entry_id, held.task.id, held.task.kind, owner=self._consumer,
+                    reason=Reason.INVALID, text=f"task {held.task.id} is open, in entry {envelope.text(value)}",
+                )  # fmt: skip
+            else:  # no other entry is known to be the task: this one waits until the one in our hands has ended
+                await books.release(
+                    "nack", held.entry_id, held.task.id, held.task.kind, owner=self._consumer, counts=False,
+                    delay_ms=int(_SECOND_S * 1000),
+                )  # fmt: skip
+                await self.due_soon(books.lane, _SECOND_S)
+        return [held for held in tasks if held not in second]
 
     async def _without_settled(
         self, books: LaneBooks, entries: Sequence[tuple[bytes, list[bytes]]]
@@ -236,10 +260,11 @@ class TaskIntake:
         counts = {claim.id: (claim.id, claim.deliveries, claim.attempts) for claim in claims}
         try:
             answers = await books.ledger.begin([counts[held.entry_id] for held in found])
+            ours = [held for held, is_ours in zip(found, answers, strict=True) if is_ours]
+            ours = await self._without_second_entries(books, ours)
         except BaseException:
             self._doubts.never_ran(found)
             raise
-        ours = [held for held, is_ours in zip(found, answers, strict=True) if is_ours]
         self._held.add(ours)
         return ours
 

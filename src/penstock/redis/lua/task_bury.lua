@@ -25,7 +25,8 @@ local function speaks_for(id, entry, reason)
   if id == '' then return false end
   local known = call('HGET', index, id)
   if known then return string.match(known, '^%S+') == entry end
-  return reason ~= 'decode_error' and #id <= 128 and string.match(id, '^%w[%w_.-]*$') ~= nil
+  local was_read = reason ~= 'decode_error' and reason ~= 'not_authentic'
+  return was_read and #id <= 128 and string.match(id, '^%w[%w_.-]*$') ~= nil
 end
 
 local function bury_task(pending, begun, reason, error, text, notice, id, kind, traceback)
