@@ -30,6 +30,7 @@ from campaign.journal import lines
 
 SETTLING_S = 2.0
 _FLUSH_SLACK_S = 0.5  # a push that the server executed before the FLUSHALL may be journalled after it
+_DYING_S = 1.0
 FAULTS_FILE = "faults.jsonl"
 
 
@@ -72,6 +73,7 @@ class Verdict:
     handled: int = 0
     dead: int = 0
     unknown: int = 0
+    hostile: int = 0
     flushed: int = 0
     explained: int = 0
     lost: list[str] = field(default_factory=list)
@@ -140,7 +142,8 @@ def _runs(folder: Path) -> tuple[dict[str, list[Run]], list[Window]]:
         if line.what == "begin":
             found[line.message].append(Run(line.process, line.at))
         elif line.what == "dying":
-            deaths.append(Window("poison", line.process, line.at, line.at, "all"))
+            # Its other threads may begin something before the signal has ended them.
+            deaths.append(Window("poison", line.process, line.at, line.at + _DYING_S, "all"))
         else:
             run = next(run for run in reversed(found[line.message]) if run.process == line.process)
             run.end = line.at if line.what == "end" else None

@@ -95,11 +95,14 @@ def mute(stage: Stage) -> None:
     """Swallow every byte for a while, as a dead router does."""
     assert stage.proxy is not None
     stage.proxy.black_hole()
-    began = time.time()
+    before, ended = stage.extra.get("mute", (0.0, 0.0))
+    now = time.time()
+    began = before if now < ended else now  # whoever was cut off the last time may still be
     time.sleep(stage.chance.uniform(0.1, 0.15 * stage.lease_s))
     stage.proxy.heal()
-    # Whoever asked meanwhile finds out when its time-out is over.
-    stage.note_outage("mute", began, lasting_s=stage.socket_timeout_s)
+    # Whoever asked or connected meanwhile finds out when its time-out is over, and may need two.
+    stage.extra["mute"] = began, time.time() + 2 * stage.socket_timeout_s
+    stage.note_outage("mute", began, lasting_s=2 * stage.socket_timeout_s)
 
 
 def delay(stage: Stage) -> None:

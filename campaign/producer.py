@@ -52,7 +52,7 @@ def _options(job: Job) -> dict[str, Any]:
 
 
 async def streams_async(job: Job, journal: Journal) -> None:
-    async with penstock.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client:
+    async with penstock.StreamClient.from_url(job["url"], **job["client"]) as client:
         producer = penstock.StreamProducer(client, job["stream"], **_options(job))
 
         async def push(some: list[dict[str, Any]]) -> None:
@@ -75,7 +75,7 @@ async def _in_batches(job: Job, push: Callable[[list[dict[str, Any]]], Awaitable
 
 
 def streams_sync(job: Job, journal: Journal) -> None:
-    with sync.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client:
+    with sync.StreamClient.from_url(job["url"], **job["client"]) as client:
         producer = sync.StreamProducer(client, job["stream"], **_options(job))
         for body in bodies(job):
             _journalled(journal, body, partial(producer.push, body))
@@ -93,7 +93,7 @@ def _journalled(journal: Journal, body: dict[str, Any], publish: Callable[[], ob
 
 def queue_sync(job: Job, journal: Journal) -> None:
     """Publish every third message twice, and one of unknown outcome until it is known: the key keeps it single."""
-    with sync.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client:
+    with sync.StreamClient.from_url(job["url"], **job["client"]) as client:
         gateway = sync.RedisGateway(redis_client=client, retry_budget_seconds=20, retry_max_delay_seconds=0.5)
         queue = sync.RedisMessageQueue(job["stream"], gateway=gateway)
         for body in bodies(job):
@@ -105,7 +105,7 @@ def queue_sync(job: Job, journal: Journal) -> None:
 
 async def tasks_async(job: Job, journal: Journal) -> None:
     async with (
-        penstock.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client,
+        penstock.StreamClient.from_url(job["url"], **job["client"]) as client,
         RedisTaskQueue(client, name=job["stream"], encoding="json") as queue,
     ):
 
@@ -125,7 +125,7 @@ async def tasks_async(job: Job, journal: Journal) -> None:
 
 async def balancer_async(job: Job, journal: Journal) -> None:
     """Write to the data streams, as the sessions of a balanced service do."""
-    async with penstock.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client:
+    async with penstock.StreamClient.from_url(job["url"], **job["client"]) as client:
         owner = penstock.StreamBalancer(client, job["stream"], id=f"adds-{job['first']}")
         producers = {}
         for number in range(job["first"], job["sessions"], job["step"]):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from campaign.checker import Verdict
 
+_SHOWN = 40
 _HEAD = (
     "| scenario | messages | faults | lost | flushed | again, explained | unexplained | stranded | dead | recovery |\n"
     "|---|---|---|---|---|---|---|---|---|---|"
@@ -44,6 +45,7 @@ class Report:
         rows = [_HEAD]
         for name, v in self.verdicts.items():
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(v.faults.items()))
+            kinds += f"{v.hostile:,} hostile entries" if v.hostile else ""
             cells = [
                 name, f"{v.messages:,}", kinds or "-", len(v.lost), v.flushed, v.explained,
                 len(v.unexplained) + len(v.results_twice), len(v.stranded), v.dead, f"{v.recovery_s:.1f} s",
@@ -69,7 +71,7 @@ class Report:
                 "complaints",
             ):
                 found = getattr(verdict, what)
-                told += [f"  {what} ({len(found)}): {item}" for item in found[:5]]
+                told += [f"  {what} ({len(found)}): {item}" for item in found[:_SHOWN]]
         return "\n".join(told)
 
     def write(self, folder: Path) -> Path:

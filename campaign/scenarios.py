@@ -7,18 +7,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pyarrow.parquet
 import redis
 
 from campaign import faults, hostile, state
 from campaign.checker import State, Verdict
-from campaign.journal import Journal
+from campaign.journal import Journal, lines
 from campaign.servers import ReplicatedCluster, no_faketime, server_with_a_clock
 from campaign.stage import Stage
 from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.java import JavaMissing, ensure_java
 from penstock.testing import ServerMissing
 from tests.helpers.missing import usual_server
 from tests.redis.sentinels import SentinelGroup
 
+_POISON = 4  # messages of a scenario that kill every worker which handles them
 Play = Callable[[Stage], Verdict]
 
 
@@ -63,7 +66,7 @@ def _judge_stream(stage: Stage, group: str = "workers", dead: str = "") -> Verdi
 def streams(stage: Stage) -> Verdict:
     stage.lease_s = 3.0
     stage.serve(_server())
-    stage.publish("streams", "async", "sync", poison=0.0003)
+    stage.publish("streams", "async", "sync", poison=_POISON / stage.messages)
     _crew(stage, "streams", max_deliveries=5)
     stage.play([faults.kill, faults.freeze, faults.nap, faults.term])
     return _judge_stream(stage)
@@ -154,7 +157,7 @@ def cluster(stage: Stage) -> Verdict:
 
 def queue(stage: Stage) -> Verdict:
     stage.serve(_server(), through_proxy=True)
-    stage.publish("queue", "sync", "sync", "sync", "sync", poison=0.0003)
+    stage.publish("queue", "sync", "sync", "sync", "sync", poison=_POISON / stage.messages)
     _crew(stage, "queue", asyncs=3, syncs=3, max_deliveries=5)
     stage.play(
         [faults.kill, faults.freeze, faults.nap, faults.term, faults.lost_reply, faults.half_reply, faults.reset]
@@ -164,7 +167,7 @@ def queue(stage: Stage) -> Verdict:
 
 def tasks(stage: Stage) -> Verdict:
     stage.serve(_server(), through_proxy=True)
-    stage.publish("tasks", "async", "async", poison=0.0003)
+    stage.publish("tasks", "async", "async", poison=_POISON / stage.messages)
     for _ in range(3):
         stage.worker("tasks", results=str(stage.folder / "results"), max_deliveries=4)
     stage.play(
@@ -222,6 +225,47 @@ def balancer(stage: Stage) -> Verdict:
     return stage.verdict(lambda: state.of_sessions(stage.raw, stage.stream))
 
 
+def spark(stage: Stage) -> Verdict:
+    """A pipeline whose driver is killed: its table must hold every row once, whatever was repeated."""
+    stage.lease_s, table = 30.0, stage.folder / "table"  # how long a driver may take to come back
+    stage.serve(_server(port=0))
+    stage.url = stage.server.url if stage.server else ""
+    stage.seconds = max(120.0, stage.seconds)
+    stage.publish("streams", "async")
+    stage.worker("pipeline", module="campaign.pipeline", table=str(table))
+    seen = 0
+
+    def rows() -> list[int]:
+        found = pyarrow.parquet.read_table(table)["n"].to_pylist() if table.exists() else []
+        return [n for n in found if n is not None]
+
+    def strike(stage: Stage) -> None:
+        """Kill a driver that has written something: one that only starts is not worth it."""
+        nonlocal seen
+        if len(rows()) > seen:
+            seen = len(rows())
+            stage.chance.choice([faults.kill, faults.kill, faults.term])(stage)
+
+    stage.play_for(stage.seconds, [strike], (1.0, 5.0))
+    stage.finish_publishing()
+    confirmed = sum(line.what == "confirmed" for line in lines(stage.folder, "producer"))
+    stage.drain(lambda: len(rows()) >= confirmed)
+    journal = Journal(stage.folder / "worker-table.journal")
+    for n in rows():
+        journal.note("begin", n)
+        journal.note("end", n)
+    return stage.verdict(State)
+
+
+def no_java() -> str:
+    """Return what is missing for Spark, or nothing."""
+    try:
+        ensure_java()
+    except JavaMissing as error:
+        return str(error)
+    return ""
+
+
 def hostile_entries(stage: Stage) -> Verdict:
     stage.serve(_server())
     return hostile.play(stage)
@@ -242,6 +286,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("tasks", "tasks with results in files, their workers and links broken", tasks, 1.0),
         Scenario("cron", "schedulers killed around their ticks", cron, 0.1, 1.3),
         Scenario("balancer", "owners of a hundred streams killed, frozen, stopped", balancer, 1.0),
+        Scenario("spark", "a pipeline whose driver is killed", spark, 0.3, 1.5, missing=no_java),
         Scenario("hostile", "entries that no honest producer writes, for every reader and tool", hostile_entries, 1.0),
     )
 }

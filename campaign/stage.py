@@ -80,16 +80,22 @@ class Stage:
             self.resources.callback(self.extra["client"].close)
         return self.extra["client"]
 
+    @property
+    def _client(self) -> dict[str, float]:
+        # Connecting, too: whoever connects to a mute server is cut off for as long as that may take.
+        return {"socket_timeout": self.socket_timeout_s, "socket_connect_timeout": self.socket_timeout_s}
+
     def worker(self, part: str, half: str = "async", **job: Any) -> Child:
         """Start a worker process; one that ends is followed by another."""
         return self._worker({"part": part, "half": half, **job})
 
     def _worker(self, job: dict[str, Any]) -> Child:
         described = {
-            "url": self.url, "stream": self.stream, "lease_s": self.lease_s, "socket_timeout_s": self.socket_timeout_s,
+            "url": self.url, "stream": self.stream, "lease_s": self.lease_s, "client": self._client,
             "id": f"w{self._started}", **job,
         }  # fmt: skip
-        child = Child(f"worker-{self._started}", "campaign.worker", described, self.folder)
+        module = described.pop("module", "campaign.worker")
+        child = Child(f"worker-{self._started}", module, {**described, "module": module}, self.folder)
         self._started += 1
         self.workers.append(child)
         return child
@@ -101,7 +107,7 @@ class Stage:
             described = {
                 "part": part, "half": half, "url": self.url, "stream": self.stream, "first": number,
                 "step": len(halves), "messages": self.messages, "pace": pace, "seed": f"{self.seed} {number}",
-                "socket_timeout_s": self.socket_timeout_s, **job,
+                "client": self._client, **job,
             }  # fmt: skip
             self.producers.append(Child(f"producer-{number}", "campaign.producer", described, self.folder))
 
@@ -134,11 +140,15 @@ class Stage:
 
     def play(self, faults: list[Callable[[Stage], None]], pause_s: tuple[float, float] = (0.3, 1.5)) -> None:
         """Break one thing after the other until the time is over; then mend all of it."""
-        end = self._began + self.seconds
         self.play_for(self.seconds, faults, pause_s, lambda: any(child.is_alive for child in self.producers))
+        self.finish_publishing()
+
+    def finish_publishing(self) -> None:
+        """Have the producers end after what they are publishing now."""
+        deadline = time.monotonic() + _DRAIN_PATIENCE_S
         for child in self.producers:
             child.end(signal.SIGTERM)
-        while any(child.is_alive for child in self.producers) and time.monotonic() < end + _DRAIN_PATIENCE_S:
+        while any(child.is_alive for child in self.producers) and time.monotonic() < deadline:
             self.tick()
             time.sleep(_POLL_S)
 

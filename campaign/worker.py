@@ -71,7 +71,7 @@ async def streams_async(job: Job, work: Work) -> None:
     async def handle(message: StreamMessage) -> None:
         await work.do_async(message.data, message.attempts == 1)
 
-    async with penstock.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client:
+    async with penstock.StreamClient.from_url(job["url"], **job["client"]) as client:
         await penstock.StreamConsumer(client, job["stream"], _config(job), message_handler=handle).run()
 
 
@@ -79,7 +79,7 @@ def streams_sync(job: Job, work: Work) -> None:
     def handle(message: StreamMessage) -> None:
         work.do(message.data, message.attempts == 1)
 
-    with sync.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client:
+    with sync.StreamClient.from_url(job["url"], **job["client"]) as client:
         sync.StreamConsumer(client, job["stream"], _config(job), message_handler=handle).run()
 
 
@@ -100,7 +100,7 @@ def _queue(job: Job) -> dict[str, Any]:
 
 async def queue_async(job: Job, work: Work) -> None:
     interrupt = penstock.GracefulInterruptHandler(verbose=False, signals=(signal.SIGTERM,))
-    async with penstock.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client:
+    async with penstock.StreamClient.from_url(job["url"], **job["client"]) as client:
         gateway = penstock.RedisGateway(redis_client=client, interrupt=interrupt, **_gateway(job))
         queue = penstock.RedisMessageQueue(job["stream"], gateway=gateway, **_queue(job))
         while not interrupt.is_interrupted():
@@ -116,7 +116,7 @@ async def queue_async(job: Job, work: Work) -> None:
 
 def queue_sync(job: Job, work: Work) -> None:
     interrupt = sync.GracefulInterruptHandler(verbose=False, signals=(signal.SIGTERM,))
-    with sync.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client:
+    with sync.StreamClient.from_url(job["url"], **job["client"]) as client:
         gateway = sync.RedisGateway(redis_client=client, interrupt=interrupt, **_gateway(job))
         queue = sync.RedisMessageQueue(job["stream"], gateway=gateway, **_queue(job))
         while not interrupt.is_interrupted():
@@ -157,7 +157,7 @@ async def cron_async(job: Job, work: Work) -> None:
 
 
 async def _run_tasks(job: Job, handlers: Handlers, results: FSBackend | None) -> None:
-    client = penstock.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"])
+    client = penstock.StreamClient.from_url(job["url"], **job["client"])
     idle_ms, most = int(job["lease_s"] * 1000), job.get("max_deliveries", 20)
     async with client, RedisTaskQueue(client, name=job["stream"], idle_ms=idle_ms, max_retry=most) as queue:
         await Worker(queue, handlers, results=results, concurrency=16, grace_s=3).run()
@@ -174,7 +174,7 @@ async def balancer_async(job: Job, work: Work) -> None:
             await owned.commit(message)
             work.end(message.data)
 
-    async with penstock.StreamClient.from_url(job["url"], socket_timeout=job["socket_timeout_s"]) as client:
+    async with penstock.StreamClient.from_url(job["url"], **job["client"]) as client:
         patience = penstock.RetryConfig(max_retries=-1, max_retry_delay=1.0)
         balancer = penstock.StreamBalancer(client, job["stream"], id=job["id"], retry_config=patience)
         await balancer.run(follow, serializer=JsonSerializer(), shutdown_grace_ms=3_000)
