@@ -343,3 +343,10 @@ async def test_gauges_look_at_what_is_in_hand_page_by_page(
     [lane] = (await queue.gauges()).lanes
     assert lane.in_hand == 10
     assert lane.idle_max_s >= 5_000
+
+
+async def test_all_open_tasks_are_listed_page_by_page(queue: RedisTaskQueue) -> None:
+    tasks = [Task(kind="render") for _ in range(60)]
+    await queue.enqueue_many(tasks)
+    assert [task.id for task in await queue.list_tasks(limit=100)] == [task.id for task in tasks]
+    assert [task.id for task in await queue.list_tasks(limit=20, offset=30)] == [task.id for task in tasks[30:50]]

@@ -340,3 +340,10 @@ def test_gauges_look_at_what_is_in_hand_page_by_page(
     [lane] = (queue.gauges()).lanes
     assert lane.in_hand == 10
     assert lane.idle_max_s >= 5_000
+
+
+def test_all_open_tasks_are_listed_page_by_page(queue: RedisTaskQueue) -> None:
+    tasks = [Task(kind="render") for _ in range(60)]
+    queue.enqueue_many(tasks)
+    assert [task.id for task in queue.list_tasks(limit=100)] == [task.id for task in tasks]
+    assert [task.id for task in queue.list_tasks(limit=20, offset=30)] == [task.id for task in tasks[30:50]]

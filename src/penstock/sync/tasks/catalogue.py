@@ -16,7 +16,7 @@ from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.tasks.in_hand import InHand
 from penstock.tasks.lanes import reading_order
 
-_PAGE = 500
+_FIRST_PAGE, _PAGE = 16, 500
 
 
 class Catalogue:
@@ -44,9 +44,9 @@ class Catalogue:
             yield task
 
     def _of_lane(self, books: LaneBooks) -> Iterator[Task]:
-        start = "-"
+        start, page = "-", _FIRST_PAGE  # most want to see a few, and tasks may be large
         while True:
-            rows = self._client.call(books.stream, "XRANGE", books.stream, start, "+", "COUNT", _PAGE)
+            rows = self._client.call(books.stream, "XRANGE", books.stream, start, "+", "COUNT", page)
             tasks = {
                 entry_id.decode(): task for entry_id, task in ((row[0], self._read(row[1])) for row in rows) if task
             }
@@ -55,9 +55,9 @@ class Catalogue:
             for (entry_id, task), value in zip(tasks.items(), known, strict=True):
                 if value is not None and envelope.text(value).split(" ", 1)[0] == entry_id:
                     yield task
-            if len(rows) < _PAGE:
+            if len(rows) < page:
                 return
-            start = "(" + rows[-1][0].decode()
+            start, page = "(" + rows[-1][0].decode(), min(2 * page, _PAGE)
 
     def _scheduled(self) -> Iterator[Task]:
         start = 0
