@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from penstock.errors import text_of
+
 _TRACEBACK = "Traceback (most recent call last)"
 _PLAN = "=== Streaming Query ==="  # behind it are offsets and the plan of the query
 # The last line of a traceback: it is not indented, and names a class.
@@ -41,13 +43,23 @@ def _of_java(lines: list[str]) -> str | None:
     return next((text for text in raised if not _CARRIER.search(text)), None)
 
 
+def _said(error: object) -> str:
+    # The whole of it, for what counts stands at its end; the error may be one of the user's, which cannot be shown.
+    try:
+        return str(error)
+    except Exception:
+        return text_of(error) if isinstance(error, BaseException) else type(error).__name__
+
+
 def one_line(error: object) -> str:
     """Return what an error is about: the end of the Python traceback that it carries, or else its first line."""
-    told = str(error).partition(_PLAN)[0]
+    told = _said(error).partition(_PLAN)[0]
     gone = _NO_SERVER.search(told)
     if gone:
         return f"the Spark Connect server does not answer ({gone[1]})"
-    lines = [line.rstrip() for line in told.splitlines() if line.strip()] or [repr(error)]
+    lines = [line.rstrip() for line in told.splitlines() if line.strip()] or [
+        text_of(error, repr) if isinstance(error, BaseException) else repr(error)
+    ]
     begun = next((number for number, line in enumerate(lines) if _TRACEBACK in line), None)
     text = _EMPTY.sub("", lines[0].strip())
     if begun is None and _CARRIER.search(text):
