@@ -144,7 +144,7 @@ def _runs(folder: Path) -> tuple[dict[str, list[Run]], list[Window]]:
         elif line.what == "dying":
             # Its other threads may begin something before the signal has ended them.
             deaths.append(Window("poison", line.process, line.at, line.at + _DYING_S, "all"))
-        else:
+        elif line.what in {"end", "fail"}:
             run = next(run for run in reversed(found[line.message]) if run.process == line.process)
             run.end = line.at if line.what == "end" else None
             run.has_failed = line.what == "fail"

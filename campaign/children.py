@@ -22,7 +22,8 @@ class Child:
     def __init__(self, name: str, module: str, job: dict[str, Any], folder: Path) -> None:
         self.name, self.job, self.module = name, job, module
         self.log = folder / f"{name}.log"
-        described = {**job, "journal": str(folder / f"{name}.journal")}
+        self._journal = folder / f"{name}.journal"
+        described = {**job, "journal": str(self._journal)}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, json.dumps(described)],
@@ -43,6 +44,11 @@ class Child:
     @property
     def is_alive(self) -> bool:
         return self.code is None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the process has come so far that it keeps its journal."""
+        return self._journal.exists() and self._journal.stat().st_size > 0
 
     def send(self, number: signal.Signals) -> None:
         """Signal the process and all that it started."""

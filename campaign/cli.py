@@ -18,6 +18,7 @@ from campaign.stage import Stage
 
 RESULTS = ROOT / "campaign" / "results"
 _INTERRUPTED = 130
+_MESSAGES, _MINUTES = 300_000, 15.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print("\n".join(f"{scenario.name:16} {scenario.about}" for scenario in SCENARIOS.values()))
         return 0
-    report = Report(options.seed)
+    usual = (options.messages, options.minutes) == (_MESSAGES, _MINUTES)
+    report = Report(options.seed, "" if usual else f"--messages {options.messages} --minutes {options.minutes:g} ")
     folder = Path(tempfile.mkdtemp(prefix="penstock-campaign-"))
     print(f"Campaign with seed {options.seed}: {', '.join(options.only)}.", flush=True)
     try:
@@ -92,8 +94,8 @@ def _play(scenario: Scenario, folder: Path, seed: int, messages: int, seconds: f
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m campaign", description="Break things, and count what was lost.")
-    parser.add_argument("--messages", type=int, default=300_000, help="messages over all scenarios")
-    parser.add_argument("--minutes", type=float, default=15.0, help="minutes of faults over all scenarios")
+    parser.add_argument("--messages", type=int, default=_MESSAGES, help="messages over all scenarios")
+    parser.add_argument("--minutes", type=float, default=_MINUTES, help="minutes of faults over all scenarios")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="what chooses the faults and their moments")
     parser.add_argument("--only", type=_names, default=list(SCENARIOS), help="comma list of scenarios (see --list)")
     parser.add_argument("--list", action="store_true", help="list the scenarios and stop")

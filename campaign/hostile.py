@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 
+import pyarrow.parquet
+
 from campaign.checker import Verdict
+from campaign.children import Child
+from campaign.servers import missing_java
 from campaign.stage import Stage
-from penstock.testing.hostile import KINDS
+from penstock.testing.hostile import KINDS, hostile_entries
 from tests.hostile.readers import READERS, Run, read
 from tests.hostile.tools import TOOLS
 
@@ -17,6 +22,7 @@ _ENTRIES_OF_A_TOOL = 500
 _ENTRIES_OF_A_KIND = 30
 _PATIENCE_S = 10.0
 _SHORT_PATIENCE_S = 3.0
+_DRIVER_S = 300.0
 
 Check = Callable[[Iterable[str], int], "list[str]"]
 
@@ -48,7 +54,30 @@ def play(stage: Stage) -> Verdict:
             return tool(stage.url, stage.raw, stage.seed, count, kinds)
 
         verdict.complaints += _broken(name, using, _ENTRIES_OF_A_TOOL)
+    if not missing_java():
+        verdict.complaints += _pipeline(stage)
     return verdict
+
+
+def _pipeline(stage: Stage) -> list[str]:
+    """Run a pipeline over some hostile entries: every good row must be in its table once."""
+    print("  hostile entries for a pipeline", flush=True)
+    stage.raw.flushall()
+    table = stage.folder / "table"
+    entries = hostile_entries(stage.seed, 2 * len(KINDS), payloads=[b'{"n": -1}'])
+    for n, entry in enumerate(entries):
+        stage.raw.execute_command("XADD", "orders", *entry.words)
+        stage.raw.xadd("orders", {"data": f'{{"n": {n}}}'})
+    job = {"url": stage.url, "stream": "orders", "table": str(table), "once": True}
+    driver = Child("pipeline", "campaign.pipeline", job, stage.folder)
+    try:
+        if not driver.wait(_DRIVER_S) or driver.code:
+            return [f"a pipeline ended with {driver.code}: {driver.last_words()[-600:]}"]
+    finally:
+        driver.close()
+    found = Counter(n for n in pyarrow.parquet.read_table(table)["n"].to_pylist() if n >= 0)
+    wrong = [n for n in range(2 * len(KINDS)) if found[n] != 1]
+    return [f"a pipeline has these rows not once: {wrong[:10]}"] if wrong else []
 
 
 def _broken(name: str, check: Check, count: int) -> list[str]:

@@ -7,12 +7,13 @@ import logging
 import sys
 
 from campaign.children import end_with_the_parent
+from campaign.journal import Journal
 from penstock.spark import session
 from penstock.spark.pipeline import Parquet, Pipeline, Source, Sql
 
 
 def main() -> None:
-    """Write the numbers of the messages into a table until a signal."""
+    """Write the numbers of the messages into a table, until a signal or (`once`) until all are read."""
     end_with_the_parent()
     logging.basicConfig(level=logging.WARNING)
     job = json.loads(sys.argv[1])
@@ -24,7 +25,9 @@ def main() -> None:
         checkpoint=job["table"] + "-checkpoint",
         trigger="1s",
     )
-    pipeline.run(session(), once=False)
+    spark = session()
+    Journal(job["journal"]).note("started", "driver")
+    pipeline.run(spark, once=job.get("once", False))
 
 
 if __name__ == "__main__":

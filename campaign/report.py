@@ -20,6 +20,8 @@ class Report:
     """The verdicts of one campaign."""
 
     seed: int
+    size: str = ""
+    """Options, if they were not the usual ones: a seed repeats a campaign of the same size."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     is_interrupted: bool = False
@@ -60,7 +62,7 @@ class Report:
         for name, verdict in self.verdicts.items():
             if verdict.is_clean:
                 continue
-            told.append(f'{name}: repeat it with `make campaign ARGS="--seed {self.seed} --only {name}"`')
+            told.append(f'{name}: repeat it with `make campaign ARGS="--seed {self.seed} {self.size}--only {name}"`')
             for what in (
                 "lost",
                 "unexplained",

@@ -16,6 +16,7 @@ from redis.crc import key_slot
 
 from penstock.redis.embedded import LOOPBACK, EmbeddedServer
 from penstock.redis.probe import ask
+from penstock.spark.java import JavaMissing, ensure_java
 from penstock.testing import Cluster
 from penstock.testing.servers import FLOOR, NEWEST
 from tests.helpers.server_clock import MISSING, faketime_library, under_a_clock
@@ -23,11 +24,20 @@ from tests.helpers.server_clock import MISSING, faketime_library, under_a_clock
 _PATIENCE_S = 30.0
 
 
-def no_faketime() -> str:
+def missing_faketime() -> str:
     """Return what is missing for a clock that jumps, or nothing."""
     if faketime_library() is None:
         return MISSING
     return "" if FLOOR.is_installed else f"no {FLOOR.name}: {FLOOR.remedy}"
+
+
+def missing_java() -> str:
+    """Return what is missing for Spark, or nothing."""
+    try:
+        ensure_java()
+    except JavaMissing as error:
+        return str(error)
+    return ""
 
 
 @contextmanager

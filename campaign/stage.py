@@ -112,8 +112,9 @@ class Stage:
             self.producers.append(Child(f"producer-{number}", "campaign.producer", described, self.folder))
 
     def live(self) -> list[Child]:
-        """Return the workers that run and are not frozen."""
-        return [child for child in self.workers if child.is_alive and not child.is_frozen]
+        """Return the workers that run, are not frozen, and have started: killing others breaks nothing."""
+        running = [child for child in self.workers if child.is_alive and not child.is_frozen]
+        return [child for child in running if child.is_at_work]
 
     # --- faults -------------------------------------------------------------------------------------
 
@@ -214,10 +215,20 @@ class Stage:
                 self.note(kind)
         for child in [child for child in self.workers if not child.is_alive]:
             self._replace(child)
+        self._revive_server()
         if now - self._told > _PROGRESS_S:
             self._told = now
             self._say()
         self._turn = time.monotonic()
+
+    def _revive_server(self) -> None:
+        if self.server is not None and not self.server.is_running:
+            log = self.folder / "server.log"
+            told = log.read_text(errors="replace")[-800:] if log.exists() else ""
+            self.crashes.append(
+                f"the server of the campaign ended by itself, which says nothing about Penstock: {told}"
+            )
+            self.server.start()
 
     def _replace(self, child: Child) -> None:
         self.workers.remove(child)
@@ -243,6 +254,7 @@ class Stage:
     def verdict(self, state: Callable[[], State]) -> Verdict:
         """Stop the workers and judge."""
         self._stop_workers()
+        self._revive_server()
         return judge(self.folder, state(), self.crashes)
 
     def _stop_workers(self) -> None:

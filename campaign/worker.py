@@ -196,7 +196,9 @@ def main() -> None:
     end_with_the_parent()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     job: Job = json.loads(sys.argv[1])
-    work = Work(Journal(job["journal"]))
+    journal = Journal(job["journal"])
+    journal.note("started", "worker")
+    work = Work(journal)
     run = PARTS[f"{job['part']}-{job['half']}"]
     if job["half"] == "async":
         asyncio.run(run(job, work))

@@ -99,7 +99,7 @@ def test_two_results_of_one_task_and_a_missing_one_break_a_promise(folder: Path)
 
 
 def test_the_last_line_says_it_all() -> None:
-    report = Report(7, {"a": Verdict(messages=1_000, lost=["1"], recovery_s=2.04, faults={"kill": 3})})
+    report = Report(7, verdicts={"a": Verdict(messages=1_000, lost=["1"], recovery_s=2.04, faults={"kill": 3})})
     assert report.last_line() == (
         "1 lost / 0 unexplained duplicates / 0 stranded / 2.0 s worst recovery over 1,000 messages and 3 faults, seed 7"
     )
