@@ -381,7 +381,7 @@ async def test_a_back_end_that_is_away_for_a_while_costs_no_second_run(queue: Ta
         await eventually(lambda: worker.tally.backend_failures >= 6)  # for two seconds, by its growing pauses
         await queue.enqueue_many(tasks[100:])
         await eventually(lambda: worker.tally.backend_failures >= 7)
-        assert len(runs) <= 100, "nothing is fetched that could not be saved"
+        assert len(runs) <= 100 + 50, "nothing is fetched that could not be saved, but by a read that was under way"
         backend.failure = None
         for task in tasks:
             assert (await result_of(queue, task)).data == task.id

@@ -380,7 +380,7 @@ def test_a_back_end_that_is_away_for_a_while_costs_no_second_run(queue: TaskQueu
         eventually(lambda: worker.tally.backend_failures >= 6)  # for two seconds, by its growing pauses
         queue.enqueue_many(tasks[100:])
         eventually(lambda: worker.tally.backend_failures >= 7)
-        assert len(runs) <= 100, "nothing is fetched that could not be saved"
+        assert len(runs) <= 100 + 50, "nothing is fetched that could not be saved, but by a read that was under way"
         backend.failure = None
         for task in tasks:
             assert (result_of(queue, task)).data == task.id
