@@ -14,8 +14,6 @@ class PenstockError(Exception):
 
 MAX_TEXT = 2_000  # characters of what an error says
 _MAX_NAME = 200
-_MOST_LOGGED = 100_000  # bytes
-_LONGEST_CHAIN = 20
 
 
 def text_of(error: BaseException, spell: Callable[[BaseException], str] = str) -> str:
@@ -33,23 +31,6 @@ def name_of(error: BaseException) -> str:
         return _storable(type(error).__name__, _MAX_NAME)
     except BaseException:
         return "an error without a name"
-
-
-def loggable(error: BaseException | None) -> BaseException | None:
-    """Return the error if a log can take it with its traceback; else what text_of() says must do.
-
-    No log in UTF-8 can hold a lone surrogate, and none should hold megabytes.
-    """
-    link, left = error, _LONGEST_CHAIN
-    while link is not None and left:
-        try:
-            is_short = len(str(link).encode()) <= _MOST_LOGGED
-        except BaseException:
-            return None
-        if not is_short:
-            return None
-        link, left = link.__cause__ or link.__context__, left - 1
-    return error
 
 
 def _storable(text: str, most: int) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import traceback
 
-from penstock.errors import text_of
+from penstock.errors import name_of, text_of
 
+_MOST_BYTES = 65_536
 _PARTS = ("balancer", "queue", "shutdown", "spark", "streams", "tasks")
 
 
 class _Writable(logging.Filter):
-    """Spells a traceback out here if no handler could: its error cannot be shown, or holds what UTF-8 cannot.
+    """Spells a traceback out here if no handler should: it holds what UTF-8 cannot, cannot be shown, or is endless.
 
     The error itself stays in the record, for handlers that want it and not its text.
     """
@@ -19,14 +20,18 @@ class _Writable(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Let the record pass, with a text for its traceback if need be."""
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and record.exc_text is None:
-            try:
-                "".join(traceback.format_exception(error)).encode()
-            except BaseException:  # formatting calls code of the user's
-                frames = "".join(traceback.format_tb(error.__traceback__))
-                text = f"Traceback (most recent call last):\n{frames}{type(error).__name__}: {text_of(error)}"
-                record.exc_text = text.encode(errors="replace").decode()
+        if error is not None and record.exc_text is None and not _is_writable(error):
+            frames = "".join(traceback.format_tb(error.__traceback__, limit=-50))
+            text = f"Traceback (most recent call last):\n{frames}{name_of(error)}: {text_of(error)}"
+            record.exc_text = text.encode(errors="replace").decode()
         return True
+
+
+def _is_writable(error: BaseException) -> bool:
+    try:
+        return len("".join(traceback.format_exception(error)).encode()) <= _MOST_BYTES
+    except BaseException:  # formatting calls code of the user's
+        return False
 
 
 _WRITABLE = _Writable()

@@ -13,7 +13,7 @@ class Mute(Exception):
         raise SystemExit("nothing to say")
 
 
-@pytest.mark.parametrize("error", [ValueError("\ud83d half of a pair"), Mute()])
+@pytest.mark.parametrize("error", [ValueError("\ud83d half of a pair"), Mute(), ValueError("x" * 10_000_000)])
 def test_a_traceback_is_written_whatever_its_error_says(error: BaseException) -> None:
     raw = io.BytesIO()
     handler = logging.StreamHandler(io.TextIOWrapper(raw, encoding="utf-8", write_through=True))
@@ -27,5 +27,6 @@ def test_a_traceback_is_written_whatever_its_error_says(error: BaseException) ->
     finally:
         logger.removeHandler(handler)
     written = raw.getvalue().decode()
+    assert len(written) < 10_000
     assert "the handler failed\nTraceback" in written
     assert f"{type(error).__name__}: " in written.rpartition("raise error\n")[2]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from penstock import dead_letter_record, envelope
-from penstock.errors import NOT_OF_ONE_MESSAGE, loggable, text_of
+from penstock.errors import NOT_OF_ONE_MESSAGE, text_of
 from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import Reason
@@ -87,7 +87,7 @@ async def bury_entry(
             logging.WARNING if reason is Reason.EXPIRED else logging.ERROR,
             "%s/%s: message %s was dead-lettered (%s) in attempt %d%s",
             ledger.keys.stream, ledger.group, entry_id, written.value, attempts,
-            "" if error is None else f": {text_of(error, repr)}", exc_info=loggable(error),
+            "" if error is None else f": {text_of(error, repr)}", exc_info=error,
             extra={
                 "stream": ledger.keys.stream, "group": ledger.group, "id": entry_id, "attempt": attempts,
                 "reason": written.value,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, loggable, text_of
+from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, text_of
 from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import Backoff, Bury, Limits, Reason, Retry, Verdict, after_failure, before_run
@@ -271,7 +271,7 @@ class Workers:
                 "the handler of %s/%s failed for message %s%s in attempt %d: %s; it comes again in %.1f s",
                 ledger.keys.stream, ledger.group, first.id, f" and {len(again) - 1} more" if again[1:] else "",
                 first.attempts, text_of(error, repr), verdict.after_ms / 1000 if isinstance(verdict, Retry) else 0,
-                exc_info=None if is_snooze else loggable(error),
+                exc_info=None if is_snooze else error,
                 extra={
                     "stream": ledger.keys.stream, "group": ledger.group, "id": first.id, "attempt": first.attempts,
                     "ids": [m.id for m in again],

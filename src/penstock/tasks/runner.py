@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.errors import PenstockError, Skip, Snooze, WorkerStopped, loggable, name_of, text_of
+from penstock.errors import PenstockError, Skip, Snooze, WorkerStopped, name_of, text_of
 from penstock.runtime.aio import Cancelled, Job, Threads, comes_from_outside
 from penstock.streams.callables import awaitable
 from penstock.task import Result, Status, Task, encode
@@ -127,7 +127,7 @@ class TaskRunner:
             logging.INFO if isinstance(error, WorkerStopped | Snooze) else level,
             "task %s (%s) failed in run %d: %s; %s",
             task.id, task.kind, task.attempts + 1, text_of(error, repr), verdict,
-            exc_info=None if isinstance(error, WorkerStopped | Snooze) else loggable(error),
+            exc_info=None if isinstance(error, WorkerStopped | Snooze) else error,
             extra={"task_id": task.id, "kind": task.kind, "attempt": task.attempts + 1},
         )  # fmt: skip
         return Failed(task, verdict, name_of(error), text_of(error), error)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from penstock.dead_letter_record import traceback_of
-from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, loggable, text_of
+from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, text_of
 from penstock.redis.retry import pause_s
 from penstock.runtime.aio import Event, Lock, pause, shielded
 from penstock.task import Result, Status, Task
@@ -125,7 +125,7 @@ class Settler:
         logger.error(
             "task %s (%s) of %r cannot be settled; it is tried again later: %s", task.id, task.kind, self._queue,
             text_of(error, repr),
-            exc_info=loggable(error),
+            exc_info=error,
         )  # fmt: skip
         await self._put_off(task, f"not settled: {text_of(error)}")
 
@@ -276,7 +276,7 @@ class Settler:
             logging.ERROR if self._tries <= 1 else logging.WARNING,
             "%d result(s) of %r could not be saved: %d are kept and saved later, %d tasks run again: %s",
             len(failed), self._queue, len(kept), len(failed) - len(kept), text_of(failed[0][1], repr),
-            exc_info=loggable(failed[0][1]) if self._tries <= 1 else None,
+            exc_info=failed[0][1] if self._tries <= 1 else None,
         )  # fmt: skip
         return kept
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from penstock.errors import ConfigurationError, DecodeError, FatalError, PenstockError, loggable, text_of
+from penstock.errors import ConfigurationError, DecodeError, FatalError, PenstockError, text_of
 from penstock.model import StreamMessage
 from penstock.policy import Reason
 from penstock.serializers import load_serializer
@@ -111,7 +111,7 @@ class Caller:
             logger.warning(
                 "the handler failed for message %s%s in attempt %d: %s", messages[0].id,
                 f" and {len(messages) - 1} more" if messages[1:] else "", messages[0].attempts, text_of(error, repr),
-                exc_info=loggable(error),
+                exc_info=error,
             )  # fmt: skip
             return error
         asked = {message.id for message in messages}
