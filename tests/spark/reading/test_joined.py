@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
@@ -284,6 +284,7 @@ _SETTINGS = settings(deadline=None, max_examples=40, suppress_health_check=[Heal
 
 
 @_SETTINGS
+@example(commits=[], trim=0, start=0, stop=7, fetch=1, parts=2, late=[5], every_ms=0)  # split between two entries
 @given(
     commits=st.lists(number, max_size=5), trim=number, start=number, stop=number, fetch=st.sampled_from([1, 3, 50]),
     parts=st.integers(1, 5), late=st.lists(number, max_size=2), every_ms=st.sampled_from([0, 1, 40_000_000]),

@@ -57,9 +57,10 @@ class Coverage:
             return None
         return self.segments[number]
 
-    def ending_at(self, entry_id: str) -> Segment | None:
-        """Return the segment that ends with an id."""
-        return next((segment for segment in self.segments if segment.end.id == entry_id), None)
+    def ending_by(self, entry_id: str) -> Segment | None:
+        """Return the last segment that ends with an id or before it."""
+        here = ids.parse(entry_id)
+        return next((segment for segment in reversed(self.segments) if ids.parse(segment.end.id) <= here), None)
 
     def next_start(self, entry_id: str) -> Position | None:
         """Return where the next segment behind an id begins."""

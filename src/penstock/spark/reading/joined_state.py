@@ -22,9 +22,11 @@ class JoinedState(StreamState):
         """Return what is missing behind a position in both; a gap of 0 entries is where reading goes on elsewhere."""
         if self.coverage.holding(at.id) is not None:
             return None
-        ended = self.coverage.ending_at(at.id)
-        if at.rank is None and ended is not None:
+        ended = self.coverage.ending_by(at.id) if at.rank is None else None
+        if ended is not None and ended.end.id == at.id:
             at = ended.end
+        elif ended is not None and find_gap(stream, ended.end, self.hot) is None:
+            return None  # a place between two entries, which has no rank: nothing is missing behind the one before it
         found = find_gap(stream, at, self.hot)
         return None if found is None else narrowed(found, at, self.coverage.next_start(at.id))
 
