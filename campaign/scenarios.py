@@ -205,6 +205,7 @@ def cron(stage: Stage) -> Verdict:
     def found() -> State:
         held = state.of_tasks(stage.raw, stage.stream)
         held.queued &= due  # the next tick is in the queue already
+        held.is_steady = False
         return held
 
     return stage.verdict(found)
@@ -233,7 +234,7 @@ def spark(stage: Stage) -> Verdict:
     seen = 0
 
     def rows() -> list[int]:
-        is_there = any(table.glob("*.parquet"))
+        is_there = any(table.glob("batch=*/*.parquet"))
         return list(pyarrow.parquet.read_table(table)["n"].to_pylist()) if is_there else []
 
     def strike(stage: Stage) -> None:
