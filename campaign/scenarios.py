@@ -252,7 +252,7 @@ def spark(stage: Stage) -> Verdict:
     for n in rows():
         journal.note("begin", n)
         journal.note("end", n)
-    return stage.verdict(State)
+    return stage.verdict(lambda: State(is_steady=False))
 
 
 def hostile_entries(stage: Stage) -> Verdict:
