@@ -2,6 +2,7 @@
 
 lost          confirmed, and neither handled nor dead nor queued; what a FLUSHALL took is `flushed` instead
 stranded      pending or unread after the drain, with live workers
+innocent      dead, though no handler of it killed its process: it died with a neighbour
 unexplained   a handler began again and nothing explains it
 
 A run is *explained* if its own process had been cut off and began it within SETTLING_S after that, before it could find
@@ -84,6 +85,7 @@ class Verdict:
     stranded: list[str] = field(default_factory=list)
     results_twice: list[str] = field(default_factory=list)
     results_missing: list[str] = field(default_factory=list)
+    innocent: list[str] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
@@ -92,7 +94,7 @@ class Verdict:
     @property
     def is_clean(self) -> bool:
         """Whether every promise was kept."""
-        broken = (self.lost, self.unexplained, self.stranded, self.results_twice, self.results_missing)
+        broken = (self.lost, self.unexplained, self.stranded, self.innocent, self.results_twice, self.results_missing)
         return not any((*broken, self.crashes, self.complaints))
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,6 +120,8 @@ def judge(folder: Path, state: State, crashes: list[str]) -> Verdict:
         _judge_runs(n, sorted(of, key=lambda run: run.begin), windows, verdict)
     if state.is_steady:
         verdict.recovery_s = max(verdict.recovery_s, _longest_recovery(confirmed, ended, windows))
+    poisonous = {line.message for line in lines(folder, "worker") if line.what == "dying"}
+    verdict.innocent = sorted(f"{n}, after {len(runs[n])} runs" for n in state.dead if n not in poisonous)
     verdict.results_twice = sorted(n for n, count in state.results.items() if count > 1)
     if state.is_result_due:
         verdict.results_missing = sorted(set(ended) & set(confirmed) - set(state.results) - set(state.dead))
