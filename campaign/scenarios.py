@@ -276,6 +276,6 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("cron", "schedulers killed around their ticks", cron, 0.1, 1.3),
         Scenario("balancer", "owners of a hundred streams killed, frozen, stopped", balancer, 1.0),
         Scenario("spark", "a pipeline whose driver is killed", spark, 0.3, 1.5, missing=missing_java),
-        Scenario("hostile", "entries that no honest producer writes, for every reader and tool", hostile_entries, 1.0),
+        Scenario("hostile", "entries that no honest producer writes, for every reader and tool", hostile_entries, 1.1),
     )
 }
