@@ -2,14 +2,16 @@
 
 lost          confirmed, and neither handled nor dead nor queued; what a FLUSHALL took is `flushed` instead
 stranded      pending or unread after the drain, with live workers
+innocent      dead, though no handler of it killed its process: it died with a neighbour
 unexplained   a handler began again and nothing explains it
 
 A run is *explained* if its own process had been cut off and began it within SETTLING_S after that, before it could find
 out that others had its messages; else by what happened to the run before it:
 
 * it failed, because its message ordered that;
-* its process was killed, or cut off for longer than 0.7 leases (frozen, mute, the server away), while it ran or within
-  SETTLING_S after it ended, before its acknowledgement may have been made;
+* its process was killed, or cut off for longer than 0.7 leases (frozen, mute, the server away), while it ran, or within
+  SETTLING_S before it began, so that it had lost the message and not found out, or within SETTLING_S after it ended,
+  before its acknowledgement may have been made;
 * its process was told to stop, or crashed, and it had not ended;
 * it ran while a failover or a jump of the server's clock may have undone its acknowledgement.
 
@@ -63,6 +65,8 @@ class State:
     dead: Counter[str] = field(default_factory=Counter)
     results: Counter[str] = field(default_factory=Counter)
     is_result_due: bool = False
+    is_steady: bool = True
+    """Whether messages come all the time, so that the next one shows how long a fault lasted."""
 
 
 @dataclass
@@ -81,6 +85,7 @@ class Verdict:
     stranded: list[str] = field(default_factory=list)
     results_twice: list[str] = field(default_factory=list)
     results_missing: list[str] = field(default_factory=list)
+    innocent: list[str] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
@@ -89,7 +94,7 @@ class Verdict:
     @property
     def is_clean(self) -> bool:
         """Whether every promise was kept."""
-        broken = (self.lost, self.unexplained, self.stranded, self.results_twice, self.results_missing)
+        broken = (self.lost, self.unexplained, self.stranded, self.innocent, self.results_twice, self.results_missing)
         return not any((*broken, self.crashes, self.complaints))
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,7 +118,10 @@ def judge(folder: Path, state: State, crashes: list[str]) -> Verdict:
     verdict.flushed, verdict.lost = len(flushed), sorted(missing - flushed)
     for n, of in runs.items():
         _judge_runs(n, sorted(of, key=lambda run: run.begin), windows, verdict)
-    verdict.recovery_s = max(verdict.recovery_s, _longest_recovery(confirmed, ended, windows))
+    if state.is_steady:
+        verdict.recovery_s = max(verdict.recovery_s, _longest_recovery(confirmed, ended, windows))
+    poisonous = {line.message for line in lines(folder, "worker") if line.what == "dying"}
+    verdict.innocent = sorted(f"{n}, after {len(runs[n])} runs" for n in state.dead if n not in poisonous)
     verdict.results_twice = sorted(n for n, count in state.results.items() if count > 1)
     if state.is_result_due:
         verdict.results_missing = sorted(set(ended) & set(confirmed) - set(state.results) - set(state.dead))
@@ -178,7 +186,7 @@ def _explains(window: Window, run: Run) -> bool:
     if window.explains == "unended":
         return run.end is None
     last = float("inf") if run.end is None else run.end + SETTLING_S
-    return window.begin <= last and window.end >= run.begin
+    return window.begin <= last and window.end + SETTLING_S >= run.begin
 
 
 def _has_just_ended(window: Window, run: Run) -> bool:

@@ -51,10 +51,10 @@ class Child:
         return self._journal.exists() and self._journal.stat().st_size > 0
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the process and all that it started."""
+        """Signal the process and all that it started; SIGTERM is for the process alone, which ends the others."""
         if self.is_alive:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                (os.kill if number is signal.SIGTERM else os.killpg)(self._process.pid, number)
 
     def end(self, number: signal.Signals) -> None:
         """Have the process end; what becomes of it is no surprise then."""

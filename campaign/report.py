@@ -67,6 +67,7 @@ class Report:
                 "lost",
                 "unexplained",
                 "stranded",
+                "innocent",
                 "results_twice",
                 "results_missing",
                 "crashes",

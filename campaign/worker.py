@@ -171,8 +171,8 @@ async def balancer_async(job: Job, work: Work) -> None:
         async for message in owned:
             begun = work.begin(message.data, is_first=False)
             await asyncio.sleep(begun)
-            await owned.commit(message)
             work.end(message.data)
+            await owned.commit(message)
 
     async with penstock.StreamClient.from_url(job["url"], **job["client"]) as client:
         patience = penstock.RetryConfig(max_retries=-1, max_retry_delay=1.0)

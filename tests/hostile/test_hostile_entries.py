@@ -6,19 +6,13 @@ import pytest
 import redis
 
 from penstock.testing.hostile import KINDS, hostile_entries
+from tests.hostile.accepted import RED
 from tests.hostile.readers import READERS, Run, read
 from tests.hostile.tools import TOOLS
 
 pytestmark = pytest.mark.usefixtures("default_server")
 ENTRIES = 500
 SEED = 20261116
-
-RED: dict[str, dict[str, str]] = {
-    "tasks": {
-        "others.payload": "a copy that is read when its task has ended runs once more, and its result is refused"
-    },
-}
-"""What a reader does not hold against, by kind, with the reason: taken out of its run."""
 
 
 def test_a_seed_gives_the_same_entries_and_every_kind() -> None:

@@ -40,6 +40,7 @@ def test_what_is_confirmed_must_be_handled_dead_or_queued(folder: Path) -> None:
     wrote(folder, "worker-0", "begin 1 10.0", "end 1 10.1", "begin 2 10.0")
     found = verdict_of(folder, dead=Counter(["3"]), queued={"4"})
     assert (found.lost, found.stranded, found.messages, found.unknown) == (["2", "5"], ["4"], 5, 1)
+    assert found.innocent == ["3, after 0 runs"]
     assert not found.is_clean
 
 
