@@ -5,32 +5,37 @@ from __future__ import annotations
 import logging
 import traceback
 
-from penstock.errors import name_of, text_of
+from penstock.errors import PenstockError, name_of, text_of
 
 _MOST_BYTES = 65_536
-_PARTS = ("balancer", "queue", "shutdown", "spark", "streams", "tasks")
+_PARTS = (
+    "balancer", "queue", "results.fs_store", "results.postgres", "results.s3", "shutdown", "spark", "streams", "tasks",
+)  # fmt: skip
+
+
+class StandIn(PenstockError):
+    """In a log: an error that no handler could write, or should."""
 
 
 class _Writable(logging.Filter):
-    """Spells a traceback out here if no handler should: it holds what UTF-8 cannot, cannot be shown, or is endless.
+    """Puts a stand-in into a record whose error says what UTF-8 cannot hold, cannot be shown, or is endless.
 
-    The error itself stays in the record, for handlers that want it and not its text.
+    The error itself and not only its text: formatters of JSON, and whoever sends errors elsewhere, ask it themselves.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let the record pass, with a text for its traceback if need be."""
+        """Let the record pass, with an error that can be written."""
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and record.exc_text is None and not _is_writable(error):
-            frames = "".join(traceback.format_tb(error.__traceback__, limit=-50))
-            text = f"Traceback (most recent call last):\n{frames}{name_of(error)}: {text_of(error)}"
-            record.exc_text = text.encode(errors="replace").decode()
+        if error is not None and not _is_writable(error):
+            record.exc_info = (StandIn, StandIn(f"{name_of(error)}: {text_of(error)}"), error.__traceback__)
         return True
 
 
 def _is_writable(error: BaseException) -> bool:
     try:
+        str(error)
         return len("".join(traceback.format_exception(error)).encode()) <= _MOST_BYTES
-    except BaseException:  # formatting calls code of the user's
+    except BaseException:  # code of the user's
         return False
 
 
@@ -39,5 +44,6 @@ _WRITABLE = _Writable()
 
 def install() -> None:
     """Have the loggers of this library write what every handler can take; a second call changes nothing."""
-    for part in _PARTS:
-        logging.getLogger(f"penstock.{part}").addFilter(_WRITABLE)
+    for half in ("penstock", "penstock.sync"):
+        for part in _PARTS:
+            logging.getLogger(f"{half}.{part}").addFilter(_WRITABLE)

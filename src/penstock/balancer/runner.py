@@ -195,12 +195,12 @@ class Runner:
 
     def _move(self, count: int) -> None:
         # A handler that does not let go in time keeps its stream, and is asked again when the others had their turn.
-        now_s = time.monotonic()
-        self._moving = {key: until for key, until in self._moving.items() if key in self._streams}
+        now_s, streams = time.monotonic(), self._streams.copy()  # handlers that end, and new ones, change it meanwhile
+        self._moving = {key: until for key, until in self._moving.items() if key in streams}
         for key, until_s in self._moving.items():
             if now_s > until_s:
-                self._streams[key].is_draining = False
-        candidates = [key for key in reversed(self._streams) if key not in self._moving]
+                streams[key].is_draining = False
+        candidates = [key for key in reversed(streams) if key not in self._moving]
         for key in candidates[: max(0, count - len(self._moving))]:
             self._moving[key] = now_s + _PATIENCE_S
-            self._streams[key].drain()
+            streams[key].drain()

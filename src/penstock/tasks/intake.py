@@ -246,10 +246,12 @@ class TaskIntake:
                 await self._refuse(books, claim.id, error)
                 continue
             held = HeldTask(task, books.lane, claim.id, True)
-            if claim.id in suspected and (found or len(self._held) or self._alone is not None):
-                await self._postpone(books, held)  # its last run, and its workers died: it gets no neighbours
+            # The last run of a task whose workers died has no neighbours: one of them may be what they died of.
+            is_last = claim.id in suspected
+            if keeps_apart and (self._alone is not None or (is_last and (found or len(self._held)))):
+                await self._postpone(books, held)
                 continue
-            if claim.id in suspected:
+            if is_last:
                 self._alone = held
             found.append(held)
         return await self._begin(books, claims, found)

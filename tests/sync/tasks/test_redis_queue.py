@@ -158,6 +158,26 @@ def test_what_is_no_task_becomes_a_dead_letter_and_stops_nobody(
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 2
 
 
+def test_the_last_run_of_a_task_whose_workers_died_has_no_neighbours(
+    queue: RedisTaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
+    tasks = [Task(kind="work") for _ in range(3)]
+    queue.enqueue_many(tasks)
+    with RedisTaskQueue(redis_url, "jobs") as dead:
+        dead.pop_many(3)
+    # As if each had been in the hands of workers that died, the first one until its last run.
+    keys = queue.keys.tasks()
+    for number, (entry_id, _) in enumerate(raw.xrange("jobs.tasks")):
+        raw.hset(keys.attempts("jobs"), entry_id, 1 if number else queue.max_retry)
+        raw.sadd(queue.keys.suspects(), entry_id)
+        raw.zadd(keys.retries("jobs"), {entry_id: 0})
+    assert [task.id for task in queue.pop_many(10)] == [tasks[0].id]
+    assert queue.pop_many(10, block=False) == []
+    finish(queue, tasks[0])
+    found = queue.pop_many(10, timeout=DEADLINE_S)
+    assert {task.id for task in found} <= {task.id for task in tasks[1:]}
+
+
 def test_an_entry_that_was_deleted_in_hand_stops_nobody(
     queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
 ) -> None:
