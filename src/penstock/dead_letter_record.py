@@ -165,10 +165,7 @@ def traceback_of(error: BaseException | None) -> str:
         return ""
     try:
         lines = traceback.format_exception(error, limit=-50)
-        return _storable("".join(lines))[-MAX_TRACEBACK:]
+        text = "".join(lines).encode(errors="replace").decode()  # without lone surrogates, which UTF-8 cannot hold
+        return text[-MAX_TRACEBACK:]
     except BaseException as failure:  # formatting calls code of the user's
         return f"{name_of(error)}, whose traceback cannot be shown: {name_of(failure)}"
-
-
-def _storable(text: str) -> str:
-    return text.encode(errors="replace").decode()  # without lone surrogates, which UTF-8 cannot hold

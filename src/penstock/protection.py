@@ -26,6 +26,7 @@ from penstock.errors import ConfigurationError, NotAuthentic
 Mode = Literal["sign", "encrypt"]
 _MARK = b"\xc1PS"  # no JSON, no UTF-8, and the one byte that MessagePack never uses
 _KINDS: dict[Mode, int] = {"sign": 1, "encrypt": 2}
+_WANTED: dict[Mode, str] = {"sign": "signed", "encrypt": "encrypted"}
 _MAC, _NONCE, _TAG = 32, 12, 16
 _MAX_KEY_ID = 64
 _LEAST_KEY, _AES_KEY = 32, 32
@@ -50,12 +51,12 @@ class Protection:
             raise ConfigurationError(f"mode={mode!r} must be 'sign' or 'encrypt'")
         self.mode, self.accept_plain = mode, bool(accept_plain)
         self._keys = {key_id: _checked(mode, key_id, key) for key_id, key in keys.items()}
-        self._current = next(reversed(self._keys), None) if current is None else current
+        if not self._keys:
+            raise ConfigurationError("a Protection needs at least one key")
+        self._current = next(reversed(self._keys)) if current is None else current
         if self._current not in self._keys:
-            raise ConfigurationError(
-                "a Protection needs at least one key" if not keys else f"current={current!r} is none of the key ids"
-            )
-        key_id = str(self._current).encode()
+            raise ConfigurationError(f"current={current!r} is none of the key ids")
+        key_id = self._current.encode()
         self._head = _MARK + bytes((_KINDS[mode], len(key_id))) + key_id
         self._ciphers = {key_id: _cipher(key) for key_id, key in self._keys.items()} if mode == "encrypt" else {}
 
@@ -83,7 +84,7 @@ class Protection:
 
     def protect(self, raw: bytes, stream: str, message_id: str) -> bytes:
         """Return the payload, protected for this place."""
-        head, key_id = self._head, str(self._current)
+        head, key_id = self._head, self._current
         covered = _covered(head, stream, message_id)
         if self.mode == "sign":
             return head + hmac.digest(self._keys[key_id], covered + raw, hashlib.sha256) + raw
@@ -132,9 +133,6 @@ class Protection:
         except InvalidTag:
             return None
         return opened
-
-
-_WANTED: dict[Mode, str] = {"sign": "signed", "encrypt": "encrypted"}
 
 
 def payload_of(fields: Mapping[str, bytes], stream: str, protection: Protection | None) -> bytes | None:

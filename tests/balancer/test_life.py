@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 
 from penstock import StreamClient
@@ -43,6 +44,21 @@ async def test_a_released_stream_is_handed_over_at_once(client: StreamClient, ra
             await a.balancer.release("session-1")
             await eventually(lambda: b.owned == ["session-1"])
             assert a.owned == []
+
+
+async def test_a_stream_that_was_handed_over_comes_back_at_once_when_its_new_owner_dies(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.balancer.sweep._KEPT_AWAY_S", 3_600.0)
+    async with following(quick(client, "a")) as (a,):
+        add_raw(raw, "session-1")
+        await eventually(lambda: a.added)
+        dead = quick(client, "dead")
+        async with following(dead) as (b,):
+            await a.balancer.release("session-1")
+            await eventually(lambda: b.owned == ["session-1"])
+            await crash(dead)
+        await eventually(lambda: a.owned == ["session-1"])
 
 
 async def test_done_hands_over_what_is_not_finished(client: StreamClient, raw: redis.Redis) -> None:

@@ -9,11 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from penstock.cli.app import app
 from penstock.errors import ConfigurationError
-from penstock.redis.embedded import free_port
 from penstock.spark.hadoop_settings import check_yarn, default_store
 
 Write = Callable[..., None]
@@ -37,10 +34,13 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return write
 
 
+def in_a_process_of_its_own(*args: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python: where Spark runs already, session() joins it as it is and asks no cluster."""
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=240, check=False)
+
+
 def test_yarn_without_settings_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # In a process of its own: where Spark runs already, session() joins it as it is and asks no cluster.
-    code = "from penstock.spark import session; session(master='yarn')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    done = in_a_process_of_its_own("-c", "from penstock.spark import session; session(master='yarn')")
     assert done.returncode == 1
     assert "ConfigurationError: master yarn: HADOOP_CONF_DIR does not say where the cluster is" in done.stderr
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
@@ -49,19 +49,18 @@ def test_yarn_without_settings_is_refused_at_once(tmp_path: Path, monkeypatch: p
 
 
 def test_a_resource_manager_that_is_away_is_told_before_java_starts(write: Write, tmp_path: Path) -> None:
-    port = free_port()
-    write("yarn-site.xml", **{"yarn.resourcemanager.address": f"127.0.0.1:{port}"})
+    write("yarn-site.xml", **{"yarn.resourcemanager.address": "127.0.0.1:1"})
     file = tmp_path / "orders.toml"
     sink = 'kind = "console"'
     file.write_text(
         f'name = "x"\ncheckpoint = "/c"\n[source]\nurl = "redis://localhost:1"\nstreams = "x"\n[[sink]]\n{sink}\n'
     )
-    result = CliRunner().invoke(app, ["pipeline", "run", str(file), "--master", "yarn"])
-    assert result.exit_code == 2
-    told = f"penstock: master yarn: the ResourceManager cannot be reached at 127.0.0.1:{port} ("
-    assert result.stderr.startswith(told)
-    assert result.stderr.count("\n") == 1
-    with socket.create_server(("127.0.0.1", port)):
+    done = in_a_process_of_its_own("-m", "penstock", "pipeline", "run", str(file), "--master", "yarn")
+    assert done.returncode == 2
+    assert done.stderr.startswith("penstock: master yarn: the ResourceManager cannot be reached at 127.0.0.1:1 (")
+    assert done.stderr.count("\n") == 1
+    with socket.create_server(("127.0.0.1", 0)) as manager:
+        write("yarn-site.xml", **{"yarn.resourcemanager.address": f"127.0.0.1:{manager.getsockname()[1]}"})
         check_yarn({})
 
 

@@ -1,4 +1,4 @@
-"""What the sync half is built on: flags that signal handlers raise."""
+"""What the sync half is built on: flags that signal handlers raise, threads that are joined by others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from penstock.runtime.threads import Event
+from penstock.runtime.threads import Crew, Event
 
 SIGNALLED = """
 import faulthandler, signal, time
@@ -87,3 +87,18 @@ def test_no_wake_up_is_lost_between_threads() -> None:
         pong.clear()
     thread.join(30)
     assert not thread.is_alive()
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_a_crew_is_joined_while_others_start_in_it() -> None:
+    crew = Crew(lambda: None)
+
+    def start_others() -> None:
+        for _ in range(500):
+            crew.start(lambda: None)
+
+    starting = threading.Thread(target=start_others)
+    starting.start()
+    while starting.is_alive():
+        crew.join(60)
+    assert crew.join(60)

@@ -57,7 +57,8 @@ class Heartbeat:
         """End the thread; it is not waited for longer than one command takes."""
         self._stop.set()
         self._hang_up()
-        thread, self._thread = self._thread, None
+        with self._starting:
+            thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=1.0)
 

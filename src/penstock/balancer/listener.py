@@ -141,12 +141,12 @@ class Listener:
 
     async def _look_into(self, names: dict[str, str]) -> None:
         # Locks do not name their service: only those count whose entry is pending here, under the same name.
-        wanted = [entry_id for entry_id in names if _is_id(entry_id) and self._sweep.concerns_us(entry_id)]
+        wanted = [entry_id for entry_id in names if _is_id(entry_id)]
         if not wanted:
             return
         try:
             pending = [entry for entry in await self._ledger.pending_of(wanted) if entry is not None]
-            orphans = await self._sweep.orphans(pending)
+            orphans = await self._sweep.orphans([entry for entry in pending if self._sweep.concerns_us(entry)])
         except PenstockError as error:
             self._config.logger.warning("a hint was not followed: %s", error)
             return

@@ -29,13 +29,17 @@ class Sweep:
     def keep_away(self, entry_id: str) -> None:
         """Leave an entry to others for a while: this consumer has handed it over."""
         now_s = time.monotonic()
-        self._handed_over = {old: until for old, until in self._handed_over.items() if until > now_s}
+        for old, until_s in self._handed_over.copy().items():  # several threads may hand over at once
+            if until_s <= now_s:
+                self._handed_over.pop(old, None)
         self._handed_over[entry_id] = now_s + _KEPT_AWAY_S
 
-    def concerns_us(self, entry_id: str) -> bool:
+    def concerns_us(self, entry: Pending) -> bool:
         """Tell whether an entry without a lock may be ours to claim: not if we own it or have just handed it over."""
-        is_kept_away = self._handed_over.get(entry_id, 0.0) > time.monotonic()
-        return not is_kept_away and not self._holdings.has_entry(entry_id)
+        if self._holdings.has_entry(entry.id):
+            return False
+        # Whoever took it since has died with it: nobody is left to leave it to.
+        return entry.consumer != self._ledger.me or self._handed_over.get(entry.id, 0.0) <= time.monotonic()
 
     async def run_once(self, on_found: Callable[[list[StreamExpired]], Awaitable[None]]) -> int:
         """Look through all pending entries; tell of those without an owner page by page; return how many there are."""
@@ -57,7 +61,7 @@ class Sweep:
 
     def _may_be_orphan(self, entry: Pending) -> bool:
         # One that was read a moment ago is about to be locked by whoever read it.
-        return entry.idle_ms >= self._config.lock_ttl_ms and self.concerns_us(entry.id)
+        return entry.idle_ms >= self._config.lock_ttl_ms and self.concerns_us(entry)
 
     async def orphans(self, entries: list[Pending]) -> list[StreamExpired]:
         """Return those of the entries whose lock is gone, in random order: peers begin at different ends."""

@@ -190,6 +190,7 @@ class Crew:
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self._threads: set[threading.Thread] = set()
+        self._changing = threading.Lock()
         self._failure: BaseException | None = None
         self._on_failure = on_failure
 
@@ -197,8 +198,9 @@ class Crew:
         """Start an activity."""
         # Daemon threads: a hung handler must not keep the process from ending after the grace period.
         thread = threading.Thread(target=self._run, args=(activity, args), daemon=True, name="penstock")
-        self._threads.add(thread)
-        thread.start()
+        with self._changing:  # whoever joins meanwhile finds it started, or not at all
+            thread.start()
+            self._threads.add(thread)
         return Job()
 
     def _run(self, activity: Callable[..., None], args: tuple[object, ...]) -> None:
@@ -208,14 +210,19 @@ class Crew:
             self._failure = self._failure or error
             self._on_failure()
         finally:
-            self._threads.discard(threading.current_thread())
+            with self._changing:
+                self._threads.discard(threading.current_thread())
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until all have ended; return False when the time is over first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for thread in set(self._threads):
+        for thread in self._running():
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in set(self._threads))  # they leave while we look
+        return not any(thread.is_alive() for thread in self._running())
+
+    def _running(self) -> list[threading.Thread]:
+        with self._changing:
+            return list(self._threads)
 
     def cancel(self) -> None:
         """Leave behind whatever still runs: its leases are given up, so what it says is refused."""

@@ -50,7 +50,8 @@ class Encoder:
         raw = self._dumps(data)
         if type(raw) is not bytes:
             raise self._not_bytes(raw)
-        return self._protected(Outgoing(raw, self._new_id(), self._more))
+        message = Outgoing(raw, self._new_id(), self._more)
+        return message if self._protection is None else self._protected(message, self._protection)
 
     def plain_many(self, items: Iterable[object]) -> list[Outgoing]:
         """Encode messages that have nothing but a payload."""
@@ -60,12 +61,13 @@ class Encoder:
         for message in messages:
             if type(message.raw) is not bytes:
                 raise self._not_bytes(message.raw)
-            self._protected(message)
+        if self._protection is not None:
+            for message in messages:
+                self._protected(message, self._protection)
         return messages
 
-    def _protected(self, message: Outgoing) -> Outgoing:
-        if self._protection is not None:
-            message.raw = self._protection.protect(message.raw, self._stream, message.message_id)
+    def _protected(self, message: Outgoing, protection: Protection) -> Outgoing:
+        message.raw = protection.protect(message.raw, self._stream, message.message_id)
         return message
 
     def _not_bytes(self, raw: object) -> EncodeError:
@@ -100,7 +102,8 @@ class Encoder:
         raw = self._dumps(data)
         if type(raw) is not bytes:
             raise self._not_bytes(raw)
-        return self._protected(Outgoing(raw, message_id, tuple(more), dedup_key, window_ms))
+        message = Outgoing(raw, message_id, tuple(more), dedup_key, window_ms)
+        return message if self._protection is None else self._protected(message, self._protection)
 
 
 def layout(messages: Sequence[Outgoing]) -> list[Field]:

@@ -48,7 +48,7 @@ class LaneMap:
         names = await self._client.call(self._keys.lanes, "SMEMBERS", self._keys.lanes)
         parsed = [Lane.parse(name.decode(errors="replace")) for name in names]
         lanes = dict.fromkeys((DEFAULT, *(lane for lane in parsed if lane is not None)))
-        for lane in [lane for lane in self._books if lane not in lanes]:
+        for lane in [lane for lane in list(self._books) if lane not in lanes]:
             self.forget(lane)
         for lane in lanes:
             if lane not in self._known:

@@ -181,8 +181,10 @@ class Settler:
             rows, kept = await self._save(rows)
             with self._lock:
                 self._kept += kept
-        if not rows:
-            return
+        if rows:
+            await self._tell_or_put_aside(rows)
+
+    async def _tell_or_put_aside(self, rows: list[Row]) -> None:
         try:
             await self._tell(rows)
         except NOT_OF_ONE_MESSAGE:
@@ -190,17 +192,9 @@ class Settler:
         except Exception as error:
             if len(rows) == 1:
                 await self.put_aside(rows[0][0], error)
-                return
-            for row in rows:  # one of them is to blame, and the others must not suffer for it
-                await self._finish_alone(row)
-
-    async def _finish_alone(self, row: Row) -> None:
-        try:
-            await self._tell([row])
-        except NOT_OF_ONE_MESSAGE:
-            raise
-        except Exception as error:
-            await self.put_aside(row[0], error)
+            else:
+                for row in rows:  # one of them is to blame, and the others must not suffer for it
+                    await self._tell_or_put_aside([row])
 
     async def _tell(self, rows: list[Row]) -> None:
         following = [then for task, result in rows if task.then for then in follow_ups(task, result)]

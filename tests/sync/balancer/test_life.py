@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 
 from penstock.balancer.notices import StreamAdded
@@ -44,6 +45,21 @@ def test_a_released_stream_is_handed_over_at_once(client: StreamClient, raw: red
             a.balancer.release("session-1")
             eventually(lambda: b.owned == ["session-1"])
             assert a.owned == []
+
+
+def test_a_stream_that_was_handed_over_comes_back_at_once_when_its_new_owner_dies(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sync.balancer.sweep._KEPT_AWAY_S", 3_600.0)
+    with following(quick(client, "a")) as (a,):
+        add_raw(raw, "session-1")
+        eventually(lambda: a.added)
+        dead = quick(client, "dead")
+        with following(dead) as (b,):
+            a.balancer.release("session-1")
+            eventually(lambda: b.owned == ["session-1"])
+            crash(dead)
+        eventually(lambda: a.owned == ["session-1"])
 
 
 def test_done_hands_over_what_is_not_finished(client: StreamClient, raw: redis.Redis) -> None:

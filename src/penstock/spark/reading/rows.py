@@ -87,9 +87,10 @@ def _opened(pages: Sequence[Page], field: bytes, client: StreamClient) -> tuple[
     rows = itertools.count()
     for stream, entries in pages:
         made: list[Entry] = []
+        key = client.keys(stream).stream
         for (entry_id, fields), row in zip(entries, rows, strict=False):
             try:
-                payload = payload_of(envelope.as_mapping(fields), client.keys(stream).stream, client.protection)
+                payload = payload_of(envelope.as_mapping(fields), key, client.protection)
             except NotAuthentic as error:
                 payload, refused[row] = None, f"{NOT_AUTHENTIC}: {error}"
             rest = [part for pair in zip(fields[::2], fields[1::2], strict=True) if pair[0] != field for part in pair]

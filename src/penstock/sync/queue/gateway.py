@@ -391,12 +391,12 @@ class RedisGateway(AbstractRedisGateway):
     def close(self) -> None:
         """Hand back what is in doubt and give up the connections; the client stays open."""
         self.hand_back()
-        for keeper in self._keepers.values():
+        for keeper in list(self._keepers.values()):
             keeper.close()
         self._keepers.clear()
-        for desk in self._desks.values():
+        for desk in list(self._desks.values()):
             desk.close()
-        for outbox in self._outboxes.values():
+        for outbox in list(self._outboxes.values()):
             outbox.close()
 
     def _trying_again(self, error: PenstockError, pause_s: float) -> None:
