@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 _POLL_S = 0.005
 
 Event = threading.Event

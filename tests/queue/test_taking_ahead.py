@@ -67,6 +67,12 @@ def no_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Returner, "start", lambda _self: None)
 
 
+@pytest.fixture
+def slow_callers(no_returns: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken ahead waits for its caller, however slow the machine is."""
+    monkeypatch.setattr(sys.modules[Desk.__module__], "PATIENCE_S", 60.0)
+
+
 @dataclass
 class HeldReturn:
     """The step that puts a message back, held until a caller waits for it: before it is taken, or after it."""
@@ -111,7 +117,9 @@ async def test_a_loop_gets_every_message_once_and_in_order(client: StreamClient,
     await queue.close()
 
 
-async def test_the_next_message_comes_with_the_end_of_the_one_before(fault_proxy: FaultProxy, raw: redis.Redis) -> None:
+async def test_the_next_message_comes_with_the_end_of_the_one_before(
+    fault_proxy: FaultProxy, raw: redis.Redis, slow_callers: None
+) -> None:
     async with StreamClient.from_url(fault_proxy.url) as client:
         gateway = always_ahead(client)
         queue = queue_of(gateway)
@@ -429,9 +437,8 @@ async def test_who_was_frozen_does_not_begin_what_another_has_by_now(
 
 
 async def test_a_message_that_was_taken_ahead_has_its_lease_from_then_on(
-    client: StreamClient, no_returns: None, monkeypatch: pytest.MonkeyPatch
+    client: StreamClient, slow_callers: None
 ) -> None:
-    monkeypatch.setattr(sys.modules[Desk.__module__], "PATIENCE_S", 60.0)  # however slow this machine is
     gateway = always_ahead(client)
     queue = queue_of(gateway)
     await publish(queue, 2)

@@ -43,6 +43,7 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
     """Interrupted by the first SIGINT, SIGTERM or SIGHUP; the second has the effect that it always has.
 
     It is installed only in the main thread, and only where the signal has its default disposition: one owner a signal.
+    A signal that the process ignores, as nohup and a shell's background jobs have it, stays ignored.
     """
 
     def __init__(self, verbose: bool = True, signals: Iterable[signal.Signals] = _DEFAULT_SIGNALS) -> None:
@@ -50,7 +51,7 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
             raise ConfigurationTypeError(f"verbose={verbose!r} must be True or False, not {type(verbose).__name__}")
         self._verbose, self._is_interrupted = verbose, False
         self._previous: dict[signal.Signals, object] = {}
-        wanted = _checked(signals)
+        wanted = [number for number in _checked(signals) if signal.getsignal(number) is not signal.SIG_IGN]
         for number in wanted:
             _check_free(number)
         for number in wanted:
