@@ -49,7 +49,6 @@ TWINS = {
     "penstock.runtime.aio": "penstock.runtime.threads",
     "penstock.redis.aio": "penstock.redis.blocking",
     "penstock.redis.aio_locator": "penstock.redis.blocking_locator",
-    "penstock.results.aio": "penstock.results.threads",
     "tests.helpers.aio": "tests.helpers.threads",
 }
 

@@ -1,4 +1,4 @@
-"""Importing names of a package when they are first used."""
+"""Importing when first used: the names of a package, and the packages of extras."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
+
+from penstock.errors import ConfigurationError
 
 
 def importer(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
@@ -25,3 +28,14 @@ def importer(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str]
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get
+
+
+def require(module: str, extra: str, who: str) -> ModuleType:
+    """Return the module, or raise ConfigurationError that names the extra to install."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{who} needs {module.partition('.')[0]}, which is not usable here ({error}): "
+            f"pip install 'penstock[{extra}]'"
+        ) from error

@@ -14,7 +14,7 @@ from penstock.cli.dlq_filter import Filter, Ids, Kind, Limit, Reason, Since, Tex
 from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue
 from penstock.cli.shown import cell, print_error, print_table, shown_lines, to_json
 from penstock.errors import ConfigurationError
-from penstock.tasks.dead import DeadTask
+from penstock.tasks.listed import DeadTask
 
 dlq_app = typer.Typer(help="The dead letters of a queue: tasks that were given up.", no_args_is_help=True)
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]

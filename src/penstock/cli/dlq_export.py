@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from penstock.cli.shown import plain, to_json
 from penstock.errors import ConfigurationError
-from penstock.tasks.dead import DeadTask
+from penstock.tasks.listed import DeadTask
 
 COLUMNS = (
     "id", "task_id", "kind", "reason", "error", "error_text", "attempts", "dead_at", "source", "consumer", "redrives",

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.queue_options import moment
 from penstock.sync.tasks import RedisTaskQueue
-from penstock.tasks.dead import DeadTask
+from penstock.tasks.listed import DeadTask
 
 Ids = Annotated[list[str] | None, typer.Argument(help="Ids of records or of tasks; all that match if none is given.")]
 Kind = Annotated[str | None, typer.Option(help="Only tasks of this kind.")]

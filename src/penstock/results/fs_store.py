@@ -1,6 +1,12 @@
 """The file system as a store of results: blocking, shared by both halves.
 
-Saving one id goes through these steps, each of which may be the last one before a crash:
+    <root>/<day>/<kind>-<id>.msgpack[.gz]     the result; created by a hard link, which never replaces a file
+    <root>/.ids/<bucket>/<id>                 a symbolic link that says `<day>/<kind>.msgpack[.gz]`: where the result of
+                                              this id lies or will lie, whoever writes it and on whichever day
+    <root>/.incoming/<random>                 what is being written; left behind only by a process that was killed
+
+The symbolic link is read, not followed: without the id its text fits into the inode. Saving one id goes through these
+steps, each of which may be the last one before a crash:
 
 1. claim     the symbolic link of the id is created, or read if it is there. Alone it means nothing.
 2. draft     the bytes are written under a random name and synced.
@@ -13,33 +19,63 @@ Whoever finds a valid file at the claimed name syncs its folder and leaves it: t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import gzip
-import logging
 import os
+import re
 import secrets
 import stat
+import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from penstock.errors import BackendRefused, DecodeError
-from penstock.results.batch import Entry
-from penstock.results.durable import is_worth_syncing_at_once, sync_everything, sync_folder
-from penstock.results.fs_errors import translated
-from penstock.results.fs_layout import PACKED, Place, claim_path, parts_of, place_for, place_of
-from penstock.results.names import DAY, kind_name
-from penstock.task import Result, decode_result
+from penstock.results.entry import Entry, bucket_of, day_of, kind_name, log, read_entry, split
+from penstock.task import Result
 
-log = logging.getLogger(__name__)
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_PLAIN, _PACKED = ".msgpack", ".msgpack.gz"
+_CLAIM = re.compile(r"(\d{4}-\d{2}-\d{2})/([^/]+?)(\.msgpack|\.msgpack\.gz)")
+_STAYS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+          errno.EFBIG, errno.ENOTSUP, errno.EXDEV)  # fmt: skip
 _LEFT_BEHIND_S = 24 * 3600.0
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP = 16 + zlib.MAX_WBITS  # the format, for zlib
 _MAX_UNPACKED = 256 << 20  # a megabyte of gzip may unpack to a thousand
+_WORTH_IT = 32  # below that, syncing each costs less than waiting for what other programs have written
+
+
+def passes_by_itself(error: OSError) -> bool:
+    """Return whether the same call may succeed later, without anybody acting."""
+    return error.errno not in _STAYS
+
+
+class Place(NamedTuple):
+    """Where the result of a task id lies: decided once, by whoever claims the id first."""
+
+    day: str
+    kind_name: str
+    ending: str
+
+    @property
+    def claim(self) -> str:
+        """The text of the symbolic link."""
+        return f"{self.day}/{self.kind_name}{self.ending}"
+
+    def path(self, root: Path, task_id: str) -> Path:
+        """Return the file of the result."""
+        return root.joinpath(self.day, f"{self.kind_name}-{task_id}{self.ending}")
+
+
+def claim_path(root: Path, task_id: str) -> Path:
+    """Return the symbolic link of a task id."""
+    return root.joinpath(".ids", bucket_of(task_id), task_id)
 
 
 class FSStore:
@@ -51,18 +87,18 @@ class FSStore:
 
     # --- saving -----------------------------------------------------------------------------------
 
-    def save(self, entries: Iterable[Entry]) -> dict[str, bytes]:
+    def save(self, entries: Sequence[Entry]) -> dict[str, bytes]:
         """Save what is not there yet; return, by task id, the bytes that are stored now."""
-        waiting = list(entries)
-        with translated("save results", self.root), _Saving(self, len(waiting)) as saving:
-            for entry in waiting:
+        with _Saving(self, len(entries)) as saving:
+            for entry in entries:
                 saving.draft(entry)
             saving.publish()
             return saving.stored
 
     def claim(self, entry: Entry, link: Path) -> tuple[Place, bool]:
         """Return where the result of this id lies or will lie, and whether nobody claimed the id before."""
-        wanted = place_for(entry.result, self._is_packed)
+        result = entry.result
+        wanted = Place(day_of(result), kind_name(result.kind), _PACKED if self._is_packed else _PLAIN)
         try:
             os.symlink(wanted.claim, link)  # noqa: PTH211  the tests listen to os, and it is faster
         except FileExistsError:
@@ -112,14 +148,10 @@ class FSStore:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def get(self, task_id: str) -> Result | None:
+    def get(self, task_id: str) -> Entry | None:
         """Return the result of the id: one symbolic link is read, and one file."""
-        with translated("read results", self.root):
-            place = _read_claim(claim_path(self.root, task_id))
-            if place is None:
-                return None
-            found = read_valid(place.path(self.root, task_id), task_id)
-            return None if found is None else found.result
+        place = _read_claim(claim_path(self.root, task_id))
+        return None if place is None else _read(place.path(self.root, task_id), task_id)
 
     def scan(self, kind: str | None) -> Iterator[Result]:
         """Yield the results, the oldest day first, within a day as the file system lists them."""
@@ -128,30 +160,26 @@ class FSStore:
 
     def days(self) -> list[str]:
         """Return the names of the folders of results, the oldest first."""
-        with translated("list results", self.root):
-            return sorted(name for name in _listing(self.root) if DAY.fullmatch(name))
+        return sorted(name for name in _listing(self.root) if _DAY.fullmatch(name))
 
     def scan_day(self, day: str, kind: str | None, takes: Callable[[str], bool] = lambda _: True) -> Iterator[Result]:
         """Yield the results of one folder, of the files that are taken by their names."""
-        folder = self.root / day
-        wanted = None if kind is None else kind_name(kind)
-        for name in _lenient_listing(folder):
-            if name.startswith(".") or not takes(name):
-                continue
-            parts = parts_of(name)
-            if parts is None:
-                log.warning("%s is no result: skipped", folder / name)
-            elif wanted is None or parts[0] == wanted:
-                found = _read_leniently(folder / name, parts[1])
-                if found is not None:
-                    yield found.result
+        folder, wanted = self.root / day, None if kind is None else kind_name(kind)
+        try:
+            for name in _listing(folder):
+                if not name.startswith(".") and takes(name):
+                    found = _scanned(folder, name, wanted)
+                    if found is not None:
+                        yield found.result
+        except OSError as error:
+            log.warning("%s cannot be listed, and is skipped: %s", folder, error)
 
     def set_aside(self, path: Path, task_id: str) -> Entry | None:
         """Give a file that holds no valid result another name; return the result if there is a valid one after all."""
         # One at a time: without the lock, a slow writer could put aside what a faster one has just made good.
         with (self.root / ".ids" / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = read_valid(path, task_id)
+            found = _read(path, task_id)
             if found is None:
                 aside = path.with_name(f".bad-{secrets.token_hex(4)}-{path.name}"[:255])
                 with contextlib.suppress(FileNotFoundError):
@@ -166,7 +194,7 @@ class _Saving:
     def __init__(self, store: FSStore, count: int) -> None:
         self._store, self._root = store, store.root
         self._mode = 0o660 if store.is_shared else 0o600
-        self._is_synced_at_once = is_worth_syncing_at_once(count)
+        self._is_synced_at_once = _is_worth_syncing_at_once(count)
         self._drafts: list[tuple[Entry, Path, str]] = []  # what, where to, and under which name until then
         self._folders: set[Path] = set()
         self.stored: dict[str, bytes] = {}
@@ -192,17 +220,17 @@ class _Saving:
         path = place.path(self._root, task_id)
         day = path.parent
         self._folders |= self._store.ensure_folder(day) | {bucket, day}
-        if not is_ours and (found := read_valid(path, task_id)) is not None:
+        if not is_ours and (found := _read(path, task_id)) is not None:
             self.stored[task_id] = found.raw
             return
         draft = f"{self._root}/.incoming/{secrets.token_hex(12)}"
         self._drafts.append((entry, path, draft))
-        self._write(draft, _packed(entry.raw) if place.ending == PACKED else entry.raw)
+        self._write(draft, _packed(entry.raw) if place.ending == _PACKED else entry.raw)
 
     def _write(self, draft: str, raw: bytes) -> None:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._mode)
         try:
-            write_all(descriptor, raw)
+            _write_all(descriptor, raw)
             if not self._is_synced_at_once:
                 os.fsync(descriptor)
         finally:
@@ -211,14 +239,14 @@ class _Saving:
     def publish(self) -> None:
         """Give the drafts, once they are on the disk, their names, and wait until those are on the disk as well."""
         if self._is_synced_at_once and self._drafts:
-            sync_everything(self._root)
+            _sync(self._root, at_once=True)
         for entry, path, draft in self._drafts:
             self.stored[entry.result.task_id] = self._link(draft, path, entry)
-        if is_worth_syncing_at_once(len(self._folders)):
-            sync_everything(self._root)
+        if _is_worth_syncing_at_once(len(self._folders)):
+            _sync(self._root, at_once=True)
         else:
             for folder in self._folders:
-                sync_folder(folder)
+                _sync(folder)
 
     def _link(self, draft: str, path: Path, entry: Entry) -> bytes:
         task_id = entry.result.task_id
@@ -227,19 +255,18 @@ class _Saving:
                 os.link(draft, path)
                 return entry.raw
             except FileExistsError:
-                found = read_valid(path, task_id) or self._store.set_aside(path, task_id)
+                found = _read(path, task_id) or self._store.set_aside(path, task_id)
                 if found is not None:
                     return found.raw
 
 
-def write_all(descriptor: int, raw: bytes) -> None:
-    """Write all bytes: the system may take fewer at a time."""
+def _write_all(descriptor: int, raw: bytes) -> None:
     rest = memoryview(raw)
-    while rest:
+    while rest:  # the system may take fewer bytes at a time
         rest = rest[os.write(descriptor, rest) :]
 
 
-def read_valid(path: Path, task_id: str) -> Entry | None:
+def _read(path: Path, task_id: str) -> Entry | None:
     """Return the result in the file; None if there is none, with a warning if there is something else.
 
     Raises: OSError if the file cannot be read. It may well hold a result, which must not be taken for a torn one.
@@ -250,21 +277,32 @@ def read_valid(path: Path, task_id: str) -> Entry | None:
         return None
     except IsADirectoryError:
         raw = b""
-    try:
-        raw = _unpacked(raw) if raw.startswith(_GZIP_MAGIC) else raw
-        result = decode_result(raw)
-    except (DecodeError, zlib.error) as error:
-        log.warning("%s holds no valid result, and is skipped: %s", path, error)
-        return None
-    if result.task_id != task_id:
-        log.warning("%s holds the result of task %s, and is skipped", path, result.task_id)
-        return None
-    return Entry(result, raw)
+    if raw.startswith(_GZIP_MAGIC):
+        try:
+            raw = _unpacked(raw)
+        except (DecodeError, zlib.error) as error:
+            log.warning("%s holds no valid result, and is skipped: %s", path, error)
+            return None
+    return read_entry(raw, path, task_id)
+
+
+def _scanned(folder: Path, name: str, wanted: str | None) -> Entry | None:
+    """Return the result in a file of a day, if it is of the wanted kind; None, with a warning, if there is none."""
+    parts = split(name.removesuffix(".gz").removesuffix(_PLAIN)) if name.endswith((_PLAIN, _PACKED)) else None
+    if parts is None:
+        log.warning("%s is no result: skipped", folder / name)
+    elif wanted is None or parts[0] == wanted:
+        try:
+            return _read(folder / name, parts[1])
+        except OSError as error:
+            log.warning("%s cannot be read, and is skipped: %s", folder / name, error)
+    return None
 
 
 def _read_claim(link: Path) -> Place | None:
     try:
-        return place_of(os.readlink(link))  # noqa: PTH115
+        found = _CLAIM.fullmatch(os.readlink(link))  # noqa: PTH115
+        return Place(found[1], found[2], found[3]) if found else None
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -281,21 +319,6 @@ def _listing(folder: Path) -> Iterator[str]:
                 yield item.name
     except FileNotFoundError:
         return
-
-
-def _read_leniently(path: Path, task_id: str) -> Entry | None:
-    try:
-        return read_valid(path, task_id)
-    except OSError as error:
-        log.warning("%s cannot be read, and is skipped: %s", path, error)
-        return None
-
-
-def _lenient_listing(folder: Path) -> Iterator[str]:
-    try:
-        yield from _listing(folder)
-    except OSError as error:
-        log.warning("%s cannot be listed, and is skipped: %s", folder, error)
 
 
 def _packed(raw: bytes) -> bytes:
@@ -315,3 +338,45 @@ def _unpacked(packed: bytes) -> bytes:
     if not unpacker.eof or unpacker.unused_data:
         raise DecodeError("it is not one whole gzip file")
     return raw
+
+
+# --- surviving a power cut ------------------------------------------------------------------------
+
+
+def _is_worth_syncing_at_once(count: int) -> bool:
+    """Return whether so many files or folders are better synced with everything else on their file system."""
+    return count >= _WORTH_IT and _syncfs() is not None
+
+
+def _sync(folder: Path, *, at_once: bool = False) -> None:
+    """Return when the names in the folder are on the disk, or all that was written to its file system."""
+    sync = _syncfs() if at_once else os.fsync
+    assert sync is not None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@cache
+def _syncfs() -> Callable[[int], None] | None:
+    # Before Linux 5.8 syncfs() kept quiet about data that could not be written.
+    if sys.platform != "linux" or _kernel() < (5, 8):
+        return None
+    try:
+        function = ctypes.CDLL(None, use_errno=True).syncfs
+    except (AttributeError, OSError):
+        return None
+
+    def syncfs(descriptor: int) -> None:
+        if function(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    return syncfs
+
+
+def _kernel() -> tuple[int, int]:
+    major, minor = [*os.uname().release.split("."), "0"][:2]
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 from penstock.config import check_number
-from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError, DecodeError
-from penstock.keys import check_name
-from penstock.results.aio import side_by_side
-from penstock.results.batch import Batch, Entry
-from penstock.results.extras import require
-from penstock.results.names import day_of, kind_name
+from penstock.culprit import cut
+from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError
+from penstock.first_use import require
+from penstock.results.backend import Backend, Chunk
+from penstock.results.entry import Entry, day_of, kind_name, log, read_entry
+from penstock.runtime.aio import side_by_side
 from penstock.settings.masking import masked_text
-from penstock.settings.tables import ResultBackendSettings
-from penstock.task import Result, check_id, decode_result
+from penstock.task import Result, check_id
 
-log = logging.getLogger(__name__)
 _AT_ONCE = 32
 _CHUNK = 500
 _TRIES = 10
 _PROBE = "penstock-create-only"
 
 
-class S3Backend:
+class S3Backend(Backend):
     """Keeps each result in an object that is created and never written over.
 
     `url` is `s3://bucket/prefix` (or what else obstore takes); `store_options` go to obstore: `endpoint`, `region`,
@@ -36,72 +32,57 @@ class S3Backend:
         <prefix>/ids/<id>.msgpack              the result: get() is one request
         <prefix>/kinds/<kind>/<day>/<id>       empty, put before the result: iter(kind) is a listing of these
 
-    The store must know create-only puts (`If-None-Match: *`), as S3 itself does; one that ignores them is refused.
+    iter() yields in the order of the ids, those of one kind the oldest day first. The store must know create-only puts
+    (`If-None-Match: *`), as S3 itself does; one that ignores them is refused.
     """
+
+    _needs = ("s3", "url")
 
     def __init__(self, url: str, *, timeout_s: float = 30.0, **store_options: Any) -> None:
         if "://" not in str(url):
             raise ConfigurationError("url must be a text such as s3://bucket/prefix")
         check_number("timeout_s", timeout_s, is_whole=False)
         self._obstore = require("obstore", "s3", "S3Backend")
-        self._where = masked_text(url)
-        self._store = _open(url, self._where, timeout_s, store_options)
+        known = self._obstore.exceptions
+        self._errors = (known.BaseError, OSError)
+        self._stays = (
+            known.PermissionDeniedError,
+            known.UnauthenticatedError,
+            known.InvalidPathError,
+            known.NotSupportedError,
+            known.UnknownConfigurationKeyError,
+            FileNotFoundError,
+        )
+        self.where = masked_text(url)
+        self._store = _open(url, self.where, timeout_s, store_options)
         self._is_checked = False
-
-    @classmethod
-    def from_settings(cls, settings: ResultBackendSettings) -> Self:
-        """Return the back-end that the settings describe: those of `[result_backend.s3]`."""
-        if "url" not in settings.options:
-            raise ConfigurationError(
-                "the result back-end s3 needs a url: set PENSTOCK__RESULT_BACKEND__S3__URL, or url under "
-                "[result_backend.s3]"
-            )
-        return cls(**settings.options)
-
-    def __repr__(self) -> str:
-        return f"S3Backend({self._where!r})"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     # --- saving -----------------------------------------------------------------------------------
 
-    async def save(self, result: Result) -> bool:
-        """Store the result and return True; return False if an earlier, different one is there, which stays."""
-        return (await self.save_many([result]))[0]
-
-    async def save_many(self, results: Sequence[Result]) -> list[bool]:
-        """Store many results, several at a time; return for each what save() would."""
-        batch = Batch(results)
-        if batch.entries and not self._is_checked:
+    async def _save(self, entries: Sequence[Entry]) -> Mapping[str, bytes]:
+        if entries and not self._is_checked:
             await self._check()
             self._is_checked = True
-        stored = await side_by_side(_AT_ONCE, self._save, batch.entries)
-        return batch.outcomes(dict(stored))
+        return dict(await side_by_side(_AT_ONCE, self._save_one, entries))
 
     async def _check(self) -> None:
         """Refuse a store that writes over what it was asked to create only."""
-        with self._translated("save results"):
-            for _ in range(2):
-                try:
-                    await self._obstore.put_async(self._store, _PROBE, b"", mode="create")
-                except self._obstore.exceptions.AlreadyExistsError:
-                    return
+        for _ in range(2):
+            try:
+                await self._obstore.put_async(self._store, _PROBE, b"", mode="create")
+            except self._obstore.exceptions.AlreadyExistsError:
+                return
         raise BackendRefused(
-            f"{self._where} ignores create-only puts (If-None-Match: *), so a late result would write over the first "
+            f"{self.where} ignores create-only puts (If-None-Match: *), so a late result would write over the first "
             f"one: use a store that knows them, as Amazon S3 does"
         )
 
-    async def _save(self, entry: Entry) -> tuple[str, bytes]:
+    async def _save_one(self, entry: Entry) -> tuple[str, bytes]:
         result = entry.result
         mark = f"kinds/{kind_name(result.kind)}/{day_of(result)}/{result.task_id}"
-        with self._translated("save results"):
-            # The mark first: one without a result means nothing, a result without one would be missing in iter(kind).
-            await self._obstore.put_async(self._store, mark, b"")
-            return result.task_id, await self._create(result.task_id, entry.raw)
+        # The mark first: one without a result means nothing, a result without one would be missing in iter(kind).
+        await self._obstore.put_async(self._store, mark, b"")
+        return result.task_id, await self._create(result.task_id, entry.raw)
 
     async def _create(self, task_id: str, raw: bytes) -> bytes:
         """Put the object if there is none, or one that holds no result; return what it holds in the end."""
@@ -115,16 +96,12 @@ class S3Backend:
             if found is not None:
                 return found.raw
             mode = "create" if version is None else {"e_tag": version}
-        raise BackendUnavailable(f"{_path(task_id)} in {self._where} comes and goes, or changes all the time")
+        raise BackendUnavailable(f"{_path(task_id)} in {self.where} comes and goes, or changes all the time")
 
     # --- reading ----------------------------------------------------------------------------------
 
-    async def get(self, task_id: str) -> Result | None:
-        """Return the result of the task, or None if there is none."""
-        check_id("task_id", task_id)
-        with self._translated("read results"):
-            found, _version = await self._read(task_id)
-        return None if found is None else found.result
+    async def _find(self, task_id: str) -> Entry | None:
+        return (await self._read(task_id))[0]
 
     async def _read(self, task_id: str) -> tuple[Entry | None, str | None]:
         """Return the valid result of the id, if any, and the version of the object, if any."""
@@ -135,44 +112,27 @@ class S3Backend:
             if "NoSuchBucket" in str(error):
                 raise
             return None, None
-        try:
-            result = decode_result(raw)
-            if result.task_id == task_id:
-                return Entry(result, raw), answer.meta["e_tag"]
-            reason = f"it is that of task {result.task_id}"
-        except DecodeError as error:
-            reason = str(error)
-        log.warning("%s in %s holds no valid result, and is skipped: %s", _path(task_id), self._where, reason)
-        return None, answer.meta["e_tag"]
+        found = read_entry(raw, f"{_path(task_id)} in {self.where}", task_id)
+        return found, answer.meta["e_tag"]
 
-    async def iter(self, kind: str | None = None) -> AsyncIterator[Result]:
-        """Yield the results in the order of their ids, those of one kind the oldest day first."""
-        if kind is not None:
-            check_name("kind", kind)
-        async for chunk in self.chunks("ids" if kind is None else f"kinds/{kind_name(kind)}"):
-            for result in chunk:  # sync: yield from chunk
-                yield result  # sync:
+    def _chunks(self, kind: str | None) -> AsyncGenerator[Chunk, None]:
+        return self.chunks("ids" if kind is None else f"kinds/{kind_name(kind)}")
 
     async def folders(self) -> list[str]:
         """Return the folders `kinds/<kind>/<day>`: each result belongs to one of them."""
         found: list[str] = []
-        with self._translated("list results"):
-            kinds = await self._obstore.list_with_delimiter_async(self._store, "kinds")
-            for kind in kinds["common_prefixes"]:
-                days = await self._obstore.list_with_delimiter_async(self._store, kind)
-                found += days["common_prefixes"]
+        kinds = await self._obstore.list_with_delimiter_async(self._store, "kinds")
+        for kind in kinds["common_prefixes"]:
+            days = await self._obstore.list_with_delimiter_async(self._store, kind)
+            found += days["common_prefixes"]
         return found
 
-    async def chunks(self, folder: str, takes: Callable[[str], bool] = lambda _: True) -> AsyncIterator[list[Result]]:
+    async def chunks(self, folder: str, takes: Callable[[str], bool] = lambda _: True) -> AsyncGenerator[Chunk, None]:
         """Yield the results of a folder, some at a time, of the objects that are taken by their paths."""
         listing = self._obstore.list(self._store, folder, chunk_size=_CHUNK)
-        while True:
-            with self._translated("list results"):
-                chunk = await anext(listing, None)
-                if chunk is None:
-                    return
-                paths = [item["path"] for item in chunk if takes(item["path"])]
-                found = await side_by_side(_AT_ONCE, self._follow, paths)
+        while (listed := await anext(listing, None)) is not None:
+            paths = [item["path"] for item in listed if takes(item["path"])]
+            found = await side_by_side(_AT_ONCE, self._follow, paths)
             yield [result for result in found if result is not None]
 
     async def _follow(self, path: str) -> Result | None:
@@ -182,7 +142,7 @@ class S3Backend:
         try:
             check_id("task_id", task_id)
         except ConfigurationError:
-            log.warning("%s in %s is no result, and is skipped", path, self._where)
+            log.warning("%s in %s is no result, and is skipped", path, self.where)
             return None
         found, _version = await self._read(task_id)
         if found is None:
@@ -194,12 +154,10 @@ class S3Backend:
     async def close(self) -> None:
         """Do nothing: obstore closes its connections by itself."""
 
-    @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
-        from penstock.results.s3_errors import translated
-
-        with translated(what, self._where):
-            yield
+    def _judged(self, error: Exception) -> tuple[bool, str]:
+        text = cut(" ".join(str(error).partition("Debug source")[0].split()), 400)
+        # A missing bucket has an error class of its own only where an object is meant.
+        return not isinstance(error, self._stays) and "NoSuchBucket" not in text, text
 
 
 def _path(task_id: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.errors import ConfigurationError
+from penstock.first_use import require
 from penstock.results.backend import ResultBackend
-from penstock.results.extras import require
 from penstock.task import Result
 
 COLUMNS = ("task_id", "kind", "status", "data", "error", "attempts", "started_at", "finished_at")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from penstock.errors import was_raised
 from penstock.runtime.handler_threads import Threads as Threads  # noqa: PLC0414  the twin has it too
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 Cancelled = asyncio.CancelledError
@@ -372,3 +373,26 @@ async def wait_out(promise: Promise[Any]) -> BaseException | None:
 async def next_tick() -> None:
     """Let everybody else who is ready run once."""
     await asyncio.sleep(0)
+
+
+async def side_by_side(limit: int, function: Callable[[A], Awaitable[T]], items: Iterable[A]) -> list[T]:
+    """Call the function with every item, up to `limit` at a time, and return what it returned, in order.
+
+    The first error is raised when all calls that had begun are through.
+    """
+    slots, failures = asyncio.Semaphore(limit), list[BaseException]()
+
+    async def call(item: A) -> T | None:
+        async with slots:
+            if failures:
+                return None
+            try:
+                return await function(item)
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+    results = await asyncio.gather(*map(call, items), return_exceptions=True)
+    if failures:
+        raise failures[0]
+    return results  # type: ignore[return-value]

@@ -6,12 +6,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from penstock.errors import was_raised
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 Lock = threading.Lock
@@ -308,3 +310,20 @@ def wait_out(_promise: Promise[Any]) -> BaseException | None:
 
 def next_tick() -> None:
     """Do nothing: other threads run anyway."""
+
+
+def side_by_side(limit: int, function: Callable[[A], T], items: Iterable[A]) -> list[T]:
+    """Call the function with every item, up to `limit` at a time, and return what it returned, in order.
+
+    The first error is raised when all calls that had begun are through.
+    """
+    waiting = list(items)
+    if len(waiting) <= 1:
+        return [function(item) for item in waiting]
+    with ThreadPoolExecutor(min(limit, len(waiting)), thread_name_prefix="penstock-results") as threads:
+        futures = [threads.submit(function, item) for item in waiting]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -3,11 +3,10 @@
 from penstock.errors import Skip, TaskTimeout
 from penstock.task import Priority, Result, Status, Task
 from penstock.tasks.cron import CronRule
-from penstock.tasks.dead import DeadTask
 from penstock.tasks.handlers import Handler, Handlers
-from penstock.tasks.in_hand import InHand
 from penstock.tasks.inline import InlineWorker
 from penstock.tasks.limits import Limits, Rate
+from penstock.tasks.listed import DeadTask, InHand
 from penstock.tasks.queue import TaskQueue
 from penstock.tasks.redis_queue import RedisTaskQueue
 from penstock.tasks.retry import Retry

@@ -14,9 +14,9 @@ from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.serializers import PayloadLimits
 from penstock.task import LIMITS
-from penstock.tasks.dead import DeadTask
 from penstock.tasks.entries import ATTEMPTS, KIND, TASK_ID, TaskEntries
 from penstock.tasks.lanes import DEFAULT, Lane
+from penstock.tasks.listed import DeadTask
 
 _PAGE = 500
 _LONGEST_NAME = 512  # characters

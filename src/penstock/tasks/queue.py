@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 from penstock.task import Result, Task
-from penstock.tasks.in_hand import InHand
+from penstock.tasks.listed import InHand
 
 
 @runtime_checkable

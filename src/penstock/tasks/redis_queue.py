@@ -25,12 +25,12 @@ from penstock.tasks.dead_tasks import DeadTasks
 from penstock.tasks.gauge_reader import read_gauges
 from penstock.tasks.gauges import QueueGauges
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
-from penstock.tasks.in_hand import InHand
 from penstock.tasks.intake import TaskIntake
 from penstock.tasks.lane_books import LaneBooks, Outcome
 from penstock.tasks.lane_map import LaneMap
 from penstock.tasks.lanes import Lane
 from penstock.tasks.limits import Limits
+from penstock.tasks.listed import InHand
 from penstock.tasks.outbox import TaskOutbox, when_due
 from penstock.tasks.renewal import Renewal
 from penstock.tasks.result_board import ResultBoard

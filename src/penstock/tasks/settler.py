@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from penstock.dead_letter_record import traceback_of
@@ -17,7 +17,6 @@ from penstock.task import Result, Status, Task
 from penstock.tasks.queue import TaskQueue
 from penstock.tasks.retry import Again, GiveUp
 from penstock.tasks.runner import Failed, Outcome, follow_ups
-from penstock.tasks.saving import save_all
 from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.tasks")
@@ -243,7 +242,7 @@ class Settler:
 
         async def save() -> None:
             try:
-                stored.extend(await save_all(self._backend, [result for _, result in rows]))
+                stored.extend(await _save_all(self._backend, [result for _, result in rows]))
             except Exception as error:
                 failures.append(error)
 
@@ -286,3 +285,20 @@ class Settler:
             self.let_go(task, has_run=True)
         if self._on_settled is not None:
             await self._on_settled(task)
+
+
+async def _save_all(backend: Any, results: Sequence[Result]) -> list[Result]:
+    """Save results; return those that are stored now: where an earlier one was kept, that one, if it can be had."""
+    if hasattr(backend, "save_many"):
+        answers = list(await backend.save_many(results))
+    else:
+        answers = []
+        for result in results:
+            answers.append(await backend.save(result))
+    stored = []
+    for result, is_new in zip(results, answers, strict=True):
+        earlier = None
+        if is_new is False and hasattr(backend, "get"):
+            earlier = await backend.get(result.task_id)
+        stored.append(earlier if isinstance(earlier, Result) else result)
+    return stored

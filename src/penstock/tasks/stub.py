@@ -20,10 +20,9 @@ from penstock.runtime.aio import Event
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings.tables import TaskQueueSettings
 from penstock.task import Priority, Result, Status, Task, check_id
-from penstock.tasks.dead import DeadTask
-from penstock.tasks.in_hand import InHand
 from penstock.tasks.lanes import fits
 from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
+from penstock.tasks.listed import DeadTask, InHand
 from penstock.tasks.outbox import when_due
 
 _ASKS_AGAIN_S = 0.02

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigurationError, EncodeError
-from penstock.results.aio import side_by_side
 from penstock.results.backend import ResultBackend
+from penstock.runtime.aio import side_by_side
 from penstock.task import Result, Status, encode
 
 DAY_ONE = datetime(2025, 6, 1, 23, 59, 59, 999_999, tzinfo=UTC)

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual
 
 from penstock.errors import ConfigurationError
 from penstock.spark.results.options import ResultsOptions
-from penstock.spark.results.shares import shared
+from penstock.spark.results.shelf import shared
 from penstock.spark.results.wanted import Wanted
 from penstock.task import Result
 

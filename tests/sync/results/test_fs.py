@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError
-from penstock.results.fs_layout import claim_path
+from penstock.results.fs_store import claim_path
 from penstock.sync.results.fs import FSBackend
 from penstock.task import Result, decode_result, encode
 from tests.helpers.threads import join, outcomes, start

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from penstock.results.entry import in_utc
 from penstock.spark.reading.columns import Columns
 from penstock.task import Result
 
@@ -34,11 +35,6 @@ def build(results: Sequence[Result], schema: pa.Schema) -> pa.RecordBatch:
         value = _VALUES[field.name]
         arrays.append(pa.array([value(result) for result in results], field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def in_utc(moment: datetime) -> datetime:
-    """Return a time with its zone; one without is taken as UTC."""
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _time(moment: datetime | None) -> int | None:

@@ -9,11 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from penstock.errors import ConfigurationError
-from penstock.results.fs_errors import translated
-from penstock.results.fs_store import FSStore
-from penstock.spark.results.shares import Share, shared
-from penstock.spark.results.shelf import Sizes
+from penstock.spark.results.shelf import Share, Sizes, shared
 from penstock.spark.results.wanted import Wanted
+from penstock.sync.results.fs import FSBackend
 from penstock.task import Result
 
 _NAME_BYTES = 64  # that a file takes in the size of its folder, about; it need not be right
@@ -32,21 +30,19 @@ class FSShelf:
         root = Path(self.root)
         if not root.is_dir():
             raise ConfigurationError(f"there are no results at {root}: it is no folder")
-        with translated("list results", root):
-            folders = [(day, root / day) for day in self._store().days()]
+        backend = FSBackend(root)
+        with backend.translated("list results"):
+            folders = [(day, root / day) for day in backend.store.days()]
             sizes_of = [(day, _rows(folder)) for day, folder in folders if _may_hold(folder, wanted)]
         return shared(sizes_of, sizes.min_parts, sizes.max_rows)
 
     def read(self, part: Share, wanted: Wanted) -> Iterator[Sequence[Result]]:
         """Yield the results of some files."""
-        store = self._store()
+        store = FSBackend(self.root).store
         for day in part.folders:
             found = store.scan_day(day, wanted.only_kind, part.takes)
             while chunk := list(itertools.islice(found, _CHUNK)):
                 yield chunk
-
-    def _store(self) -> FSStore:
-        return FSStore(Path(self.root), compress=False)
 
 
 def _rows(folder: Path) -> int:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from penstock.errors import BackendUnavailable, ConfigurationError, DecodeError
-from penstock.results.extras import require
+from penstock.errors import BackendRefused, ConfigurationError
 from penstock.spark.results.shelf import Sizes
 from penstock.spark.results.wanted import Wanted
-from penstock.task import Result, decode_result
+from penstock.sync.results.postgres import PostgresBackend
+from penstock.task import Result
 
-logger = logging.getLogger("penstock.spark")
-T = TypeVar("T")
 _ROW_BYTES = 250  # of a small result; it need not be right
 _SAMPLES_A_CUT = 200
 _CHUNK = 1_000
+_NO_TABLE = "42P01"  # the SQLSTATE
 _SIZE = "SELECT pg_relation_size('penstock_results')"
 # Some pages are enough to know where the results lie in time, and the same ones are taken each time.
 _CUTS = """
@@ -48,54 +45,35 @@ class PostgresShelf:
 
     def plan(self, wanted: Wanted, sizes: Sizes) -> Sequence[TimeRange]:
         """Cut the results into ranges of time that hold about as many each."""
-        with closing(self._connect("plan a query of results")) as connection:
-            cuts = self._guarded("plan a query of results", connection, lambda: _cuts(connection, sizes))
+        backend = PostgresBackend(self.dsn, timeout_s=self.timeout_s)
+        with (
+            _translated(backend, "plan a query of results"),
+            closing(backend.connect()) as connection,
+            backend.limited(connection),
+        ):
+            cuts = _cuts(connection, sizes)
         ranges = [TimeRange(low, high) for low, high in itertools.pairwise([None, *cuts, None])]
         return [each for each in ranges if _meets(each, wanted)]
 
     def read(self, part: TimeRange, wanted: Wanted) -> Iterator[Sequence[Result]]:
         """Yield the results of a range, from a cursor in the server."""
-        query, values = _query(part, wanted)
-        with closing(self._connect("read results")) as connection:
-            cursor = connection.cursor(name="penstock_results")
-            self._guarded("read results", connection, lambda: cursor.execute(query, values, binary=True))
-            while rows := self._guarded("read results", connection, lambda: cursor.fetchmany(_CHUNK)):
-                yield [result for row in rows if (result := _result(*row)) is not None]
+        backend = PostgresBackend(self.dsn, timeout_s=self.timeout_s)
+        with _translated(backend, "read results"):
+            yield from backend.pages(*_query(part, wanted), _CHUNK, prepares=False)
 
-    def _connect(self, what: str) -> Any:
-        require("psycopg", "postgres", "penstock_results")
-        import psycopg
 
-        from penstock.results.postgres_errors import translate
-        from penstock.sync.results.postgres_link import PostgresLink
-
-        link = PostgresLink(self.dsn, self.timeout_s)
-        try:
-            connection = link.connect()
-        except psycopg.Error as error:
-            raise translate(what, link.where, error) from error
-        connection.autocommit = False  # a cursor in the server lives in a transaction
-        return connection
-
-    def _guarded(self, what: str, connection: Any, step: Callable[[], T]) -> T:
-        import psycopg
-
-        from penstock.results.postgres_errors import translate
-        from penstock.sync.results.postgres_link import PostgresLink, hanging_up
-
-        has_hung = threading.Event()
-        where = PostgresLink(self.dsn, self.timeout_s).where
-        try:
-            with hanging_up(connection.fileno(), self.timeout_s, has_hung):
-                return step()
-        except psycopg.errors.UndefinedTable:
-            raise ConfigurationError(
-                f"there are no results in {where}: it has no table penstock_results; check the database and its schema"
-            ) from None
-        except psycopg.Error as error:
-            if has_hung.is_set():
-                raise BackendUnavailable(f"cannot {what} in {where}: no answer for {self.timeout_s} s") from error
-            raise translate(what, where, error) from error
+@contextmanager
+def _translated(backend: PostgresBackend, what: str) -> Iterator[None]:
+    try:
+        with backend.translated(what):
+            yield
+    except BackendRefused as error:
+        if getattr(error.__cause__, "sqlstate", None) != _NO_TABLE:
+            raise
+        raise ConfigurationError(
+            f"there are no results in {backend.where}: it has no table penstock_results; check the database and its "
+            f"schema"
+        ) from None
 
 
 def _cuts(connection: Any, sizes: Sizes) -> list[datetime]:
@@ -127,11 +105,3 @@ def _query(part: TimeRange, wanted: Wanted) -> tuple[str, list[Any]]:
     said = [(text, value) for text, value in conditions if value is not None]
     where = " AND ".join(text for text, _ in said) or "true"
     return f"SELECT task_id, result FROM penstock_results WHERE {where}", [value for _, value in said]  # noqa: S608  our own words
-
-
-def _result(task_id: str, raw: bytes) -> Result | None:
-    try:
-        return decode_result(bytes(raw))
-    except DecodeError as error:
-        logger.warning("the row of task %s holds no valid result, and is skipped: %s", task_id, error)
-        return None

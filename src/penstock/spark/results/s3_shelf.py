@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC
-from typing import Any
 
-from penstock.results.names import kind_name
+from penstock.results.entry import kind_name
 from penstock.settings.tables import ResultBackendSettings
-from penstock.spark.results.shares import Share, shared
-from penstock.spark.results.shelf import Sizes
+from penstock.spark.results.shelf import Share, Sizes, shared
 from penstock.spark.results.wanted import Wanted
+from penstock.sync.results.s3 import S3Backend
 from penstock.task import Result
 
 
@@ -23,20 +22,18 @@ class S3Shelf:
 
     def plan(self, wanted: Wanted, sizes: Sizes) -> Sequence[Share]:
         """List kinds and days, and nothing below them."""
-        folders = [folder for folder in self._backend().folders() if _may_hold(folder, wanted)]
+        backend = S3Backend.from_settings(self.settings)
+        with backend.translated("list results"):
+            folders = [folder for folder in backend.folders() if _may_hold(folder, wanted)]
         # Only a listing could tell how much lies in a folder: each is a task, or several if so many are asked for.
         return shared([(folder, 1) for folder in sorted(folders)], max(sizes.min_parts, len(folders)), 1)
 
     def read(self, part: Share, wanted: Wanted) -> Iterator[Sequence[Result]]:  # noqa: ARG002  the reader looks itself
         """Yield the results of some marks."""
-        backend = self._backend()
-        for folder in part.folders:
-            yield from backend.chunks(folder, part.takes)
-
-    def _backend(self) -> Any:
-        from penstock.sync.results import S3Backend
-
-        return S3Backend.from_settings(self.settings)
+        backend = S3Backend.from_settings(self.settings)
+        with backend.translated("list results"):
+            for folder in part.folders:
+                yield from backend.chunks(folder, part.takes)
 
 
 def _may_hold(folder: str, wanted: Wanted) -> bool:

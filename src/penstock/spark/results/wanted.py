@@ -8,7 +8,7 @@ from datetime import datetime
 
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
-from penstock.spark.results.columns import in_utc
+from penstock.results.entry import in_utc
 from penstock.task import Result
 
 _Names = frozenset[str] | None

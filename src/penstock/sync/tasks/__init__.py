@@ -9,10 +9,9 @@ from penstock.sync.tasks.stub import StubQueue
 from penstock.sync.tasks.worker import Worker, WorkerReport
 from penstock.task import Priority, Result, Status, Task
 from penstock.tasks.cron import CronRule
-from penstock.tasks.dead import DeadTask
 from penstock.tasks.handlers import Handler, Handlers
-from penstock.tasks.in_hand import InHand
 from penstock.tasks.limits import Limits, Rate
+from penstock.tasks.listed import DeadTask, InHand
 from penstock.tasks.retry import Retry
 from penstock.tasks.schedule import Schedule
 

@@ -13,8 +13,8 @@ from penstock.sync.tasks.lane_books import LaneBooks
 from penstock.sync.tasks.lane_map import LaneMap
 from penstock.task import Task
 from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
-from penstock.tasks.in_hand import InHand
 from penstock.tasks.lanes import reading_order
+from penstock.tasks.listed import InHand
 
 _FIRST_PAGE, _PAGE = 16, 500
 

@@ -32,9 +32,9 @@ from penstock.sync.tasks.result_board import ResultBoard
 from penstock.task import Result, Task, check_id
 from penstock.tasks.gauges import QueueGauges
 from penstock.tasks.held_tasks import HeldTask, HeldTasks
-from penstock.tasks.in_hand import InHand
 from penstock.tasks.lanes import Lane
 from penstock.tasks.limits import Limits
+from penstock.tasks.listed import InHand
 from penstock.worker_name import unique_worker_name
 
 logger = logging.getLogger("penstock.sync.tasks")

@@ -7,7 +7,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from penstock.dead_letter_record import traceback_of
@@ -16,7 +16,6 @@ from penstock.redis.retry import pause_s
 from penstock.runtime.threads import Event, Lock, pause, shielded
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, Outcome, follow_ups
-from penstock.sync.tasks.saving import save_all
 from penstock.task import Result, Status, Task
 from penstock.tasks.retry import Again, GiveUp
 from penstock.tasks.tally import WorkerTally
@@ -244,7 +243,7 @@ class Settler:
 
         def save() -> None:
             try:
-                stored.extend(save_all(self._backend, [result for _, result in rows]))
+                stored.extend(_save_all(self._backend, [result for _, result in rows]))
             except Exception as error:
                 failures.append(error)
 
@@ -287,3 +286,20 @@ class Settler:
             self.let_go(task, has_run=True)
         if self._on_settled is not None:
             self._on_settled(task)
+
+
+def _save_all(backend: Any, results: Sequence[Result]) -> list[Result]:
+    """Save results; return those that are stored now: where an earlier one was kept, that one, if it can be had."""
+    if hasattr(backend, "save_many"):
+        answers = list(backend.save_many(results))
+    else:
+        answers = []
+        for result in results:
+            answers.append(backend.save(result))
+    stored = []
+    for result, is_new in zip(results, answers, strict=True):
+        earlier = None
+        if is_new is False and hasattr(backend, "get"):
+            earlier = backend.get(result.task_id)
+        stored.append(earlier if isinstance(earlier, Result) else result)
+    return stored

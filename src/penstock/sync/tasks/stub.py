@@ -22,10 +22,9 @@ from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLi
 from penstock.settings.tables import TaskQueueSettings
 from penstock.sync.tasks.outbox import when_due
 from penstock.task import Priority, Result, Status, Task, check_id
-from penstock.tasks.dead import DeadTask
-from penstock.tasks.in_hand import InHand
 from penstock.tasks.lanes import fits
 from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
+from penstock.tasks.listed import DeadTask, InHand
 
 _ASKS_AGAIN_S = 0.02
 _EVERY = 8  # of so many reads one begins with the lowest priority

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigurationError, EncodeError
-from penstock.results.threads import side_by_side
+from penstock.runtime.threads import side_by_side
 from penstock.sync.results.backend import ResultBackend
 from penstock.task import Result, Status, encode
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.results.entry import in_utc
 from penstock.settings.tables import ResultBackendSettings
 from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
@@ -178,12 +179,8 @@ def result_of(sink: Results, row: Mapping[str, Any]) -> Result:
         task_id=str(value),
         kind=sink.result_kind,
         data={name: row[name] for name in names},
-        finished_at=_utc(finished_at) if finished_at is not None else datetime.now(UTC),
+        finished_at=in_utc(finished_at) if finished_at is not None else datetime.now(UTC),
     )
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def opened(sink: Results) -> ResultBackend:

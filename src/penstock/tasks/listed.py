@@ -1,4 +1,4 @@
-"""DeadTask: a task that was given up, and what is known of it."""
+"""InHand and DeadTask: what a queue tells operators about tasks that are being worked on, or were given up."""
 
 from __future__ import annotations
 
@@ -10,6 +10,26 @@ from penstock import ids
 from penstock.errors import DecodeError
 from penstock.serializers import PayloadLimits
 from penstock.task import LIMITS, Task, decode_task
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A task that was handed out and is not settled."""
+
+    task: Task
+    consumer: str  # who has it, or had it last
+    idle_ms: int  # since it was handed out or its lease was renewed
+    due_in_ms: int | None = None  # it waits to be tried again; None = it is being worked on
+
+    @property
+    def id(self) -> str:
+        """The id of the task."""
+        return self.task.id
+
+    @property
+    def kind(self) -> str:
+        """The kind of the task."""
+        return self.task.kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The tables in PostgreSQL, and every statement that is sent there.
+"""The tables in PostgreSQL, every statement that is sent there, and a result as a row.
 
 `result` holds the result exactly as it was given, in MessagePack; the other columns say the same to SQL. JSONB alone
 cannot: it turns 1e16 into a whole number, and has no bytes, no NaN, no NUL and no times.
@@ -6,7 +6,15 @@ cannot: it turns 1e16 into a whole number, and has no bytes, no NaN, no NUL and 
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from penstock.errors import EncodeError, text_of
+from penstock.results.entry import Entry
 
 VERSION: Final = 1
 _LOCK: Final = 0x70656E73746F636B  # "penstock", as the number of an advisory lock
@@ -62,3 +70,63 @@ RETURNING task_id
 FIND: Final = "SELECT task_id, result FROM penstock_results WHERE task_id = ANY(%s)"
 ALL: Final = "SELECT task_id, result FROM penstock_results ORDER BY finished_at, task_id"
 OF_KIND: Final = "SELECT task_id, result FROM penstock_results WHERE kind = %s ORDER BY finished_at, task_id"
+
+_NUL, _NUL_SIGN = "\0", "\u2400"  # PostgreSQL has no NUL in texts; the sign for it shows where one was
+_MAX_ATTEMPTS = (1 << 63) - 1
+
+
+def columns_of(entries: Sequence[Entry]) -> list[list[Any]]:
+    """Return the columns of many rows, in the order of INSERT; raise EncodeError for what no row can hold."""
+    return [list(column) for column in zip(*map(_row, entries), strict=True)]
+
+
+def _row(entry: Entry) -> tuple[Any, ...]:
+    result = entry.result
+    if abs(result.attempts) > _MAX_ATTEMPTS:
+        raise EncodeError(f"result of task {result.task_id}: attempts={result.attempts} is too large for a bigint")
+    return (
+        result.task_id,
+        result.kind,
+        result.status.value,
+        _json(entry),
+        None if result.error is None else _without_nul(result.error),
+        result.attempts,
+        None if result.started_at is None else _with_zone(result.started_at),
+        _with_zone(result.finished_at),
+        entry.raw,
+    )
+
+
+def _json(entry: Entry) -> str | None:
+    # What was encoded is decoded again: structs, enums, UUIDs and the like are plain values then.
+    data = msgspec.msgpack.decode(entry.raw)["data"]
+    if data is None:
+        return None
+    try:
+        text = msgspec.json.encode(data)
+        if b"\\u0000" in text or b"\xcb\x7f" in entry.raw or b"\xcb\xff" in entry.raw:  # the latter: NaN or infinite
+            text = msgspec.json.encode(_sayable(data))
+        return text.decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EncodeError(
+            f"result of task {entry.result.task_id}: its data has no form in JSON, which PostgreSQL needs: "
+            f"{text_of(error)}"
+        ) from error
+
+
+def _sayable(data: Any) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        return "NaN" if math.isnan(data) else f"{'-' if data < 0 else ''}Infinity"
+    if isinstance(data, str):
+        return _without_nul(data)
+    if isinstance(data, dict):
+        return {_sayable(key): _sayable(value) for key, value in data.items()}
+    return [_sayable(item) for item in data] if isinstance(data, list | tuple) else data
+
+
+def _without_nul(text: str) -> str:
+    return text.replace(_NUL, _NUL_SIGN)
+
+
+def _with_zone(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
