@@ -13,7 +13,7 @@ from penstock.keys import check_name
 from penstock.results.batch import Batch
 from penstock.results.fs_store import FSStore
 from penstock.runtime.aio import Threads
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.task import Result, check_id
 
 _THREADS = 4

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 from obstore import exceptions
 
-from penstock.culprit import cut
-from penstock.errors import BackendRefused, BackendUnavailable
+from penstock.errors import BackendRefused, BackendUnavailable, cut
 
 _STAYS = (
     exceptions.PermissionDeniedError,

@@ -10,7 +10,7 @@ from penstock.errors import BackendUnavailable
 from penstock.redis.retry import pause_s
 from penstock.results.threads import side_by_side
 from penstock.runtime.threads import pause
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.sync.providers import make_result_backend
 from penstock.task import Result
 

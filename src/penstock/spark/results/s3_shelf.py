@@ -8,7 +8,7 @@ from datetime import UTC
 from typing import Any
 
 from penstock.results.names import kind_name
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.spark.results.shares import Share, shared
 from penstock.spark.results.shelf import Sizes
 from penstock.spark.results.wanted import Wanted

@@ -13,7 +13,7 @@ from penstock.errors import BackendRefused, ConfigurationError, DecodeError
 from penstock.keys import check_name
 from penstock.results.batch import Batch, Entry
 from penstock.results.extras import require
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.task import Result, check_id, decode_result
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from penstock.results.batch import Batch, Entry
 from penstock.results.extras import require
 from penstock.results.names import day_of, kind_name
 from penstock.results.threads import side_by_side
+from penstock.settings import ResultBackendSettings
 from penstock.settings.masking import masked_text
-from penstock.settings.tables import ResultBackendSettings
 from penstock.task import Result, check_id, decode_result
 
 log = logging.getLogger(__name__)
