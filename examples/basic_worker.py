@@ -12,8 +12,15 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from penstock import ConsumerConfig, DeadLetters, StreamClient, StreamConsumer, StreamMessage, StreamProducer
-from penstock.errors import FatalError
+from penstock import (
+    ConsumerConfig,
+    DeadLetters,
+    FatalError,
+    StreamClient,
+    StreamConsumer,
+    StreamMessage,
+    StreamProducer,
+)
 
 ORDERS = 20
 BUSY_CARRIER, CANCELLED = 7, 13

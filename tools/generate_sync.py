@@ -7,11 +7,15 @@ A module of the table below is generated if it contains `async` or imports a mod
 shared by both halves. In the source, a line `code  # sync: other` becomes `other` in the sync half, a line that is only
 `# sync: code` becomes `code`, and what stands between `# async only` and `# end async only` is left out. The keywords
 go wherever they are code; in comments and strings only where a call follows. Imports must be absolute.
+
+Where a package imports its names when they are first used, by a table that it gives to `_lazy_names()`, the same names
+are written into a stub beside it, for type checkers and editors.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import io
 import re
 import subprocess
@@ -126,6 +130,8 @@ def generate(root: Path) -> dict[str, str]:
     for name in chosen:
         text = rewrite(texts[name], modules[name], chosen, set(modules))
         files[target_of(modules[name])] = HEADER.format(source=modules[name]) + text
+    packages = [(path, (root / path).read_text()) for path in modules.values() if path in TABLE] + list(files.items())
+    files |= {f"{path}i": HEADER.format(source=path) + stub(text) for path, text in packages if "_lazy_names(" in text}
     return formatted(files, root)
 
 
@@ -239,6 +245,16 @@ def unwrapped(text: str, generic: str) -> str:
             end += 1
         text = text[: found.start()] + text[start : end - 1].strip() + text[end:]
     return text
+
+
+def stub(text: str) -> str:
+    """Returns what type checkers are to see of a package whose names are imported when they are first used."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    [table] = [call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "_lazy_names"]
+    homes: dict[str, list[str]] = ast.literal_eval(table)
+    imports = [f"from {home} import {', '.join(names)}" for home, names in homes.items()]
+    public = sorted(name for names in homes.values() for name in names)
+    return "\n".join([*imports, "", f"__all__ = {public}", "__version__: str", ""])
 
 
 # --- files ----------------------------------------------------------------------------------------

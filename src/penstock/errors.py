@@ -33,6 +33,12 @@ def name_of(error: BaseException) -> str:
         return "an error without a name"
 
 
+def cut(text: object, length: int = 200) -> str:
+    """Return a text, shortened for a message."""
+    whole = str(text)
+    return whole if len(whole) <= length else f"{whole[:length]}..."
+
+
 def _storable(text: str, most: int) -> str:
     # Without lone surrogates, which UTF-8 cannot hold; a plain text also where a subclass was returned.
     return str.encode(str.__getitem__(text, slice(most)), errors="replace").decode()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Final
 
-from penstock.culprit import cut
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError, cut, name_of, text_of
 
 
 class Plugins:
@@ -26,6 +25,10 @@ class Plugins:
         """Return the plug-ins of the same names for plain functions and threads."""
         built_in = {name: target.replace("penstock.", "penstock.sync.", 1) for name, target in self._built_in.items()}
         return Plugins(self.group.replace("penstock.", "penstock.sync_", 1), self.noun, built_in)
+
+    def __contains__(self, name: str) -> bool:
+        # Ours first: the rest reads the metadata of all packages.
+        return name in self._built_in or name in self.names()
 
     def names(self) -> list[str]:
         """Return the names that can be asked for; nothing is imported."""
@@ -45,28 +48,33 @@ class Plugins:
         try:
             return EntryPoint(name, target, self.group).load()
         except Exception as error:
-            reason = f"{type(error).__name__}: {cut(error)}"
+            reason = f"{name_of(error)}: {cut(text_of(error))}"
             raise ConfigurationError(f"{self.noun} {name!r} ({target}) cannot be imported: {reason}") from error
 
-    def make(self, name: str, options: Mapping[str, object], secrets: tuple[str, ...] = ()) -> Any:
+    def make(
+        self, name: str, options: Mapping[str, object], *, settings: object = None, secrets: tuple[str, ...] = ()
+    ) -> Any:
         """Return what the class or factory of that name makes of the options.
 
-        What `secrets` lists is masked in the message when it fails with an error that is not ours.
+        With `settings`, the table that the options belong to, its class method `from_settings(settings)` is called
+        instead, if it has one. What `secrets` lists is masked in the message when it fails with an error that is not
+        ours.
         """
         factory = self.load(name)
+        from_settings = None if settings is None else getattr(factory, "from_settings", None)
         try:
-            return factory(**options)
-        except ConfigurationError:
+            return factory(**options) if from_settings is None else from_settings(settings)
+        except PenstockError:
             raise
         except Exception as error:
-            raise self.failure(name, f"with {sorted(options)}", error, secrets) from error
-
-    def failure(self, name: str, how: str, error: Exception, secrets: tuple[str, ...] = ()) -> ConfigurationError:
-        """Return the error for a plug-in that failed while it was made."""
-        text = str(error)
-        for secret in secrets:
-            text = text.replace(secret, "***")
-        return ConfigurationError(f"{self.noun} {name!r} cannot be made {how}: {type(error).__name__}: {cut(text)}")
+            text, how = text_of(error), f"with {sorted(options)}"
+            for secret in secrets:
+                text = text.replace(secret, "***")
+            if settings is not None:
+                how = f"with the keys {sorted(options)} of its sub-table" if options else "from the settings"
+            reason = f"{self.noun} {name!r} cannot be made {how}: {name_of(error)}: {cut(text)}"
+            # The traceback of an error would show what the message masks.
+            raise ConfigurationError(reason) from (error if settings is None else None)
 
 
 def suggestion(name: str, known: list[str]) -> str:
@@ -74,3 +82,24 @@ def suggestion(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}known are {', '.join(known)}"
+
+
+SERIALIZERS: Final = Plugins(
+    "penstock.serializers",
+    "serializer",
+    {name: f"penstock.serializers:{name.capitalize()}Serializer" for name in ("json", "msgpack", "pickle")},
+)
+TASK_QUEUES: Final = Plugins(
+    "penstock.task_queues",
+    "task queue",
+    {"redis": "penstock.tasks:RedisTaskQueue", "stub": "penstock.tasks:StubQueue"},
+)
+RESULT_BACKENDS: Final = Plugins(
+    "penstock.result_backends",
+    "result back-end",
+    {
+        "fs": "penstock.results:FSBackend",
+        "postgres": "penstock.results:PostgresBackend",
+        "s3": "penstock.results:S3Backend",
+    },
+)

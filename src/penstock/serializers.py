@@ -11,11 +11,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from penstock.culprit import cut, find_culprit, type_name
-from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
-from penstock.plugins import Plugins
+from penstock.encode_errors import find_unencodable, type_name
+from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge, cut
+from penstock.plugins import SERIALIZERS
 
-ENTRY_POINT_GROUP = "penstock.serializers"
 DEFAULT_MAX_BYTES = 1_048_576
 DEFAULT_MAX_DEPTH = 256
 _Error = TypeVar("_Error", bound=Exception)
@@ -117,7 +116,7 @@ class _Bounded:
             return self._second_dumps(data)
         except _REFUSALS as refusal:
             why = (
-                find_culprit(data, self._attempt, _REFUSALS)
+                find_unencodable(data, self._attempt, _REFUSALS)
                 or f"something in this {type_name(data)} is refused: {refusal}"
             )
             why = f"{cut(why, 500)}; convert it to a type that {self._form} has"
@@ -192,8 +191,12 @@ class JsonSerializer(_Bounded):
             self._check_size(raw)
         # msgspec writes NaN and infinity as null, so only a text with a null needs the look at the payload.
         # rfind() takes half the time of `in`.
-        if raw.rfind(b"null") >= 0 and _may_hold_nan(data) and (culprit := find_culprit(data, _refuse_nan, _REFUSALS)):
-            raise EncodeError(f"cannot encode the payload as JSON: {culprit}")
+        if (
+            raw.rfind(b"null") >= 0
+            and _may_hold_nan(data)
+            and (refused := find_unencodable(data, _refuse_nan, _REFUSALS))
+        ):
+            raise EncodeError(f"cannot encode the payload as JSON: {refused}")
         return raw
 
     def _second_dumps(self, data: Any) -> bytes:
@@ -290,13 +293,6 @@ def shortcut(serializer: Serializer) -> tuple[Callable[[bytes], Any], int]:
     return serializer.decode, -1
 
 
-_PLUGINS = Plugins(
-    ENTRY_POINT_GROUP,
-    "serializer",
-    {name: f"{__name__}:{name.capitalize()}Serializer" for name in ("json", "msgpack", "pickle")},
-)
-
-
 def load_serializer(name: str, **options: object) -> Serializer:
     """Return the serializer of that name: json, msgpack, pickle, or what an installed package offers.
 
@@ -305,7 +301,7 @@ def load_serializer(name: str, **options: object) -> Serializer:
 
     Raises: ConfigurationError for an unknown name, and for a plug-in that cannot be imported or made.
     """
-    serializer = _PLUGINS.make(name, options)
+    serializer = SERIALIZERS.make(name, options)
     if not isinstance(serializer, Serializer):
         raise ConfigurationError(f"serializer {name!r}, a {type_name(serializer)}, lacks encode() or decode()")
     return serializer

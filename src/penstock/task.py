@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import msgspec
 
 from penstock import ids
-from penstock.culprit import cut
-from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
+from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge, cut
 from penstock.keys import check_name
 from penstock.serializers import PayloadLimits
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.settings import Settings
 from penstock.settings.masking import READABLE_FROM_FILE
-from penstock.settings.tables import TABLES
+from penstock.settings.settings import TABLES, keys_of
 from tests.docs.pages import PAGES, ROOT, Block, blocks, name, prose, table_column
 
 REFERENCE = ROOT / "docs" / "reference" / "configuration.md"
@@ -32,8 +32,8 @@ def test_the_reference_lists_every_key_with_its_default(table: str) -> None:
     keys = table_column(REFERENCE, f"## {table}")
     defaults = table_column(REFERENCE, f"## {table}", column=1)
     expected = {
-        key: str(known.default).lower() if isinstance(known.default, bool) else str(known.default)
-        for key, known in TABLES[table].items()
+        key: str(default).lower() if isinstance(default, bool) else str(default)
+        for key, default in keys_of(table).items()
     }
     assert dict(zip(keys, defaults, strict=True)) == expected
 

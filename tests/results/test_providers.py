@@ -14,8 +14,7 @@ from penstock.providers import RESULT_BACKENDS, TASK_QUEUES, make_result_backend
 from penstock.results.fs import FSBackend
 from penstock.results.postgres import PostgresBackend
 from penstock.results.s3 import S3Backend
-from penstock.settings.settings import Settings
-from penstock.settings.tables import ResultBackendSettings, TaskQueueSettings
+from penstock.settings import ResultBackendSettings, Settings, TaskQueueSettings
 from penstock.task import Result
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark import cloudpickle
 
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.spark import shipment
 from penstock.spark.archive.run import Copying
 from penstock.spark.archive.task import ArchiveTask

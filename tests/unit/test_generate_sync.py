@@ -232,3 +232,22 @@ def test_what_cannot_be_translated_is_refused(
     assert refused.returncode == 1
     assert "src/penstock/streams/odd.py" in refused.stderr
     assert complaint in refused.stderr
+
+
+def test_names_that_are_imported_lazily_have_stubs_for_both_halves(
+    project: Path, run: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (project / "src/penstock/__init__.py").write_text(
+        "from penstock.lazy_imports import lazy_names as _lazy_names\n\n__getattr__, __dir__, __all__ = _lazy_names(\n"
+        '    __name__, {"penstock.redis.client": ["Client"], "penstock.redis.address": ["Address"]}\n)\n'
+    )
+    assert run("--check").returncode == 1
+    assert run().returncode == 0
+    text = (project / "src/penstock/__init__.pyi").read_text()
+    assert "from penstock.redis.client import Client\n" in text
+    assert '__all__ = ["Address", "Client"]\n' in text
+    of_sync = (project / "src/penstock/sync/__init__.pyi").read_text()
+    assert "from penstock.sync.redis.client import Client\n" in of_sync
+    assert "from penstock.redis.address import Address\n" in of_sync
+    (project / "src/penstock/__init__.pyi").write_text("")
+    assert run("--check").stdout == "stale: src/penstock/__init__.pyi\n"

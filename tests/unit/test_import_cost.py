@@ -93,15 +93,35 @@ def test_importing_penstock_costs_little_beside_what_it_stands_on(package: str) 
 def test_every_public_name_is_found_when_it_is_first_used(package: str) -> None:
     """Those that type checkers see are those that Python finds."""
     module = importlib.import_module(package)
-    source = ast.parse(Path(module.__file__).read_text())
-    [typed] = [node for node in source.body if isinstance(node, ast.If)]
-    seen = {alias.name: node.module for node in typed.body for alias in node.names}
-    assert {*seen, "PenstockError"} == set(module.__all__)
+    stub = ast.parse(Path(module.__file__).with_suffix(".pyi").read_text())
+    seen = {alias.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert set(seen) == set(module.__all__)
     for name, home in seen.items():
         assert getattr(module, name) is getattr(importlib.import_module(home), name)
-    assert set(module.__all__) <= set(dir(module))
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Nonsense'"):
         _ = module.Nonsense
+
+
+@pytest.mark.parametrize("package", ["penstock", "penstock.sync"])
+def test_completion_shows_every_public_name_before_any_is_used(package: str) -> None:
+    code = f"import sys, {package} as module\nprint(*(set(module.__all__) - set(dir(module))), 'redis' in sys.modules)"
+    assert run(code) == "False\n"
+    assert "StreamClient" in run(f"from {package} import *\nprint(*dir())").split()
+
+
+@pytest.mark.parametrize("package", ["penstock", "penstock.sync"])
+def test_what_handlers_raise_and_hooks_are_given_is_public_and_cheap(package: str) -> None:
+    wanted = "Event, EventName, FatalError, RetryLater, Snooze"
+    assert run(f"import sys\nfrom {package} import {wanted}\nprint('redis' in sys.modules)") == "False\n"
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["penstock.tasks", "penstock.sync.tasks", "penstock.results", "penstock.sync.results", "penstock.settings"],
+)
+def test_packages_that_import_their_names_at_once_show_them_too(package: str) -> None:
+    module = importlib.import_module(package)
+    assert set(module.__all__) <= set(dir(module))
 
 
 def test_redis_is_not_imported_before_it_is_needed() -> None:

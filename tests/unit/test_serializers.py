@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import plugins, serializers
+from penstock import plugins
 from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
 from penstock.serializers import (
     JsonSerializer,
@@ -492,7 +492,7 @@ def offered_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
         ("twice", "c:d"),
         ("msgpack", "no_such_package:Msgpack"),
     ]
-    points = EntryPoints(EntryPoint(name, value, serializers.ENTRY_POINT_GROUP) for name, value in offered)
+    points = EntryPoints(EntryPoint(name, value, plugins.SERIALIZERS.group) for name, value in offered)
     monkeypatch.setattr(plugins, "entry_points", lambda group: points.select(group=group))
 
 

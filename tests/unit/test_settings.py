@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import SettingsError
 from penstock.settings import Settings, flag, json_schema
+from penstock.settings.binding import lines_of
 from penstock.settings.masking import masked, masked_text, secrets_of
-from penstock.settings.tables import TABLES
-from penstock.settings.toml_file import lines_of
+from penstock.settings.settings import TABLES, keys_of
 
 SEED = """\
 # as in the text that Penstock comes from
@@ -52,7 +52,7 @@ def test_without_anything_the_defaults_hold(write: Any) -> None:
     assert settings == Settings()
     assert set(origins(settings).values()) == {"default"}
     assert [setting.name for setting in settings.all] == [
-        f"{table}.{key}" for table, keys in TABLES.items() for key in keys
+        f"{table}.{key}" for table in TABLES for key in keys_of(table)
     ]
 
 
@@ -138,7 +138,7 @@ def test_a_provider_has_a_table_of_its_own(write: Any) -> None:
         ("[task_queue]\nidle_ms = true", "penstock.toml:2: task_queue.idle_ms=True must be a whole number"),
         ("[task_queue]\nidle_ms = 0", "penstock.toml:2: task_queue.idle_ms=0 must be 1 or more"),
         ("[task_queue]\nmax_retry = -1", "penstock.toml:2: task_queue.max_retry=-1 must be 0 or more"),
-        ("[task_queue]\nurl = ''", "penstock.toml:2: task_queue.url must not be empty"),
+        ("[task_queue]\nurl = ''", "penstock.toml:2: task_queue.url='' must not be empty"),
         ("[result_backend]\ncompress = 'yes'", "penstock.toml:2: result_backend.compress='yes' must be true or false"),
         ("[result_backend]\nroot = 1", "penstock.toml:2: result_backend.root=1 must be a text"),
         (
@@ -296,13 +296,13 @@ def test_lines_are_found_around_texts_and_inline_tables() -> None:
 def test_the_schema_knows_what_the_settings_know() -> None:
     schema = json_schema()
     assert schema["additionalProperties"] is False
-    for table, keys in TABLES.items():
+    for table in TABLES:
         properties = schema["properties"][table]["properties"]
         assert schema["properties"][table]["additionalProperties"] is False
-        for name, key in keys.items():
-            assert properties[name]["default"] == key.default
+        for name, default in keys_of(table).items():
+            assert properties[name]["default"] == default
     assert set(schema["properties"]["task_queue"]["properties"]) == {
-        *TABLES["task_queue"],
+        *keys_of("task_queue"),
         "url_file",
         "redis",
         "stub",

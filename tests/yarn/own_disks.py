@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.spark import session
 from penstock.spark.archive import ArchiveRun
 from penstock.spark.pipeline import Delta, Iceberg, Parquet, Pipeline, Results, Source, Sql

@@ -12,9 +12,8 @@ import typer
 from penstock.cli.settings_options import ConfigFile, SetOptions, load_settings
 from penstock.cli.shown import to_json
 from penstock.errors import ConfigurationError, SettingsError
-from penstock.plugins import suggestion
+from penstock.plugins import RESULT_BACKENDS, TASK_QUEUES, suggestion
 from penstock.settings import Setting, json_schema
-from penstock.settings.settings import RESULT_BACKENDS, TASK_QUEUES
 from penstock.sync.providers import make_result_backend
 
 _OURS = ("fs", "postgres", "s3")
@@ -47,7 +46,7 @@ def check(file: ConfigFile = None, settings: SetOptions = None) -> None:
         for plugins, table in ((TASK_QUEUES, "task_queue"), (RESULT_BACKENDS, "result_backend"))
     ]
     for plugins, provider in providers:
-        if provider.value not in plugins.names():
+        if provider.value not in plugins:
             reason = f"there is no {plugins.noun} {provider.value!r}: {suggestion(provider.value, plugins.names())}"
             raise SettingsError(f"{provider.origin}: {reason}")
     for plugins, provider in providers:

@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from penstock.errors import ConfigurationError, SettingsError
-from penstock.settings import Settings, flag
-from penstock.settings.tables import TaskQueueSettings
+from penstock.settings import Settings, TaskQueueSettings, flag
 from penstock.sync.providers import make_task_queue
 from penstock.sync.tasks import RedisTaskQueue
 

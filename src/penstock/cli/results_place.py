@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.settings import Settings, flag
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings, Settings, flag
 
 _POSTGRES = ("postgresql://", "postgres://")
 

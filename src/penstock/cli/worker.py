@@ -16,7 +16,6 @@ from penstock.cli.shown import log_to_stderr
 from penstock.providers import make_result_backend, make_task_queue
 from penstock.results.backend import ResultBackend
 from penstock.settings import Settings, TaskQueueSettings
-from penstock.settings.origin import DEFAULT
 from penstock.tasks import Handlers, Worker, WorkerReport
 
 
@@ -118,7 +117,7 @@ async def _work(
 
 def _results_of(settings: Settings) -> ResultBackend | None:
     # Only one that was asked for: by default results are in the queue alone, and a worker writes no files.
-    is_given = any(item.name.startswith("result_backend.") and item.origin != DEFAULT for item in settings.all)
+    is_given = any(item.name.startswith("result_backend.") and item.origin.source != "default" for item in settings.all)
     return make_result_backend(settings) if is_given else None
 
 

@@ -13,7 +13,7 @@ from penstock.results.backend import Backend, Chunk
 from penstock.results.entry import Entry
 from penstock.results.fs_store import FSStore, passes_by_itself
 from penstock.runtime.aio import Threads
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.task import Result
 
 _THREADS = 4

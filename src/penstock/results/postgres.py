@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import penstock.results.postgres_table as sql
 from penstock.config import check_number
 from penstock.errors import BackendRefused, ConfigurationError
-from penstock.first_use import require
+from penstock.lazy_imports import require
 from penstock.results.backend import Backend, Chunk
 from penstock.results.entry import Entry, read_entry
 from penstock.runtime.aio import Lock, home

@@ -1,37 +1,202 @@
-"""Settings: the values that hold, and where each came from."""
+"""Settings: the tables of penstock.toml, where their values come from, and which one holds."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from penstock.errors import SettingsError
-from penstock.plugins import Plugins
-from penstock.settings import environment as environment_variables
-from penstock.settings import toml_file
-from penstock.settings.masking import masked
-from penstock.settings.origin import DEFAULT, Given, Origin
-from penstock.settings.reading import checked
-from penstock.settings.tables import TABLES, ResultBackendSettings, TaskQueueSettings
+from penstock.plugins import RESULT_BACKENDS, TASK_QUEUES, suggestion
+from penstock.settings.binding import bind, check_known, lines_of, nearest_line, parse_text
+from penstock.settings.masking import READABLE_FROM_FILE, is_secret, masked, masked_options
 
 FILE_NAME: Final = "penstock.toml"
-TASK_QUEUES: Final = Plugins(
-    "penstock.task_queues",
-    "task queue",
-    {"redis": "penstock.tasks:RedisTaskQueue", "stub": "penstock.tasks:StubQueue"},
-)
-RESULT_BACKENDS: Final = Plugins(
-    "penstock.result_backends",
-    "result back-end",
-    {
-        "fs": "penstock.results:FSBackend",
-        "postgres": "penstock.results:PostgresBackend",
-        "s3": "penstock.results:S3Backend",
-    },
-)
+_PREFIX: Final = "PENSTOCK__"
+_CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
+_LARGEST_SECRET: Final = 65_536
+
+# --- the tables -----------------------------------------------------------------------------------
+
+
+class _Masked:
+    """Shows its values as `config show` does: without secrets."""
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in masked_options(vars(self)).items())
+        return f"{type(self).__name__}({shown})"
+
+
+def _text(meaning: str) -> Meta:
+    return Meta(min_length=1, pattern=r"\S", description=meaning)
+
+
+@dataclass(frozen=True, repr=False)
+class TaskQueueSettings(_Masked):
+    """The table `[task_queue]`; `options` is the sub-table named after the provider."""
+
+    provider: Annotated[str, _text("which task queue: redis, stub, or the name of a plug-in")] = "redis"
+    url: Annotated[str, _text("where the task queue is")] = "redis://localhost:6379/0"
+    idle_ms: Annotated[
+        int, Meta(ge=1, description="how long a task stays with a worker that gives no sign of life")
+    ] = 60_000
+    max_retry: Annotated[
+        int, Meta(ge=0, description="how often a failed task is tried again before it is a dead letter")
+    ] = 3
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, repr=False)
+class ResultBackendSettings(_Masked):
+    """The table `[result_backend]`; `options` is the sub-table named after the provider."""
+
+    provider: Annotated[str, _text("where results go: fs, postgres, s3, or the name of a plug-in")] = "fs"
+    root: Annotated[str, _text("the folder of the file system back-end")] = ".penstock/results"
+    compress: Annotated[bool, Meta(description="whether the file system back-end packs files with gzip")] = False
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+TABLES: Final[Mapping[str, type[TaskQueueSettings | ResultBackendSettings]]] = {
+    "task_queue": TaskQueueSettings,
+    "result_backend": ResultBackendSettings,
+}
+_PROVIDERS: Final = {"task_queue": TASK_QUEUES, "result_backend": RESULT_BACKENDS}
+_SUMMARIES: Final = {"task_queue": "where tasks wait", "result_backend": "where results are kept"}
+
+
+def keys_of(table: str) -> dict[str, Any]:
+    """Return the keys of a table, with their defaults."""
+    return {item.name: item.default for item in fields(TABLES[table]) if item.name != "options"}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of penstock.toml, for editors; the providers in it are those that are installed."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": FILE_NAME,
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {table: _table_schema(table) for table in TABLES},
+    }
+
+
+def _table_schema(table: str) -> dict[str, Any]:
+    kind = TABLES[table]
+    properties = msgspec.json.schema_components([kind])[1][kind.__name__]["properties"]
+    del properties["options"]
+    readable = [name for name in properties if name in READABLE_FROM_FILE]
+    properties["provider"]["examples"] = _PROVIDERS[table].names()
+    for name in readable:
+        properties[f"{name}_file"] = {"type": "string", "description": f"a file that holds the {name} in one line"}
+    for provider in _PROVIDERS[table].names():
+        description = f"what only the provider {provider} knows"
+        properties[provider] = {"type": "object", "description": description, "additionalProperties": True}
+    return {
+        "type": "object",
+        "description": _SUMMARIES[table],
+        "additionalProperties": False,
+        "properties": properties,
+        # One place at a time: url or url_file.
+        "allOf": [{"not": {"required": [name, f"{name}_file"]}} for name in readable],
+    }
+
+
+# --- where a value comes from ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The place in which a value was written, as precisely as it is known."""
+
+    source: Literal["default", "file", "environment", "flag"]
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"environment variable {self.place}" if self.source == "environment" else self.place or self.source
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value that somebody gave for `table.key` or `table.provider.key`, and where."""
+
+    path: tuple[str, ...]
+    value: Any
+    origin: Origin
+
+    @property
+    def name(self) -> str:
+        """The dotted name."""
+        return ".".join(self.path)
+
+
+def flag(name: str, value: str, spelled: str | None = None) -> Given:
+    """Return what the user gave for `table.key` on the command line, spelled as `--set` or as a flag of its own."""
+    path = tuple(name.split("."))
+    if len(path) not in (2, 3) or not all(path):
+        raise SettingsError(f"--set {name}: write --set <table>.<key>=<value>, such as --set task_queue.idle_ms=5000")
+    return Given(path, value, Origin("flag", spelled or f"--set {name}"))
+
+
+def _of_environment(variables: Mapping[str, str]) -> Iterator[Given]:
+    for variable in sorted(variables):
+        if not variable.upper().startswith(_PREFIX):
+            continue
+        path = tuple(variable[len(_PREFIX) :].lower().split("__"))
+        if len(path) not in (2, 3) or not all(path):
+            raise SettingsError(
+                f"environment variable {variable} is no setting: write {_PREFIX}<TABLE>__<KEY>, such as "
+                f"{_PREFIX}TASK_QUEUE__URL, or {_PREFIX}<TABLE>__<PROVIDER>__<KEY>"
+            )
+        yield Given(path, variables[variable], Origin("environment", variable))
+
+
+def _of_file(path: Path | None) -> Iterator[Given]:
+    if path is None:
+        return
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is no TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from None
+    lines = lines_of(text)
+    for name, value in _values(content, ()):
+        line = nearest_line(lines, name)
+        yield Given(name, value, Origin("file", str(path) if line is None else f"{path}:{line}"))
+
+
+def _values(table: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in table.items():
+        name = (*above, key)
+        # Two levels are tables of ours, a third one belongs to a provider: what is below, it takes as it is.
+        if isinstance(value, dict) and len(name) <= 2:
+            yield from _values(value, name)
+            if not value and len(name) == 1:
+                yield name, value
+        else:
+            yield name, value
+
+
+def _find_file(file: str | os.PathLike[str] | None, variables: Mapping[str, str]) -> Path | None:
+    """Return the file to read; one that was named must exist."""
+    named = file if file is not None else variables.get(_CONFIG_VARIABLE)
+    if named is None or named == "":
+        return Path(FILE_NAME) if Path(FILE_NAME).exists() else None
+    path = Path(named)
+    if not path.is_file():
+        where = "" if file is not None else f"environment variable {_CONFIG_VARIABLE}: "
+        raise SettingsError(f"{where}the settings file {path} does not exist")
+    return path
+
+
+# --- what holds -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,74 +240,86 @@ class Settings:
         Raises: SettingsError, in one line that names the place.
         """
         variables = os.environ if environment is None else environment
-        path = find_file(file, variables)
-        layers = [
-            [] if path is None else toml_file.read(path),
-            environment_variables.read(variables),
-            list(flags),
-        ]
-        return _built(layers)
+        chosen: dict[tuple[str, ...], Given] = {}
+        for layer in (_of_file(_find_file(file, variables)), _of_environment(variables), flags):
+            chosen |= _checked_layer(layer)
+        tables: dict[str, Any] = {}
+        listed: list[Setting] = []
+        for table, kind in TABLES.items():
+            keys = {key: chosen.get((table, key)) or _default(table, key) for key in keys_of(table)}
+            own = [given for path, given in chosen.items() if path[0] == table and len(path) == 3]
+            listed += [Setting(given.name, given.value, given.origin) for given in (*keys.values(), *own)]
+            options = {given.path[2]: given.value for given in own if given.path[1] == keys["provider"].value}
+            tables[table] = kind(**{key: given.value for key, given in keys.items()}, options=options)
+        return cls(**tables, all=tuple(listed))
 
 
-def flag(name: str, value: str, spelled: str | None = None) -> Given:
-    """Return what the user gave for `table.key` on the command line, spelled as `--set` or as a flag of its own."""
-    path = tuple(name.split("."))
-    if len(path) not in (2, 3) or not all(path):
-        raise SettingsError(f"--set {name}: write --set <table>.<key>=<value>, such as --set task_queue.idle_ms=5000")
-    return Given(path, value, Origin("flag", spelled or f"--set {name}"))
+def _default(table: str, key: str) -> Given:
+    return Given((table, key), keys_of(table)[key], Origin("default"))
 
 
-def find_file(file: str | os.PathLike[str] | None, variables: Mapping[str, str]) -> Path | None:
-    """Return the file to read; one that was named must exist."""
-    variable = environment_variables.CONFIG_VARIABLE
-    named = file if file is not None else variables.get(variable)
-    if named is None or named == "":
-        return Path(FILE_NAME) if Path(FILE_NAME).exists() else None
-    path = Path(named)
-    if not path.is_file():
-        where = "" if file is not None else f"environment variable {variable}: "
-        raise SettingsError(f"{where}the settings file {path} does not exist")
-    return path
+def _checked_layer(layer: Iterable[Given]) -> dict[tuple[str, ...], Given]:
+    seen: dict[tuple[str, ...], Given] = {}
+    for given in map(_checked, layer):
+        if given.path in seen:
+            raise SettingsError(
+                f"{given.origin}: {given.name} is given twice, also by {seen[given.path].origin}: give it once"
+            )
+        seen[given.path] = given
+    return seen
 
 
-def _built(layers: list[list[Given]]) -> Settings:
-    chosen: dict[tuple[str, ...], Given] = {}
-    providers = _Providers()
-    for layer in layers:
-        seen: dict[tuple[str, ...], Given] = {}
-        for given in layer:
-            value = checked(given, providers)
-            if value.path in seen:
-                raise SettingsError(
-                    f"{value.origin}: {value.name} is given twice, also by {seen[value.path].origin}: give it once"
-                )
-            seen[value.path] = value
-        chosen |= seen
-    return _assembled({path: given for path, given in chosen.items() if len(path) > 1})
+def _checked(given: Given) -> Given:
+    """Return the value in its right type, under its right name."""
+    table, *rest = given.path
+    check_known(table, sorted(TABLES), f"{given.origin}: the table [{table}]")
+    if rest:
+        return _of_table(given, table, rest[0]) if len(rest) == 1 else _of_provider(given, table, rest[0], rest[1])
+    if given.value != {}:
+        raise SettingsError(f"{given.origin}: {table} must be a table: write [{table}]")
+    return given
 
 
-class _Providers(dict[str, list[str]]):
-    """The names of providers by table, looked up when first needed: that reads the metadata of all packages."""
+def _of_table(given: Given, table: str, key: str) -> Given:
+    keys = keys_of(table)
+    files = {f"{name}_file": name for name in keys if name in READABLE_FROM_FILE}
+    if key in files:
+        return _from_file(given, (table, files[key]))
+    hint = f"; what only one provider knows belongs under [{table}.<provider>]"
+    check_known(key, [*keys, *files], f"{given.origin}: {given.name}", hint)
+    kind = TABLES[table]
+    value = _parsed(given, get_type_hints(kind)[key])
+    bound = bind({key: value}, kind, where=lambda name: f"{given.origin}: {table}.{name}")
+    return replace(given, value=getattr(bound, key))
 
-    def __missing__(self, table: str) -> list[str]:
-        plugins = {"task_queue": TASK_QUEUES, "result_backend": RESULT_BACKENDS}[table]
-        self[table] = plugins.names()
-        return self[table]
+
+def _of_provider(given: Given, table: str, provider: str, key: str) -> Given:
+    if provider not in (plugins := _PROVIDERS[table]):
+        known = suggestion(provider, plugins.names())
+        raise SettingsError(f"{given.origin}: [{table}.{provider}] belongs to no provider: {known}")
+    target = key.removesuffix("_file")
+    if target != key and target in READABLE_FROM_FILE:
+        return _from_file(given, (table, provider, target))
+    # What may be a secret stays a text: a password of digits is no number.
+    is_text = is_secret(key) or key in READABLE_FROM_FILE or key.endswith("_file")
+    return replace(given, value=_parsed(given, str if is_text else object))
 
 
-def _assembled(chosen: dict[tuple[str, ...], Given]) -> Settings:
-    tables: dict[str, dict[str, Any]] = {}
-    listed: list[Setting] = []
-    for table, keys in TABLES.items():
-        values: dict[str, Any] = {}
-        for name, key in keys.items():
-            given = chosen.get((table, name), Given((table, name), key.default, DEFAULT))
-            values[name] = given.value
-            listed.append(Setting(given.name, given.value, given.origin))
-        own = {path: given for path, given in chosen.items() if path[0] == table and len(path) == 3}
-        values["options"] = {path[2]: given.value for path, given in own.items() if path[1] == values["provider"]}
-        listed += [Setting(given.name, given.value, given.origin) for given in own.values()]
-        tables[table] = values
-    return Settings(
-        TaskQueueSettings(**tables["task_queue"]), ResultBackendSettings(**tables["result_backend"]), tuple(listed)
-    )
+def _parsed(given: Given, kind: object) -> Any:
+    is_text = isinstance(given.value, str) and given.origin.source != "file"
+    return parse_text(given.value, kind) if is_text else given.value
+
+
+def _from_file(given: Given, path: tuple[str, ...]) -> Given:
+    if not isinstance(given.value, str) or not given.value:
+        raise SettingsError(f"{given.origin}: {given.name} must be the path of a file")
+    try:
+        with Path(given.value).open(encoding="utf-8") as file:
+            text = file.read(_LARGEST_SECRET + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise SettingsError(f"{given.origin}: {given.name}={given.value!r} cannot be read: {reason}") from None
+    secret = text.strip("\r\n")  # an editor ends a file with a line break
+    if not secret or "\n" in secret or len(text) > _LARGEST_SECRET:
+        raise SettingsError(f"{given.origin}: {given.name}={given.value!r} must hold one line")
+    return Given(path, secret, Origin(given.origin.source, f"{given.origin.place} (file {given.value})"))

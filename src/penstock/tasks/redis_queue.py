@@ -17,7 +17,7 @@ from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
-from penstock.settings.tables import TaskQueueSettings
+from penstock.settings import TaskQueueSettings
 from penstock.task import Result, Task, check_id
 from penstock.tasks.admission import Admission
 from penstock.tasks.catalogue import Catalogue

@@ -18,7 +18,7 @@ from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError
 from penstock.runtime.aio import Event
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
-from penstock.settings.tables import TaskQueueSettings
+from penstock.settings import TaskQueueSettings
 from penstock.task import Priority, Result, Status, Task, check_id
 from penstock.tasks.lanes import fits
 from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes

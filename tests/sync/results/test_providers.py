@@ -11,8 +11,7 @@ import pytest
 
 from penstock import plugins
 from penstock.errors import ConfigurationError
-from penstock.settings.settings import Settings
-from penstock.settings.tables import ResultBackendSettings, TaskQueueSettings
+from penstock.settings import ResultBackendSettings, Settings, TaskQueueSettings
 from penstock.sync.providers import RESULT_BACKENDS, TASK_QUEUES, make_result_backend, make_task_queue
 from penstock.sync.results.fs import FSBackend
 from penstock.sync.results.postgres import PostgresBackend

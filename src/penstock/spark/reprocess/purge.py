@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.redis.retry import Repeat
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.spark.carried import Carried
 from penstock.spark.link import Link
 from penstock.spark.patience import patiently

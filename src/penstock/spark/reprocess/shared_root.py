@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.spark.pipeline.writing.counting import FilesMissing
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from penstock.errors import BackendUnavailable
 from penstock.redis.retry import pause_s
 from penstock.runtime.threads import pause, side_by_side
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.sync.providers import make_result_backend
 from penstock.task import Result
 

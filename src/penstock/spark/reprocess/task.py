@@ -21,7 +21,7 @@ from penstock.errors import ConfigurationError, DecodeError, EncodeError, name_o
 from penstock.keys import check_name
 from penstock.model import StreamMessage
 from penstock.serializers import load_serializer
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.checks import check_function_path, check_positive, check_timeout, imported

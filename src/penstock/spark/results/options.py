@@ -9,8 +9,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
-from penstock.settings.settings import Settings
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings, Settings
 from penstock.spark.archive.layout import LAST_MS
 from penstock.spark.option_values import Options
 from penstock.spark.reading.options import milliseconds

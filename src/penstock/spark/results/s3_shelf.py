@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC
 
 from penstock.results.entry import kind_name
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.spark.results.shelf import Share, Sizes, shared
 from penstock.spark.results.wanted import Wanted
 from penstock.sync.results.s3 import S3Backend

@@ -13,7 +13,7 @@ from penstock.errors import ConfigurationError
 from penstock.results.entry import Entry
 from penstock.results.fs_store import FSStore, passes_by_itself
 from penstock.runtime.threads import Threads
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.sync.results.backend import Backend, Chunk
 from penstock.task import Result
 

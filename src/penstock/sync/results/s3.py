@@ -8,9 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from penstock.config import check_number
-from penstock.culprit import cut
-from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError
-from penstock.first_use import require
+from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError, cut
+from penstock.lazy_imports import require
 from penstock.results.entry import Entry, day_of, kind_name, log, read_entry
 from penstock.runtime.threads import side_by_side
 from penstock.settings.masking import masked_text

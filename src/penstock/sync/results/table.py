@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.errors import ConfigurationError
-from penstock.first_use import require
+from penstock.lazy_imports import require
 from penstock.sync.results.backend import ResultBackend
 from penstock.task import Result
 

@@ -17,7 +17,7 @@ from penstock.errors import ConfigurationError, OutOfMemory, PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
-from penstock.settings.tables import TaskQueueSettings
+from penstock.settings import TaskQueueSettings
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.admission import Admission
 from penstock.sync.tasks.catalogue import Catalogue

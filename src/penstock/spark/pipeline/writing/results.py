@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.results.entry import in_utc
-from penstock.settings.tables import ResultBackendSettings
+from penstock.settings import ResultBackendSettings
 from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.batch_key import BatchKey, Mark

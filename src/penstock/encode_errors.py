@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from penstock.errors import cut
+
 _MAX_NODES_SEARCHED = 1_000_000
 _MAX_PATH = 1_000
 
 
-def find_culprit(data: object, attempt: Callable[[Any], object], refusals: tuple[type[Exception], ...]) -> str | None:
+def find_unencodable(
+    data: object, attempt: Callable[[Any], object], refusals: tuple[type[Exception], ...]
+) -> str | None:
     """Describe the first value that the attempt refuses: where it is, its type, why; gives up on absurd sizes."""
     waiting: list[tuple[str, Any]] = [("", data)]
     for _ in range(_MAX_NODES_SEARCHED):
@@ -55,9 +59,3 @@ def type_name(value: object) -> str:
     """Return the name of the value's type as a user would write it."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def cut(text: object, length: int = 200) -> str:
-    """Return the text, shortened for a message."""
-    whole = str(text)
-    return whole if len(whole) <= length else f"{whole[:length]}..."

@@ -11,10 +11,13 @@ from types import ModuleType
 from penstock.errors import ConfigurationError
 
 
-def importer(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """Return a `__getattr__` for the package, which imports each name from its home the first time it is asked for.
+def lazy_names(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package whose names are imported when they are first used.
 
-    Modules of the package are found as well, as if everything had been imported from the beginning.
+    `homes` lists the names by the module that each comes from. Modules of the package are found as well, as if
+    everything had been imported from the beginning.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -27,7 +30,10 @@ def importer(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str]
             return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of})
+
+    return get, names, sorted(home_of)
 
 
 def require(module: str, extra: str, who: str) -> ModuleType:
