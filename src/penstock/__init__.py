@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.balancer.topic import Topic
     from penstock.balancer.topic_producer import TopicProducer
     from penstock.config import ConsumerConfig
+    from penstock.dead_letter_limits import DeadLetterLimits
     from penstock.model import (
         ConsumerInfo,
         ConsumerMetrics,
@@ -64,6 +65,7 @@ else:
             "penstock.balancer.topic": ["Topic"],
             "penstock.balancer.topic_producer": ["TopicProducer"],
             "penstock.config": ["ConsumerConfig"],
+            "penstock.dead_letter_limits": ["DeadLetterLimits"],
             "penstock.model": [
                 "ConsumerInfo",
                 "ConsumerMetrics",
@@ -104,6 +106,7 @@ __all__ = [
     "ConsumerInfo",
     "ConsumerMetrics",
     "DeadLetter",
+    "DeadLetterLimits",
     "DeadLetters",
     "EventDrivenInterruptHandler",
     "GracefulInterruptHandler",

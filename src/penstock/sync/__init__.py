@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.balancer.notices import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
     from penstock.balancer.topic import Topic
     from penstock.config import ConsumerConfig
+    from penstock.dead_letter_limits import DeadLetterLimits
     from penstock.model import (
         ConsumerInfo,
         ConsumerMetrics,
@@ -65,6 +66,7 @@ else:
             "penstock.balancer.topic": ["Topic"],
             "penstock.sync.balancer.topic_producer": ["TopicProducer"],
             "penstock.config": ["ConsumerConfig"],
+            "penstock.dead_letter_limits": ["DeadLetterLimits"],
             "penstock.model": [
                 "ConsumerInfo",
                 "ConsumerMetrics",
@@ -105,6 +107,7 @@ __all__ = [
     "ConsumerInfo",
     "ConsumerMetrics",
     "DeadLetter",
+    "DeadLetterLimits",
     "DeadLetters",
     "EventDrivenInterruptHandler",
     "GracefulInterruptHandler",
