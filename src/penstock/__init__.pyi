@@ -8,6 +8,7 @@ from penstock.balancer.owned_stream import OwnedStream
 from penstock.balancer.topic import Topic
 from penstock.balancer.topic_producer import TopicProducer
 from penstock.config import ConsumerConfig
+from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.errors import FatalError, PenstockError, RetryLater, Snooze
 from penstock.events import Event, EventName
 from penstock.model import (
@@ -44,6 +45,7 @@ __all__ = [
     "ConsumerInfo",
     "ConsumerMetrics",
     "DeadLetter",
+    "DeadLetterLimits",
     "DeadLetters",
     "Event",
     "EventDrivenInterruptHandler",

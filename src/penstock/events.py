@@ -15,6 +15,7 @@ class EventName(StrEnum):
     SWEPT = "swept"  # count, ids: own pending entries that no handler of this process held
     RETRIED = "retried"  # count
     DEAD_LETTERED = "dead_lettered"  # id, reason, error
+    DEAD_LETTERS_TRIMMED = "dead_letters_trimmed"  # count: the oldest, beyond their limits
     MISSING = "missing"  # ids: pending entries whose body was trimmed or deleted
     LEASE_LOST = "lease_lost"  # ids
     HANDED_BACK = "handed_back"  # count

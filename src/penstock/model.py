@@ -107,6 +107,7 @@ class ConsumerMetrics:
     total_handed_back: int = 0
     total_lease_lost: int = 0
     total_missing: int = 0
+    total_dlq_trimmed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

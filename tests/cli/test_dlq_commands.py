@@ -70,6 +70,12 @@ def test_a_retried_task_runs_again_and_has_a_new_result(as_json: AsJson, bury: B
     assert [letter.task_id for letter in queue.dead.iterate()] == [other.id]
 
 
+def test_a_list_that_shows_a_part_tells_how_many_there_are_and_how_many_are_kept(penstock: Command, bury: Bury) -> None:
+    bury(), bury()
+    told = penstock("queue", "dlq", "list", "--limit", "1").stderr
+    assert "1 of 2; the limits of these settings: max_count=100000, max_age_s=2592000, max_bytes=1073741824" in told
+
+
 def test_an_id_that_nobody_has_is_an_error_and_the_others_are_done(
     penstock: Command, as_json: AsJson, bury: Bury, queue: RedisTaskQueue
 ) -> None:

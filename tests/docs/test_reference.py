@@ -47,6 +47,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
         ("producer.md", "## push", penstock.StreamProducer.push),
         ("consumer.md", "## Constructor", penstock.StreamConsumer.__init__),
         ("consumer-config.md", "## Settings", penstock.ConsumerConfig),
+        ("dead-letters.md", "## DeadLetterLimits", penstock.DeadLetterLimits),
         ("balancer.md", "## Constructor", penstock.StreamBalancer.__init__),
         ("tasks.md", "## RedisTaskQueue", tasks.RedisTaskQueue.__init__),
         ("tasks.md", "## Worker", tasks.Worker.__init__),

@@ -12,6 +12,7 @@ import redis
 from penstock import StreamClient
 from penstock.queue.desk import Desk
 from penstock.queue.slots import Slots
+from penstock.redis.dead_letter_upkeep import DeadLetterUpkeep
 from penstock.redis.scripts import script
 from penstock.testing import FaultProxy
 from tests.queue.audit import SCRIPTS, Recorder, Request, Stage, commands_in_the_source
@@ -38,6 +39,8 @@ async def told(name: str, client: StreamClient, raw: redis.Redis, budget_s: floa
     raw.flushall()
     stage = Stage(client, raw, budget_s)
     with pytest.MonkeyPatch.context() as patched:
+        # Else a telling soon after another one would not look after the limits of its dead letters.
+        patched.setattr(sys.modules[DeadLetterUpkeep.__module__], "_AGAIN_S", 0.0)
         if name != "take_ahead_and_pause":
             # On a busy machine a message that was taken ahead would be put back, by commands that no other telling has.
             for user in (Desk, Slots):

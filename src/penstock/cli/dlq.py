@@ -36,7 +36,7 @@ def list_(
     """List dead letters, oldest first."""
     with open_queue(url, queue) as opened:
         letters = list(Filter.of(None, kind, reason, since, until, text, limit).choose(opened))
-        total = opened.dead.count()
+        total, limits = opened.dead.count(), opened.client.dead_letter_upkeep.limits
     if as_json:
         print(to_json([as_row(letter) for letter in letters]))
         return
@@ -53,7 +53,7 @@ def list_(
         table.add_row(*map(cell, row))
     print_table(table)
     if len(letters) < total:
-        typer.echo(f"{len(letters)} of {total}", err=True)
+        typer.echo(f"{len(letters)} of {total}; the limits of these settings: {limits}", err=True)
 
 
 @dlq_app.command()

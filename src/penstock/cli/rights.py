@@ -18,7 +18,7 @@ from penstock.redis.scripts import script
 
 NEWER = frozenset({"WAITAOF"})  # than the oldest server that is supported
 _CALL = re.compile(r"call\(\s*'([A-Z]+)'(?:\s*,\s*'([A-Z]+)')?")
-_CONTAINERS = ("XGROUP", "XINFO")
+_CONTAINERS = ("XGROUP", "XINFO", "MEMORY")
 _SCRIPTS = ("EVALSHA", "EVAL", "SCRIPT LOAD")
 _CONNECTING = ("PING", "SELECT", "CLIENT ID", "CLIENT SETNAME", "CLIENT SETINFO")
 _AS_OLD_AS = {"CLIENT SETINFO": "WAITAOF"}  # servers tell of commands which they know, not always of subcommands
@@ -120,6 +120,8 @@ def _uses(role: RoleName, name: str) -> bool:
         return False  # of the scripts those without a write are left to a reader
     if role is RoleName.PRODUCER:
         return name == "publish"
+    if name == "limit_dead_letters":
+        return True  # of all that write some
     if role is RoleName.BALANCER:
         return part == "balancer"
     if role is RoleName.SPARK:

@@ -49,6 +49,9 @@ def _queue_metrics(found: list[QueueGauges]) -> Iterable[Any]:
     )
     acked = CounterMetricFamily("queue_ack_total", "Tasks that were done.", labels=["kind", "queue"])
     dead = CounterMetricFamily("queue_dead_total", "Tasks that were given up.", labels=["kind", "queue"])
+    trimmed = CounterMetricFamily(
+        "queue_dead_trimmed_total", "Dead letters that were removed beyond their limits.", labels=["queue"]
+    )
     sizes = GaugeMetricFamily("queue_size", "Tasks by state.", labels=["queue", "state"])
     for queue in found:
         for kind, number in queue.open_by_kind.items():
@@ -58,13 +61,14 @@ def _queue_metrics(found: list[QueueGauges]) -> Iterable[Any]:
         for family, numbers in ((acked, queue.acked), (dead, queue.dead)):
             for kind, number in numbers.items():
                 family.add_metric([kind, queue.name], number)
+        trimmed.add_metric([queue.name], queue.dead_trimmed)
         states = {
             "open": queue.open, "scheduled": queue.scheduled, "dead": queue.dead_letters,
             "in_hand": sum(lane.in_hand for lane in queue.lanes), "waiting": sum(lane.waiting for lane in queue.lanes),
         }  # fmt: skip
         for state, number in states.items():
             sizes.add_metric([queue.name, state], number)
-    return [pending, idle, acked, dead, sizes]
+    return [pending, idle, acked, dead, trimmed, sizes]
 
 
 def _idle_by_stream(lanes: Sequence[LaneGauges]) -> list[tuple[str, float]]:

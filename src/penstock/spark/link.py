@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.errors import ConfigurationError
 from penstock.protection import Protection
 from penstock.spark.option_values import Options
@@ -26,6 +27,7 @@ class Link:
     password_file: str | None = None
     password_env: str | None = None
     protection_file: str | None = None
+    dead_letter_limits: DeadLetterLimits = field(default_factory=DeadLetterLimits)
 
     @classmethod
     def from_options(cls, options: Options) -> Link:
@@ -55,7 +57,7 @@ class Link:
         return client
 
     def _make(self) -> StreamClient:
-        given: dict[str, object] = {}
+        given: dict[str, object] = {"dead_letter_limits": self.dead_letter_limits}
         for name, value in self.settings:
             given[name] = _typed(name, value)
         password = self._password()

@@ -136,6 +136,10 @@ class Ledger:
         answer = await self._settle("bury", keys, [*self._me, message_id, int(is_deleted), *record], message_id)
         return answer != 0
 
+    async def limit_dead_letters(self) -> int:
+        """Keep the dead letters within their limits after one was written; return how many old ones were removed."""
+        return await self._client.dead_letter_upkeep.after(self.dead_letters)
+
     async def finish(
         self,
         message_id: str,

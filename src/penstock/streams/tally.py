@@ -13,7 +13,7 @@ class Tally:
     """Counts what a consumer does; the numbers of acknowledged messages come from the server's replies."""
 
     def __init__(self) -> None:
-        self.read = self.acked = self.dead = self.errors = 0
+        self.read = self.acked = self.dead = self.dead_trimmed = self.errors = 0
         self.retried = self.reclaimed = self.handed_back = self.lease_lost = self.missing = 0
         self._rate_in, self._rate_out = RateTracker(), RateTracker()
         self._first_read: float | None = None
@@ -58,6 +58,7 @@ class Tally:
             total_handed_back=self.handed_back,
             total_lease_lost=self.lease_lost,
             total_missing=self.missing,
+            total_dlq_trimmed=self.dead_trimmed,
         )
 
     def _numbers(self) -> tuple[int, ...]:

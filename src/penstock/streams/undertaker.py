@@ -126,6 +126,9 @@ class Undertaker:
         self._tally.count(dead=1)
         self._emit(EventName.DEAD_LETTERED, id=message.id, reason=written.value, error=_shown(error))
         await self._tell(message, written)
+        trimmed = await self._ledger.limit_dead_letters()
+        if trimmed:
+            self._emit(EventName.DEAD_LETTERS_TRIMMED, count=trimmed)
         return True
 
     async def _tell(self, message: StreamMessage, reason: Reason) -> None:

@@ -1,4 +1,4 @@
-"""Chores of a group that one consumer does for all: retention, and removing dead consumers."""
+"""Chores of a group that one consumer does for all: retention, also of dead letters, and removing dead consumers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class Upkeep:
         keys: StreamKeys,
         config: ConsumerConfig,
         consumer: str,
+        dead_letters: str,
         emit: Callable[..., None],
     ) -> None:
         self._client, self._group, self._keys, self._config = client, group, keys, config
-        self._consumer, self._emit = consumer, emit
+        self._consumer, self._dead_letters, self._emit = consumer, dead_letters, emit
         self._next_s = time.monotonic() + config.retention_interval_ms / 1000
 
     async def run_due(self) -> None:
@@ -50,3 +51,7 @@ class Upkeep:
         trimmed = await self._group.trim(self._config.max_stream_size)
         if trimmed:
             self._emit(EventName.TRIMMED, count=trimmed)
+        # For those that grow too old while no others are written.
+        old = await self._client.dead_letter_upkeep.apply(self._dead_letters)
+        if old:
+            self._emit(EventName.DEAD_LETTERS_TRIMMED, count=old)

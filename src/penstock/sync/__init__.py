@@ -23,6 +23,7 @@ __getattr__, __dir__, __all__ = _lazy_names(
         "penstock.balancer.topic": ["Topic"],
         "penstock.sync.balancer.topic_producer": ["TopicProducer"],
         "penstock.config": ["ConsumerConfig"],
+        "penstock.dead_letter_limits": ["DeadLetterLimits"],
         "penstock.errors": ["FatalError", "PenstockError", "RetryLater", "Snooze"],
         "penstock.events": ["Event", "EventName"],
         "penstock.model": [

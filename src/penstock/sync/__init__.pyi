@@ -5,6 +5,7 @@ from penstock.balancer.messages import LBSInfo, LBSInputMessage
 from penstock.balancer.notices import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
 from penstock.balancer.topic import Topic
 from penstock.config import ConsumerConfig
+from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.errors import FatalError, PenstockError, RetryLater, Snooze
 from penstock.events import Event, EventName
 from penstock.model import (
@@ -44,6 +45,7 @@ __all__ = [
     "ConsumerInfo",
     "ConsumerMetrics",
     "DeadLetter",
+    "DeadLetterLimits",
     "DeadLetters",
     "Event",
     "EventDrivenInterruptHandler",

@@ -17,9 +17,12 @@ async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name
     """Return the numbers of a queue; the cost does not grow with what was done before."""
     flat = await client.call(keys.counts, "HGETALL", keys.counts)
     by_what: dict[str, dict[str, int]] = {"added": {}, "acked": {}, "dead": {}, "redriven": {}}
+    dead_trimmed = 0
     for field, value in zip(flat[::2], flat[1::2], strict=True):
         what, _, kind = envelope.text(field).partition(":")
-        if what in by_what:
+        if what == "dead_trimmed":
+            dead_trimmed = envelope.number(value) or 0
+        elif what in by_what:
             by_what[what][kind] = envelope.number(value) or 0
     found = [await _lane_gauges(client, books, group) for books in await lanes.all()]
     return QueueGauges(
@@ -30,6 +33,7 @@ async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name
         dead_letters=int(await client.call(keys.dead, "XLEN", keys.dead)),
         results=int(await client.call(keys.done, "HLEN", keys.done)),
         lanes=tuple(found),
+        dead_trimmed=dead_trimmed,
         **by_what,
     )
 

@@ -30,6 +30,7 @@ class QueueGauges:
     dead: dict[str, int] = field(default_factory=dict)
     redriven: dict[str, int] = field(default_factory=dict)
     lanes: tuple[LaneGauges, ...] = ()
+    dead_trimmed: int = 0  # dead letters that were removed beyond their limits
 
     @property
     def open_by_kind(self) -> dict[str, int]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
 from penstock import task as values
+from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError, OutOfMemory, PenstockError
 from penstock.keys import TaskKeys
@@ -50,6 +51,7 @@ class RedisTaskQueue:
     how long a holder may be silent before its tasks are handed to others; results are kept for `result_ttl_s`. Work
     that is not finished is kept for ever. A task of more than `max_payload_bytes`, or with a payload nested deeper than
     `max_payload_depth`, is refused by enqueue(), and goes to the dead letters when somebody else wrote it.
+    `dead_letter_limits` are for the client that is made from a URL.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class RedisTaskQueue:
         encoding: Literal["msgpack", "json"] = "msgpack",
         max_payload_bytes: int = DEFAULT_MAX_BYTES,
         max_payload_depth: int = DEFAULT_MAX_DEPTH,
+        dead_letter_limits: DeadLetterLimits | Mapping[str, Any] | str | None = None,
     ) -> None:
         if encoding not in {"msgpack", "json"}:
             raise ConfigurationError(f"encoding={encoding!r} must be 'msgpack' or 'json'")
@@ -70,7 +73,14 @@ class RedisTaskQueue:
         _check_number("max_retry", max_retry, 0)
         _check_number("result_ttl_s", result_ttl_s, 1)
         self._owns_client = isinstance(url_or_client, str)
-        self.client = StreamClient.from_url(url_or_client) if isinstance(url_or_client, str) else url_or_client
+        if isinstance(url_or_client, str):
+            self.client = StreamClient.from_url(url_or_client, dead_letter_limits=dead_letter_limits)
+        elif dead_letter_limits is not None:
+            raise ConfigurationError(
+                "dead_letter_limits belong to the client: StreamClient(..., dead_letter_limits=...)"
+            )
+        else:
+            self.client = url_or_client
         self.name, self.idle_ms, self.max_retry, self.result_ttl_s = name, idle_ms, max_retry, result_ttl_s
         self.keys = TaskKeys.of(name, self.client.prefix, self.client.is_cluster)
         self.group, self.consumer = name, unique_worker_name(name)
@@ -336,13 +346,14 @@ class RedisTaskQueue:
             await self.trim()
 
     async def trim(self) -> None:
-        """Let go of entries of finished tasks, of old results, and of consumers and lanes that are gone or empty."""
+        """Let go of finished tasks, old results and dead letters, and of consumers and lanes that are gone or empty."""
         for books in await self._lanes.all():
             await books.group.trim(0)
             await books.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
             if not books.lane.is_lasting and await books.close():
                 self._lanes.forget(books.lane)
         await self._board.trim(int(self.result_ttl_s * 1000))
+        await self.client.dead_letter_upkeep.apply(self.keys.dead, self.keys.counts)
 
     async def list_tasks(self, limit: int = 10, offset: int = 0) -> list[Task]:
         """Return open tasks: queued, waiting and in hand by priority and age, then scheduled ones by time."""

@@ -6,7 +6,9 @@ import pytest
 import redis
 
 from penstock.policy import Reason
+from penstock.spark.pipeline import Pipeline
 from penstock.spark.pipeline.dead_letters import DeadLetterDesk, Fate
+from penstock.spark.pipeline.plan import office_of
 from penstock.sync import StreamClient
 from tests.helpers.hostile import MANY_FIELDS, wide
 
@@ -26,3 +28,23 @@ def test_an_entry_of_very_many_fields_is_given_up_once_with_what_matters(
     [(_, record)] = raw.xrange("orders_dlq")
     assert (record[b"data"], record[b"dlq_id"], record[b"field-1999"]) == (b"no json", entry_id.encode(), b"1999")
     assert record[b"dlq_cut"].startswith(b"%d fields" % (count - 2_000))
+
+
+def test_the_newest_dead_letters_are_kept(redis_url: str, raw: redis.Redis) -> None:
+    text = f"""
+name = "shop"
+checkpoint = "/tmp/nowhere"
+[source]
+url = "{redis_url}"
+streams = ["orders"]
+schema = "n INT"
+dead_letter_limits = {{ max_count = 3 }}
+[[sink]]
+kind = "console"
+"""
+    desk = office_of(Pipeline.from_toml(text)).desk("batch 1")
+    ids = [raw.xadd("orders", {"data": "no json"}) for _ in range(8)]
+    for entry_id in ids:
+        desk.bury("orders", entry_id.decode(), None, Fate(Reason.DECODE_ERROR))
+        desk.bury("orders", entry_id.decode(), None, Fate(Reason.DECODE_ERROR))
+    assert [record[b"dlq_id"] for _, record in raw.xrange("orders_dlq")] == ids[5:]

@@ -135,6 +135,8 @@ def test_no_address_is_shown_since_it_may_hold_a_password() -> None:
         ("bigint NOT NULL,", "bigint NUT NULL,", "f.toml:7: [source] schema 'order_id bigint NUT NULL"),
         ("max_rows_per_batch = 1000", "max_rows_per_batch = 0", "[source] max_rows_per_batch = 0 must be a whole number"),
         ("max_rows_per_batch = 1000", 'max_rows_per_batch = "x"', "f.toml:12: [source] max_rows_per_batch = 'x'"),
+        ("max_rows_per_batch = 1000", "dead_letter_limits = { max_age = 5 }", "f.toml:12: [source] dead_letter_limits: DeadLetterLimits has no"),
+        ("max_rows_per_batch = 1000", "dead_letter_limits = 7", "f.toml:12: [source] dead_letter_limits: limits of dead letters must be"),
         ("waitForStreams = true", "waitForStream = true", "unknown option 'waitforstream'"),
         ("waitForStreams = true", "mode = 'FAILFAST'", "options.mode: a pipeline chooses it itself"),
         ("waitForStreams = true", "payloadSchema = 'a int'", "options.payloadSchema: write it as schema = ... instead"),

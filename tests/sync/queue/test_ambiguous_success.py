@@ -14,6 +14,7 @@ from penstock.redis.scripts import script
 from penstock.sync import StreamClient
 from penstock.sync.queue.desk import Desk
 from penstock.sync.queue.slots import Slots
+from penstock.sync.redis.dead_letter_upkeep import DeadLetterUpkeep
 from penstock.testing import FaultProxy
 from tests.sync.queue.audit import SCRIPTS, Recorder, Request, Stage, commands_in_the_source
 from tests.sync.queue.audit_stories import STORIES
@@ -39,6 +40,8 @@ def told(name: str, client: StreamClient, raw: redis.Redis, budget_s: float) -> 
     raw.flushall()
     stage = Stage(client, raw, budget_s)
     with pytest.MonkeyPatch.context() as patched:
+        # Else a telling soon after another one would not look after the limits of its dead letters.
+        patched.setattr(sys.modules[DeadLetterUpkeep.__module__], "_AGAIN_S", 0.0)
         if name != "take_ahead_and_pause":
             # On a busy machine a message that was taken ahead would be put back, by commands that no other telling has.
             for user in (Desk, Slots):

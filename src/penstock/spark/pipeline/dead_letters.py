@@ -103,6 +103,7 @@ class DeadLetterDesk:
         arguments = [entry_id, _REMEMBER_S, *record]
         self._patiently(lambda: self._client.run("spark_bury", [dead, marks], arguments, Repeat.IDEMPOTENT))
         self._noted(stream, part).add(entry_id)
+        self._client.dead_letter_upkeep.after(dead)
 
     def _fields(self, stream: str, entry_id: Id, data: bytes | None) -> list[bytes]:
         # Asked for only now: to carry all fields of all rows through the plan would slow down those that are well.

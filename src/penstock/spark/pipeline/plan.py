@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
@@ -26,7 +27,9 @@ _PARTITIONS = "minPartitions"
 
 def office_of(pipeline: Pipeline) -> DeadLetterOffice:
     """Return how the dead letters of a pipeline are reached."""
-    return DeadLetterOffice(pipeline.source.parsed().link, pipeline.name, pipeline.checkpoint)
+    source = pipeline.source
+    link = replace(source.parsed().link, dead_letter_limits=source.dead_letter_limits)
+    return DeadLetterOffice(link, pipeline.name, pipeline.checkpoint)
 
 
 class Planner:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.errors import ConfigurationError
 from penstock.keys import StreamKeys
 from penstock.spark.pipeline.checks import check_choice, check_positive, check_text, take_texts
@@ -44,6 +45,7 @@ class Source:
     starting: str = "earliest"
     max_rows_per_batch: int | None = None
     group: str | None = None
+    dead_letter_limits: DeadLetterLimits = field(default_factory=DeadLetterLimits)
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,6 +58,8 @@ class Source:
             raise ConfigurationError(f"streams = {list(self.streams)} must be names, or one glob pattern alone")
         check_choice("format", self.format, FORMATS)
         check_positive("max_rows_per_batch", self.max_rows_per_batch)
+        if not isinstance(self.dead_letter_limits, DeadLetterLimits):
+            raise ConfigurationError("dead_letter_limits must be DeadLetterLimits")
         if self.schema is not None and self.model is not None:
             raise ConfigurationError("give schema or model, not both")
         for name in self.columns:

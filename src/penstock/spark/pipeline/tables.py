@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.errors import ConfigurationError
 
 _Value = TypeVar("_Value")
@@ -78,6 +79,8 @@ def _typed(value: object, hint: Any, where: str) -> object:
     choices = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     wanted = [choice for choice in choices if choice is not types.NoneType]
     kind = wanted[0]
+    if kind is DeadLetterLimits:
+        return _limits(value, where)
     origin = typing.get_origin(kind)
     if origin is tuple:
         return _texts(value, where)
@@ -88,6 +91,13 @@ def _typed(value: object, hint: Any, where: str) -> object:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigurationError(f"{where} = {value!r} must be {_NAMES.get(kind, kind.__name__)}")
     return value
+
+
+def _limits(value: object, where: str) -> DeadLetterLimits:
+    try:
+        return DeadLetterLimits.of(value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
 
 
 def _texts(value: object, where: str) -> tuple[str, ...]:

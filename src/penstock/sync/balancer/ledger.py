@@ -282,13 +282,16 @@ class Ledger:
             return bool(self._client.run("balancer_bury", keys, args, Repeat.IDEMPOTENT) == 1)
 
         try:
-            return reduced_if_refused(write, fields, reason, error)
+            is_buried = reduced_if_refused(write, fields, reason, error)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
             # It stays pending: the sweeps try again, and the other entries do not wait for it.
             self._unburied.note(self.keys.stream, entry_id)
             return False
+        if is_buried:
+            self._client.dead_letter_upkeep.after(self.keys.dead_letters)
+        return is_buried
 
     # --- looking ------------------------------------------------------------------------------------
 

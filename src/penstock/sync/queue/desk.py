@@ -74,7 +74,8 @@ class Desk:
         self._slots = Slots(self._client, self.keys, GROUP, self._settings.dead_letters, self._look_soon)
         self._unsettled = Unsettled(self._slots, self._settings.retry, self._emit)
         config = ConsumerConfig(group=GROUP, max_stream_size=0)
-        self._upkeep = Upkeep(self._client, self._group, self.keys, config, self._slots.name, self._emit)
+        dead_letters = self._settings.dead_letters
+        self._upkeep = Upkeep(self._client, self._group, self.keys, config, self._slots.name, dead_letters, self._emit)
 
     def _look_soon(self) -> None:
         self._next_due_s = 0.0
@@ -340,6 +341,9 @@ class Desk:
             return False
         text = "" if error is None else text_of(error, repr)
         self._emit(EventName.DEAD_LETTERED, id=entry_id, reason=written.value, error=text)
+        trimmed = slot.ledger.limit_dead_letters()
+        if trimmed:
+            self._emit(EventName.DEAD_LETTERS_TRIMMED, count=trimmed)
         return True
 
     def renew(self, claim: Claim) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
+from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.errors import (
     ClientClosed,
     ConfigurationError,
@@ -32,6 +33,7 @@ from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import at_end, call_home, home, is_alive, pause
+from penstock.sync.redis.dead_letter_upkeep import DeadLetterUpkeep
 from penstock.sync.redis.lane import Lane
 
 _TRIES = 3
@@ -62,6 +64,7 @@ class StreamClient:
         socket_keepalive: bool = True,
         socket_keepalive_options: Mapping[int, int] | None = None,
         protection: Protection | None = None,
+        dead_letter_limits: DeadLetterLimits | Mapping[str, Any] | str | None = None,
         **tls_options: Any,
     ) -> None:
         settings = ConnectionSettings(
@@ -79,12 +82,15 @@ class StreamClient:
             max_connections=max_connections,
             pool_timeout_s=pool_timeout,
         )
-        self._setup(settings, prefix, protection)
+        self._setup(settings, prefix, protection, dead_letter_limits)
 
-    def _setup(self, settings: ConnectionSettings, prefix: str, protection: Protection | None = None) -> None:
+    def _setup(
+        self, settings: ConnectionSettings, prefix: str, protection: Protection | None = None, limits: object = None
+    ) -> None:
         if protection is not None and not isinstance(protection, Protection):
             raise ConfigurationError(f"protection must be a Protection, not {type(protection).__name__}")
         self.settings, self.prefix, self.protection = settings, prefix, protection
+        self.dead_letter_upkeep = DeadLetterUpkeep(self, DeadLetterLimits.of(limits))
         self._server: EmbeddedServer | None = None
         self._lanes: dict[object, Lane] = {}
         self._making_lane = threading.Lock()
@@ -93,9 +99,11 @@ class StreamClient:
         self._capabilities: Capabilities | None = None
 
     @classmethod
-    def _of(cls, settings: ConnectionSettings, prefix: str, protection: Protection | None = None) -> Self:
+    def _of(
+        cls, settings: ConnectionSettings, prefix: str, protection: Protection | None = None, limits: object = None
+    ) -> Self:
         client = cls.__new__(cls)
-        client._setup(settings, prefix, protection)  # noqa: SLF001
+        client._setup(settings, prefix, protection, limits)  # noqa: SLF001
         return client
 
     @classmethod
@@ -113,6 +121,7 @@ class StreamClient:
     @classmethod
     def _from_address(cls, address: Address, given: dict[str, Any]) -> Self:
         prefix, protection = given.pop("prefix", ""), given.pop("protection", None)
+        limits = given.pop("dead_letter_limits", None)
         tls_options = {name: given.pop(name) for name in list(given) if name.startswith("ssl_")}
         renamed = {
             "socket_timeout": "socket_timeout_s",
@@ -138,7 +147,7 @@ class StreamClient:
             if target not in ConnectionSettings.__dataclass_fields__:
                 raise ConfigurationError(f"unknown option {name!r}; the options are those of StreamClient()")
             known[target] = value
-        return cls._of(ConnectionSettings(**known), prefix, protection)
+        return cls._of(ConnectionSettings(**known), prefix, protection, limits)
 
     @classmethod
     def from_cluster(

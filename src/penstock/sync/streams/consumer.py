@@ -127,7 +127,7 @@ class StreamConsumer:
             self._ledger, self._inbox, self._intake, self._settler, self._tally, self._emit,
             lambda: self._fenced is not None,
         )  # fmt: skip
-        self._upkeep = Upkeep(self.client, self._group, keys, config, self.worker_name, self._emit)
+        self._upkeep = Upkeep(self.client, self._group, keys, config, self.worker_name, dead_letters, self._emit)
 
     # --- public -------------------------------------------------------------------------------------
 
@@ -315,6 +315,8 @@ class StreamConsumer:
     # --- what the parts report ----------------------------------------------------------------------
 
     def _emit(self, name: EventName, **fields: object) -> None:
+        if name is EventName.DEAD_LETTERS_TRIMMED and isinstance(count := fields["count"], int):
+            self._tally.count(dead_trimmed=count)  # here, for the chores have no other way to it
         if self._on_event is not None:
             try:
                 self._on_event(Occurrence(name, self.stream, self.config.group, fields))

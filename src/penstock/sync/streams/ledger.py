@@ -137,6 +137,10 @@ class Ledger:
         answer = self._settle("bury", keys, [*self._me, message_id, int(is_deleted), *record], message_id)
         return answer != 0
 
+    def limit_dead_letters(self) -> int:
+        """Keep the dead letters within their limits after one was written; return how many old ones were removed."""
+        return self._client.dead_letter_upkeep.after(self.dead_letters)
+
     def finish(
         self,
         message_id: str,

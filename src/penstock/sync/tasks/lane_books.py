@@ -117,6 +117,8 @@ class LaneBooks:
                     raise
         if is_repeated and answer == b"gone":
             answer = _HEARD.get(what, answer)  # the first try was heard
+        if answer == b"dead":
+            self._limit_dead_letters(1)
         return answer.decode()
 
     def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str]]:
@@ -129,7 +131,14 @@ class LaneBooks:
             self._cursor = cursor.decode()
             total += int(freed)
             gone += [task_id.decode() for task_id in dead]
+        if gone:
+            self._limit_dead_letters(len(gone))
         return total, gone
+
+    def _limit_dead_letters(self, written: int) -> None:
+        # Nothing else goes with a record: the index and the unique text are free since the task died, and its error
+        # stays as long as a result does.
+        self._client.dead_letter_upkeep.after(self._keys.dead, written, self._keys.counts)
 
     def move(self, moves: Sequence[tuple[str, str, Lane, int]]) -> int:
         """Move tasks (entry, id, lane, runs before) of this consumer to other lanes."""
