@@ -8,10 +8,7 @@ import traceback
 from penstock.errors import PenstockError, name_of, text_of
 
 _MOST_BYTES = 65_536
-_PARTS = (
-    "balancer", "dead_letters", "queue", "results.fs_store", "results.postgres", "results.s3", "shutdown", "spark",
-    "streams", "tasks",
-)  # fmt: skip
+_PARTS = ("balancer", "dead_letters", "queue", "results", "shutdown", "spark", "streams", "tasks")
 
 
 class StandIn(PenstockError):
