@@ -9,7 +9,8 @@ from penstock.errors import PenstockError, name_of, text_of
 
 _MOST_BYTES = 65_536
 _PARTS = (
-    "balancer", "queue", "results.fs_store", "results.postgres", "results.s3", "shutdown", "spark", "streams", "tasks",
+    "balancer", "queue", "redis", "results.fs_store", "results.postgres", "results.s3", "shutdown", "spark",
+    "streams", "tasks",
 )  # fmt: skip
 
 
