@@ -44,8 +44,9 @@ test-all: $(VENV)/.dev ## Run every test on every server
 test-bare: $(VENV)/.dev ## Run the tests without any server, PostgreSQL, faketime and Java: what needs one skips (needs Linux)
 	@$(BIN)/python tools/bare_machine.py --wheels $(BIN)/python $(PYTEST) $(ARGS)
 
-test-failover: $(VENV)/.dev ## Kill the owner of 1,500 streams 20 times, with the machine to itself
+test-failover: $(VENV)/.dev ## Measure take-overs: 1,500 streams of a killed owner, masters behind Sentinel and in a cluster
 	@PENSTOCK_TIMED=1 $(BIN)/python -m pytest -rP tests/faults/test_balancer.py -k "1500_streams or within_one_sweep or evenly or frozen or cost_little" $(ARGS)
+	@PENSTOCK_TIMED=1 $(BIN)/python -m pytest -m slow tests/faults/test_failover_times.py $(ARGS)
 
 test-interop: $(VENV)/.dev ## Run Python and Go peers of one balanced service together (needs Go and its module proxy)
 	@PENSTOCK_INTEROP=1 $(BIN)/python -m pytest tests/interop $(ARGS)

@@ -202,6 +202,8 @@ def _longest_recovery(confirmed: dict[str, float], ended: dict[str, float], wind
     first_end = list(accumulate((end for _, end in reversed(pairs)), min))[::-1]  # of these and all later ones
     longest = 0.0
     for window in windows:
+        if window.kind == "stall":
+            continue  # the campaign itself stood still: nothing was broken
         place = bisect_right(published, window.begin)
         if place < len(pairs):
             longest = max(longest, first_end[place] - window.begin)

@@ -52,8 +52,8 @@ def server_with_a_clock(file: Path) -> Iterator[EmbeddedServer]:
 class ReplicatedCluster:
     """Three nodes with a share of the slots each, and a replica for each of them."""
 
-    def __init__(self) -> None:
-        options = {"repl-diskless-sync-delay": "0", "cluster-node-timeout": "2000"}
+    def __init__(self, options: dict[str, str] | None = None) -> None:
+        options = {"repl-diskless-sync-delay": "0", "cluster-node-timeout": "2000", **(options or {})}
         self._primaries = Cluster(NEWEST, options=options)
         self._options = {**options, "cluster-enabled": "yes"}
         self._resources = contextlib.ExitStack()

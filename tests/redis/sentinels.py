@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from penstock.redis.embedded import LOOPBACK, EmbeddedServer, free_port
 from penstock.redis.probe import ask
+from penstock.testing import ServerKind
 from tests.helpers.missing import usual_server
 from tests.redis.halves import eventually
 
@@ -15,10 +16,18 @@ SERVICE = "main"
 
 
 class SentinelGroup:
-    """One master, one replica and some Sentinels that watch them."""
+    """One master, one replica or more, and some Sentinels that watch them."""
 
-    def __init__(self, folder: Path, sentinels: int = 1) -> None:
-        self._folder, self._count = folder, sentinels
+    def __init__(
+        self,
+        folder: Path,
+        sentinels: int = 1,
+        replicas: int = 1,
+        kind: ServerKind | None = None,
+        options: dict[str, str] | None = None,
+    ) -> None:
+        self._folder, self._count, self._replicas = folder, sentinels, replicas
+        self._kind, self._options = kind or usual_server(), options or {}
         self._resources = ExitStack()
         self.servers: list[EmbeddedServer] = []
         self.sentinels: list[tuple[str, int]] = []
@@ -44,6 +53,12 @@ class SentinelGroup:
         _, port = ask(self.sentinels[0], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)  # type: ignore[misc]
         return next(server for server in self.servers if server.port == int(port))
 
+    def agreed(self) -> EmbeddedServer | None:
+        """Returns the server that most of the Sentinels name, if they agree."""
+        named = [ask(address, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE) for address in self.sentinels]
+        ports = [int(reply[1]) for reply in named if isinstance(reply, list)]
+        return next((server for server in self.servers if 2 * ports.count(server.port or 0) > len(named)), None)
+
     def fail_over(self) -> None:
         """Has the replica promoted while the master lives, which is then demoted and hangs up on its clients."""
         before = self.master()
@@ -53,15 +68,27 @@ class SentinelGroup:
         told(before.unix_socket, "REPLICAOF", LOOPBACK, self.master().port)
         told(before.unix_socket, "CLIENT", "KILL", "TYPE", "normal")
 
+    def fail_over_unnoticed(self) -> EmbeddedServer:
+        """Has the replica promoted and returns the master before, which never learns of it and serves its clients."""
+        before = self.master()
+        # As if no Sentinel got through to it, however long the test takes.
+        assert told(before.unix_socket, "ACL", "SETUSER", "default", "-replicaof", "-slaveof") == b"OK"
+        eventually(lambda: ask(self.sentinels[0], "SENTINEL", "FAILOVER", SERVICE) == b"OK")
+        eventually(lambda: self.master() is not before)
+        return before
+
     def _start(self) -> None:
-        kind = usual_server()
+        kind = self._kind
         binary = kind.binary()
-        quick = {"repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
+        quick = {"repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1", **self._options}
         master = self._resources.enter_context(kind.server(port=0, options=quick))
         following = {**quick, "replicaof": [LOOPBACK, str(master.port)]}
-        replica = self._resources.enter_context(kind.server(port=0, options=following))
-        self.servers = [master, replica]
-        eventually(lambda: b"master_link_status:up" in told(replica.unix_socket, "INFO", "replication"))
+        replicas = [
+            self._resources.enter_context(kind.server(port=0, options=following)) for _ in range(self._replicas)
+        ]
+        self.servers = [master, *replicas]
+        for replica in replicas:
+            eventually(lambda at=replica.unix_socket: b"master_link_status:up" in told(at, "INFO", "replication"))
         for number in range(self._count):
             self._start_sentinel(binary, number, master)
         for address in self.sentinels:
@@ -87,7 +114,7 @@ class SentinelGroup:
         if not isinstance(fields, list):
             return False
         found = dict(zip(fields[::2], fields[1::2], strict=True))
-        return (found[b"num-slaves"], int(found[b"num-other-sentinels"])) == (b"1", self._count - 1)
+        return (int(found[b"num-slaves"]), int(found[b"num-other-sentinels"])) == (self._replicas, self._count - 1)
 
 
 def told(address: Any, *command: Any) -> Any:

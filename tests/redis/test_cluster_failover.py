@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from penstock import ConsumerConfig
-from penstock.errors import ConnectionFailed, ConnectionLost, ServerBusy
+from penstock.errors import ConnectionFailed, ConnectionLost, GroupLost, PenstockError, ServerBusy
 from penstock.redis.embedded import EmbeddedServer
+from penstock.redis.scripts import script
+from penstock.redis.settings import ConnectionSettings
+from penstock.redis.side_lane import SideLane
 from penstock.testing import Cluster
 from penstock.testing.servers import NEWEST
 from tests.redis.halves import Half, eventually
@@ -76,3 +79,22 @@ def _length(half: Half, client: Any) -> int:
         return int(half.do(client.call, STREAM, "XLEN", STREAM))
     except (ConnectionFailed, ConnectionLost, ServerBusy):
         return 0
+
+
+def test_a_heartbeat_that_begins_while_its_node_is_dead_finds_the_replica(
+    cluster_with_replica: tuple[Cluster, EmbeddedServer],
+) -> None:
+    cluster, doomed = cluster_with_replica
+    lane = SideLane(ConnectionSettings(kind="cluster", hosts=tuple(cluster.addresses)), STREAM)
+
+    def beat() -> PenstockError | None:
+        try:
+            lane.run(script("renew"), (1, STREAM, "g", "me", "", 0, "1-1"))
+        except PenstockError as error:
+            return error
+        return None
+
+    doomed.kill()
+    assert isinstance(beat(), ConnectionFailed), "it is the owner still"
+    eventually(lambda: isinstance(beat(), GroupLost))  # so says the new one, for there is no group
+    lane.close()

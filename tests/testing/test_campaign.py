@@ -92,6 +92,13 @@ def test_recovery_is_the_time_until_something_published_since_was_handled(folder
     assert verdict_of(folder).recovery_s == pytest.approx(3.5)
 
 
+def test_a_campaign_that_stood_still_itself_is_no_fault_to_recover_from(folder: Path) -> None:
+    wrote(folder, "producer-0", "confirmed 1 7.0")
+    wrote(folder, "worker-0", "begin 1 8.0", "end 1 8.0")
+    broke(folder, Window("stall", "*", 1.0, 2.0, "all"), Window("server_kill", "*", 5.0, 6.5, "none"))
+    assert verdict_of(folder).recovery_s == pytest.approx(3.0)
+
+
 def test_two_results_of_one_task_and_a_missing_one_break_a_promise(folder: Path) -> None:
     wrote(folder, "producer-0", "confirmed 1 1.0", "confirmed 2 1.0")
     wrote(folder, "worker-0", "begin 1 2.0", "end 1 2.0", "begin 2 2.0", "end 2 2.0")

@@ -6,10 +6,9 @@ import pytest
 import redis.exceptions as driver
 from hypothesis import given
 from hypothesis import strategies as st
-from redis.sentinel import MasterNotFoundError
 
 from penstock import errors
-from penstock.redis.translate import Redirected, ScriptMissing, connect_error, error_reply, told_cause
+from penstock.redis.translate import Redirected, ScriptMissing, connect_error, error_reply
 
 
 @pytest.mark.parametrize(
@@ -97,25 +96,9 @@ def test_a_failed_login_names_the_server(raised: Exception, error: type[Exceptio
     found = connect_error(raised, "host:1")
     assert type(found) is error
     assert says in str(found)
-    assert told_cause(raised) is raised
 
 
 def test_the_last_word_of_a_cluster_node_counts() -> None:
     wrapped = driver.RedisClusterException("cannot be connected")
     wrapped.__cause__ = driver.AuthenticationError("invalid")
     assert isinstance(connect_error(wrapped, "host:1"), errors.AuthenticationFailed)
-
-
-def test_what_sentinels_say_is_told_without_the_settings_of_the_driver() -> None:
-    said = (
-        "No master found for 'main' : <redis.client.Redis(<redis.connection.ConnectionPool(password=secret)>)> - "
-        "ConnectionError('Error 111'), <redis.client.Redis(password=secret)> - TimeoutError('late')"
-    )
-    found = connect_error(MasterNotFoundError(said), "s1:26379")
-    assert isinstance(found, errors.ConnectionFailed)
-    assert "secret" not in str(found)
-    assert "ConnectionError('Error 111')" in str(found)
-    assert "TimeoutError('late')" in str(found)
-    assert told_cause(MasterNotFoundError(said)) is None
-    refused = MasterNotFoundError("No master found for 'main' : <redis.client.Redis()> - AuthenticationError('x')")
-    assert isinstance(connect_error(refused, "s1:26379"), errors.AuthenticationFailed)

@@ -53,6 +53,7 @@ class Listener:
         self._spaces = f"__keyspace@{db}__:"
         self._patterns = [self._events, f"{self._spaces}*{MUTEX_KEY_SEP}*"]
         self._is_told, self._failures = False, 0
+        self._hosts: set[Host] = set()  # that somebody listens to
 
     def stop(self) -> None:
         """Let run() end."""
@@ -91,8 +92,11 @@ class Listener:
 
     async def run(self, host: Host, subscription: Subscription | None) -> None:
         """Listen until stop(); a broken subscription is made anew, and what it missed is left to the sweep."""
+        self._hosts.add(host)
         while not self._stopping.is_set():
-            subscription = subscription or await self.open(host)
+            if subscription is None:
+                host = await self._follow(host)
+                subscription = await self.open(host)
             if subscription is not None:
                 try:
                     await self._listen(subscription)
@@ -104,6 +108,19 @@ class Listener:
                 subscription = None
             if not self._stopping.is_set():
                 await self._stopping.wait(min(_RETRY_S * 2 ** min(self._failures, 16), _LONGEST_RETRY_S))
+
+    async def _follow(self, host: Host) -> Host:
+        # A server that was replaced has no locks any more, or those of the past.
+        try:
+            masters = await self._client.masters()
+            new = [master for master in masters if master not in self._hosts]
+            if host not in masters and new:
+                self._hosts = {*self._hosts, new[0]} - {host}
+                host = new[0]
+                await self.switch_on()
+        except PenstockError as error:
+            self._config.logger.debug("no events for now: %s", error)
+        return host
 
     async def _listen(self, subscription: Subscription) -> None:
         heard_s = time.monotonic()

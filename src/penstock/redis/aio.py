@@ -18,6 +18,7 @@ import hiredis
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
 from penstock.redis.glances import Glances, glance
 from penstock.redis.translate import error_reply
+from penstock.runtime.aio import call_home
 
 Reply: TypeAlias = Any
 Command: TypeAlias = tuple[bytes | str | int, ...]
@@ -277,6 +278,10 @@ class Connection(asyncio.Protocol):
         """Close at once; whoever waits gets ConnectionLost."""
         if self._transport is not None:
             self._break(ConnectionLost(f"the connection to Redis at {self.where} was closed by this process"))
+
+    def abort_from_outside(self) -> None:
+        """Close at once, from any thread."""
+        call_home(self._loop, self.abort)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -13,14 +13,15 @@ from typing import Any, TypeVar
 import redis.asyncio as driver
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
 
 from penstock.errors import ConnectionFailed
 from penstock.redis.aio import Connection
+from penstock.redis.master_watch import MasterWatch, Tied, replaced, watch_of
 from penstock.redis.settings import ConnectionSettings, Host
-from penstock.redis.translate import connect_error, told_cause
+from penstock.redis.translate import connect_error
+from penstock.runtime.aio import call_home
 
 T = TypeVar("T")
 
@@ -44,15 +45,31 @@ def _no_retry() -> Retry:
     return Retry(NoBackoff(), 0)
 
 
+class _Attempt:
+    """A connection that is being opened."""
+
+    def __init__(self) -> None:
+        self.scope = asyncio.timeout(None)
+        self.is_open = True
+        self._loop = asyncio.get_running_loop()
+
+    def abort_from_outside(self) -> None:
+        """Wait for it no longer."""
+        call_home(self._loop, self._abort)
+
+    def _abort(self) -> None:
+        if self.is_open:
+            self.scope.reschedule(self._loop.time())
+
+
 class Locator:
     """Finds the server that serves a key, and opens connections to it."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings
         self._cluster: driver.RedisCluster | None = None
-        self._sentinels = settings.hosts  # the one that knew the master is asked first
-        self._master: Host | None = None
-        self._refreshed = 0
+        self._watch = watch_of(settings)
+        self._refreshed = self._answered = 0  # where they differ, the Sentinels are asked again
         self._seen: set[Host] = set()
         self._lock = asyncio.Lock()
 
@@ -64,10 +81,11 @@ class Locator:
                 if node is None:
                     raise ConnectionFailed(f"no node of the cluster at {self._settings.where} serves {key!r}")
                 return node.host, int(node.port)
-            if self._settings.kind == "sentinel":
-                return self._master or await self._find_master()
+            if self._watch is not None:
+                master = self._watch.master if self._refreshed == self._answered else None
+                return master or await self._find_master(self._watch)
         except (OSError, driver.RedisError, RedisClusterException) as error:  # the latter is none of the former
-            raise connect_error(error, self._settings.where) from told_cause(error)
+            raise connect_error(error, self._settings.where) from error
         return self._settings.hosts[0] if self._settings.hosts else ("", 0)
 
     async def masters(self) -> list[Host]:
@@ -77,18 +95,41 @@ class Locator:
         try:
             return [(str(node.host), int(node.port)) for node in (await self._topology()).get_primaries()]
         except (OSError, driver.RedisError, RedisClusterException) as error:
-            raise connect_error(error, self._settings.where) from told_cause(error)
+            raise connect_error(error, self._settings.where) from error
 
     async def refresh(self) -> None:
         """Ask for the topology again at the next look-up."""
-        self._master = None
         self._refreshed += 1
         if self._cluster is not None:
             cluster, self._cluster = self._cluster, None
             await cluster.aclose()
 
     async def connect(self, host: Host) -> Connection:
-        """Open a connection to the server."""
+        """Open a connection to the server, which ends when that is the master no more."""
+        try:
+            return await (self._connect(host) if self._watch is None else self._connect_to_master(host))
+        except ConnectionFailed:
+            await self.refresh()  # another server may serve the key by now: whoever tries again asks anew
+            raise
+
+    async def _connect_to_master(self, host: Host) -> Connection:
+        attempt = _Attempt()
+        self.tie(host, attempt)
+        try:
+            async with attempt.scope:
+                connection = await self._connect(host)
+        except TimeoutError as error:
+            raise replaced(host) from error
+        finally:
+            attempt.is_open = False
+        try:
+            self.tie(host, connection)
+        except ConnectionFailed:
+            connection.abort()
+            raise
+        return connection
+
+    async def _connect(self, host: Host) -> Connection:
         settings = self._settings
         where = settings.where if settings.kind in ("single", "unix") else f"{host[0]}:{host[1]}"
         options = settings.driver_options() | {"retry": _no_retry(), "db": settings.db}
@@ -135,28 +176,20 @@ class Locator:
                 self._cluster = cluster
             return self._cluster
 
-    async def _find_master(self) -> Host:
-        async with self._lock:
-            if self._master is not None:
-                return self._master
-            refreshed = self._refreshed
-            found = await self._ask_sentinels()
-            if refreshed == self._refreshed:  # else somebody has met another master since: the next one asks again
-                self._master = found
-            return found
-
-    async def _ask_sentinels(self) -> Host:
-        # Made anew for one question: when two ask at once, redis-py loses clients on their way to the front.
-        options = self._settings.sentinel_options() | {"retry": _no_retry()}
-        sentinel = Sentinel(list(self._sentinels), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
-        clients = dict(zip(sentinel.sentinels, self._sentinels, strict=True))
+    async def _find_master(self, watch: MasterWatch) -> Host:
+        refreshed = self._refreshed
         try:
-            host, port = await _heeded(sentinel.discover_master(str(self._settings.service_name)))
-            self._sentinels = tuple(clients[client] for client in sentinel.sentinels)
-        finally:
-            for client in clients:
-                await client.aclose()
-        return str(host), int(port)
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                master = await asyncio.wrap_future(watch.ask())
+        except TimeoutError as error:
+            raise watch.not_found([]) from error
+        self._answered = refreshed
+        return master
+
+    def tie(self, host: Host, tied: Tied) -> None:
+        """Have something that uses the server end when that is the master no more."""
+        if self._watch is not None and not self._watch.tie(host, tied):
+            raise replaced(host)
 
     async def make_driver(self, host: Host) -> driver.Redis:
         """Return a redis-py client to one of the servers, for pub/sub and administration; the caller closes it."""

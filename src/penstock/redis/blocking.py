@@ -167,6 +167,10 @@ class Connection:
                 connected.shutdown(socket.SHUT_RDWR)
             self._close_aborted()
 
+    def abort_from_outside(self) -> None:
+        """Close at once, from any thread: as in the twin."""
+        self.abort()
+
     def _close_aborted(self) -> None:
         # Not while a thread is reading: the number of a closed file goes to the next one that is opened. Whoever has
         # the lock looks here once more when it has given it back, so that the last one out closes it.

@@ -59,11 +59,7 @@ class Lane:
     async def open(self, host: Host) -> Connection:
         """Open a connection, waiting for one to be closed when there are too many."""
         await self._wait_for_room()
-        try:
-            connection = await self.locator.connect(host)
-        except ConnectionFailed:
-            await self.locator.refresh()  # another server may serve the key by now: whoever tries again asks anew
-            raise
+        connection = await self.locator.connect(host)
         with self._listing:
             self._opened = [*(known for known in self._opened if known.is_open), connection]
             is_late = self.is_closed

@@ -70,17 +70,6 @@ class ConnectionSettings:
             return f"unix:{self.path}"
         return ",".join(f"{host}:{port}" for host, port in self.hosts)
 
-    def sentinel_options(self) -> dict[str, Any]:
-        """Return the keyword arguments for connections to the Sentinels, which have passwords of their own."""
-        return {
-            "username": self.sentinel_username,
-            "password": self.sentinel_password,
-            "socket_timeout": self.connect_timeout_s,
-            "socket_connect_timeout": self.connect_timeout_s,
-            "ssl": self.tls,
-            **self.tls_options,
-        }
-
     def driver_options(self) -> dict[str, Any]:
         """Return the keyword arguments that every redis-py connection gets."""
         login = {"username": self.username, "password": self.password}

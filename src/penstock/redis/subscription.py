@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import ConnectionLost, PenstockError
 from penstock.redis.aio_locator import Locator
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import driver_error
@@ -18,6 +18,16 @@ class Subscription:
         self._locator, self._host, self._patterns = Locator(settings), host, patterns
         self._driver: Any = None
         self._pubsub: Any = None
+        self._is_left = False  # another server is the master now
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages may come."""
+        return self._pubsub is not None and not self._is_left
+
+    def abort_from_outside(self) -> None:
+        """Have next() raise ConnectionLost, from any thread."""
+        self._is_left = True
 
     async def open(self) -> None:
         """Subscribe."""
@@ -25,6 +35,7 @@ class Subscription:
             self._driver = await self._locator.make_driver(self._host)
             self._pubsub = self._driver.pubsub(ignore_subscribe_messages=False)
             await self._pubsub.psubscribe(*self._patterns)
+            self._locator.tie(self._host, self)
             for _ in self._patterns:
                 await self._pubsub.get_message(timeout=5.0)  # the server has confirmed: nothing from now on is missed
         except Exception as error:
@@ -32,6 +43,8 @@ class Subscription:
 
     async def next(self, timeout_s: float) -> tuple[str, str] | None:
         """Return channel and text of the next message; None when none came in time."""
+        if self._is_left:
+            raise ConnectionLost(f"Redis at {self._host[0]}:{self._host[1]} is not the master any more")
         try:
             message = await self._pubsub.get_message(timeout=timeout_s)
         except Exception as error:
@@ -51,6 +64,7 @@ class Subscription:
         """End the subscription."""
         if self._pubsub is not None:
             await self._pubsub.aclose()
+            self._pubsub = None
         if self._driver is not None:
             await self._driver.aclose()
         await self._locator.close()

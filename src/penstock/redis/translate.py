@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import re
 
-import redis.asyncio.sentinel
 import redis.exceptions as driver
-import redis.sentinel
 
 from penstock import errors
-
-_NO_MASTER = (redis.sentinel.MasterNotFoundError, redis.asyncio.sentinel.MasterNotFoundError)
-_SENTINEL_SAYS = re.compile(r"> - (.+?)(?=, <redis|$)", re.DOTALL)
 
 
 class Redirected(errors.ServerBusy):
@@ -106,8 +101,6 @@ def connect_error(error: BaseException, where: str) -> errors.PenstockError:
     if isinstance(error, wrappers) and isinstance(error.__cause__, driver.RedisError):
         # What the last node of a cluster said, or the server behind a unix socket: redis-py wraps both.
         return connect_error(error.__cause__, where)
-    if isinstance(error, _NO_MASTER):
-        return _no_master(error, where)
     for kinds, made, says in _AT_LOGIN:
         if isinstance(error, kinds):
             return made(f"Redis at {where} {says}: {error}")
@@ -123,23 +116,6 @@ def driver_error(error: Exception, where: str) -> errors.PenstockError:
     if isinstance(error, OSError | TimeoutError | driver.RedisError):
         return errors.ConnectionLost(f"the connection to Redis at {where} broke: {error}")
     raise error
-
-
-def told_cause(error: BaseException) -> BaseException | None:
-    """Return the error if it may be shown as a cause: some of redis-py show all settings, the password among them."""
-    return None if isinstance(error, _NO_MASTER) else error
-
-
-def _no_master(error: BaseException, where: str) -> errors.PenstockError:
-    reasons = "; ".join(dict.fromkeys(_SENTINEL_SAYS.findall(str(error))))
-    if "AuthenticationError" in reasons or "NoPermissionError" in reasons:
-        return errors.AuthenticationFailed(
-            f"a Sentinel at {where} refused us: give sentinel_username and sentinel_password, which are its own"
-        )
-    why = f" ({reasons})" if reasons else ", or of a service of that name"
-    return errors.ConnectionFailed(
-        f"no Sentinel at {where} knows of a living master{why}; do they run, is the name right?"
-    )
 
 
 def _why_not(error: BaseException, where: str) -> str:

@@ -46,8 +46,9 @@ def runner() -> object:
 
 def call_home(home: object, function: Callable[..., None], *args: object) -> None:
     """Run a function where the connections are, from any thread."""
-    if isinstance(home, asyncio.AbstractEventLoop) and not home.is_closed():
-        home.call_soon_threadsafe(function, *args)
+    if isinstance(home, asyncio.AbstractEventLoop):
+        with suppress(RuntimeError):  # it is closed, and so are they
+            home.call_soon_threadsafe(function, *args)
 
 
 def is_alive(home: object) -> bool:

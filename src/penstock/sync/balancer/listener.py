@@ -54,6 +54,7 @@ class Listener:
         self._spaces = f"__keyspace@{db}__:"
         self._patterns = [self._events, f"{self._spaces}*{MUTEX_KEY_SEP}*"]
         self._is_told, self._failures = False, 0
+        self._hosts: set[Host] = set()  # that somebody listens to
 
     def stop(self) -> None:
         """Let run() end."""
@@ -92,8 +93,11 @@ class Listener:
 
     def run(self, host: Host, subscription: Subscription | None) -> None:
         """Listen until stop(); a broken subscription is made anew, and what it missed is left to the sweep."""
+        self._hosts.add(host)
         while not self._stopping.is_set():
-            subscription = subscription or self.open(host)
+            if subscription is None:
+                host = self._follow(host)
+                subscription = self.open(host)
             if subscription is not None:
                 try:
                     self._listen(subscription)
@@ -105,6 +109,19 @@ class Listener:
                 subscription = None
             if not self._stopping.is_set():
                 self._stopping.wait(min(_RETRY_S * 2 ** min(self._failures, 16), _LONGEST_RETRY_S))
+
+    def _follow(self, host: Host) -> Host:
+        # A server that was replaced has no locks any more, or those of the past.
+        try:
+            masters = self._client.masters()
+            new = [master for master in masters if master not in self._hosts]
+            if host not in masters and new:
+                self._hosts = {*self._hosts, new[0]} - {host}
+                host = new[0]
+                self.switch_on()
+        except PenstockError as error:
+            self._config.logger.debug("no events for now: %s", error)
+        return host
 
     def _listen(self, subscription: Subscription) -> None:
         heard_s = time.monotonic()

@@ -60,11 +60,7 @@ class Lane:
     def open(self, host: Host) -> Connection:
         """Open a connection, waiting for one to be closed when there are too many."""
         self._wait_for_room()
-        try:
-            connection = self.locator.connect(host)
-        except ConnectionFailed:
-            self.locator.refresh()  # another server may serve the key by now: whoever tries again asks anew
-            raise
+        connection = self.locator.connect(host)
         with self._listing:
             self._opened = [*(known for known in self._opened if known.is_open), connection]
             is_late = self.is_closed

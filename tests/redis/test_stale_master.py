@@ -1,0 +1,262 @@
+"""A master that was replaced and does not know it: every part leaves it, for the Sentinels are asked all the time."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import ConsumerConfig
+from penstock.errors import ConnectionFailed, NotDurable
+from penstock.redis.embedded import EmbeddedServer
+from tests.redis.halves import Half, eventually
+from tests.redis.sentinels import SentinelGroup, told
+
+LEASE_MS = 8_000  # longer than it takes to leave the old master
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[SentinelGroup]:
+    with SentinelGroup(tmp_path) as made:
+        yield made
+
+
+class Scene:
+    """A part at work behind Sentinels, its client named after it, and the servers to look at."""
+
+    def __init__(self, half: Half, group: SentinelGroup) -> None:
+        self.half, self.group = half, group
+        self.client = half.client(group.url, client_name="part")
+        self.stale: EmbeddedServer | None = None
+
+    def fail_over(self) -> None:
+        """Has the master replaced when the replica has everything."""
+        eventually(lambda: len({_offset(server) for server in self.group.servers}) == 1)
+        self.stale = self.group.fail_over_unnoticed()
+
+    def master(self, *command: Any) -> Any:
+        """Asks the master that the Sentinels name."""
+        return told(self.group.master().unix_socket, *command)
+
+    def is_left(self) -> bool:
+        """Tells whether no connection to the stale master is open."""
+        assert self.stale is not None
+        return b"name=part" not in told(self.stale.unix_socket, "CLIENT", "LIST")
+
+    def is_renewed(self, stream: str, group: str) -> None:
+        """Waits until a lease was renewed at the new master: it is younger than it was a moment before."""
+        oldest_ms = 0
+
+        def is_younger() -> bool:
+            nonlocal oldest_ms
+            idle_ms = int(self.master("XPENDING", stream, group, "-", "+", 1)[0][2])
+            oldest_ms = max(oldest_ms, idle_ms)
+            return idle_ms < oldest_ms
+
+        eventually(is_younger)
+
+    def run(self, consumer: Any) -> Any:
+        return self.half.start(consumer.run)
+
+
+@pytest.fixture
+def scene(half: Half, group: SentinelGroup) -> Scene:
+    return Scene(half, group)
+
+
+def _offset(server: EmbeddedServer) -> bytes:
+    info = dict(line.split(b":", 1) for line in told(server.unix_socket, "INFO", "replication").split() if b":" in line)
+    return bytes(info[b"master_repl_offset"])
+
+
+def _config(**settings: Any) -> ConsumerConfig:
+    return ConsumerConfig(
+        group="g",
+        min_idle_claim_ms=LEASE_MS,
+        heartbeat_interval_ms=300,
+        block_ms=60_000,
+        handle_signals=False,
+        **settings,
+    )  # a read at the old master would wait there for a minute
+
+
+@pytest.mark.parametrize("durability", ["fast", "replicated"])
+def test_a_producer(scene: Scene, durability: str) -> None:
+    # Of the two servers one is cut off: nothing can be confirmed. What matters is where it was written.
+    producer = scene.half.api.StreamProducer(scene.client, "s", durability=durability, durability_timeout_ms=50)
+    with suppress(NotDurable):
+        scene.half.do(producer.push, "before")
+    scene.fail_over()
+    before = scene.master("XLEN", "s")
+
+    def arrives() -> bool:
+        with suppress(NotDurable):
+            scene.half.do(producer.push, "after")
+        return bool(scene.master("XLEN", "s") > before)
+
+    eventually(arrives)
+    eventually(scene.is_left)
+
+
+def test_a_consumer_and_its_heartbeat(scene: Scene) -> None:
+    handled: list[Any] = []
+    may_end = threading.Event()
+
+    def handle(message: Any) -> None:
+        handled.append(message.data)
+        assert message.data != "long" or may_end.wait(60)
+
+    half = scene.half
+    half.do(half.api.StreamProducer(scene.client, "s").push, "long")
+    consumer = half.api.StreamConsumer(scene.client, "s", _config(concurrency=2), message_handler=handle)
+    running = scene.run(consumer)
+    eventually(lambda: handled)
+    scene.fail_over()
+    scene.master("XADD", "s", "*", "data", '"new"')
+    eventually(lambda: "new" in handled)
+    scene.is_renewed("s", "g")
+    eventually(scene.is_left)
+    may_end.set()
+    eventually(lambda: not scene.master("XPENDING", "s", "g", "-", "+", 1))
+    half.do(consumer.stop)
+    running.result(30)
+    assert handled == ["long", "new"]
+
+
+def test_a_queue_and_its_heartbeat(scene: Scene) -> None:
+    half, lost = scene.half, list[int]()
+    enter, leave = ("__aenter__", "__aexit__") if half.name == "async" else ("__enter__", "__exit__")
+    queue = half.do(
+        lambda: half.api.RedisMessageQueue(
+            "q", client=scene.client, visibility_timeout_seconds=60, heartbeat_interval_seconds=0.3,
+            on_heartbeat_failure=lambda: lost.append(1),
+        )
+    )  # fmt: skip
+
+    def take() -> tuple[Any, Any]:
+        while True:
+            processing = queue.process_message()
+            message = half.do(getattr(processing, enter))
+            if message is not None:
+                return processing, message
+
+    half.do(queue.publish, "long")
+    long, _ = take()
+    waiting: list[Any] = []
+    thread = threading.Thread(target=lambda: waiting.append(take()), daemon=True)
+    thread.start()
+    scene.fail_over()
+    scene.is_renewed("q", "queue")
+    eventually(scene.is_left)
+    assert half.do(queue.publish, "new")
+    thread.join(30)
+    for processing, message in [(long, b"long"), *waiting]:
+        assert message in (b"long", b"new", "new")
+        half.do(getattr(processing, leave), None, None, None)
+    assert len(waiting) == 1
+    assert lost == []
+    assert half.do(queue.stats).processing == 0
+    half.do(queue.close)
+
+
+def test_a_task_worker_and_its_heartbeat(scene: Scene) -> None:
+    half = scene.half
+    api = importlib.import_module(f"{half.api.__name__}.tasks")
+    queue = api.RedisTaskQueue(scene.client, name="t")
+    handlers, begun, may_end = api.Handlers(), threading.Event(), threading.Event()
+
+    @handlers.task("long")
+    def wait(_: Any) -> None:
+        begun.set()
+        assert may_end.wait(60)
+
+    @handlers.task("short")
+    def answer(_: Any) -> int:
+        return 1
+
+    worker = api.Worker(queue, handlers, handles_signals=False, idle_ms=LEASE_MS, concurrency=2)
+    long, short = api.Task(kind="long"), api.Task(kind="short")
+    half.do(queue.enqueue, long)
+    running = scene.run(worker)
+    assert begun.wait(30)
+    scene.fail_over()
+    scene.is_renewed("t.tasks", "t")
+    eventually(scene.is_left)
+    half.do(queue.enqueue, short)
+    assert half.do(queue.wait_for_result, short.id, 30).data == 1
+    may_end.set()
+    assert half.do(queue.wait_for_result, long.id, 30).attempts == 1
+    worker.stop()
+    running.result(30)
+    half.do(queue.close)
+
+
+def test_a_balancer_and_its_heartbeat(scene: Scene) -> None:
+    half, owned = scene.half, list[str]()
+    quick = {"heartbeat_ms": 100, "lock_ttl_ms": 60_000, "lbs_idle_time": 120}
+    balancer = half.do(lambda: half.api.StreamBalancer(scene.client, "svc", id="me", **quick))
+    notices = half.do(balancer.__aenter__ if half.name == "async" else balancer.__enter__)
+
+    def follow() -> None:
+        with suppress(StopAsyncIteration, StopIteration, CancelledError):
+            while True:
+                notice = half.start(notices.__anext__ if half.name == "async" else notices.__next__).result()
+                if notice.payload is not None:
+                    owned.append(notice.payload.data_stream_name)
+
+    following = threading.Thread(target=follow, daemon=True)
+    following.start()
+    half.do(balancer.add_stream, "first")
+    eventually(lambda: owned == ["first"])
+    scene.fail_over()
+    lock = next(key for key in scene.master("KEYS", "*") if key.startswith(b"first"))
+    eventually(scene.is_left)
+    assert scene.master("PEXPIRE", lock, 10_000) == 1
+    eventually(lambda: scene.master("PTTL", lock) > 30_000)
+    eventually(lambda: b"cmd=psubscribe" in scene.master("CLIENT", "LIST"))  # hints come from there, too
+    half.do(balancer.add_stream, "second")
+    eventually(lambda: owned == ["first", "second"])
+    half.do(balancer.done)
+    following.join(30)
+
+
+def test_an_attempt_to_connect_to_a_frozen_master_ends_when_it_is_replaced(scene: Scene) -> None:
+    frozen = scene.group.master()
+    assert scene.half.do(scene.client.ping)
+    os.kill(frozen.pid, signal.SIGSTOP)
+    try:
+        late = scene.half.client(scene.group.url, socket_connect_timeout=600)
+        connecting = scene.half.start(late.ping)
+        pinging = scene.half.start(scene.client.ping)  # on a connection that is open
+        with pytest.raises(ConnectionFailed):
+            connecting.result(60)
+        assert pinging.result(60)
+        assert scene.half.do(late.ping)
+    finally:
+        os.kill(frozen.pid, signal.SIGCONT)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")
+def test_a_forked_process_watches_by_itself(group: SentinelGroup) -> None:
+    script = f"""
+import os, sys
+from penstock.sync import StreamClient
+parent = StreamClient.from_url({group.url!r})
+assert parent.ping()
+child = os.fork()
+client = parent if child else StreamClient.from_url({group.url!r})
+assert client.ping()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
