@@ -14,6 +14,8 @@ from tests.helpers.aio import outcomes, start
 from tests.helpers.commandstats import calls
 from tests.streams.stage import STREAM
 
+pytestmark = pytest.mark.acl(role="producer", dead_letters=())
+
 
 def entries(raw: redis.Redis) -> list[tuple[str, dict[bytes, bytes]]]:
     return [(entry_id.decode(), fields) for entry_id, fields in raw.xrange(STREAM)]
@@ -140,6 +142,7 @@ async def test_a_payload_that_is_not_json_is_marked_as_what_it_is(client: Stream
 
 
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.acl(prefix=("shop",))
 async def test_the_prefix_of_the_client_is_part_of_the_key(redis_url: str, raw: redis.Redis) -> None:
     async with StreamClient.from_url(redis_url, prefix="shop") as client:
         await StreamProducer(client, STREAM).push({"n": 1})

@@ -15,6 +15,8 @@ from tests.helpers.commandstats import calls
 from tests.helpers.threads import outcomes, start
 from tests.sync.stage import STREAM
 
+pytestmark = pytest.mark.acl(role="producer", dead_letters=())
+
 
 def entries(raw: redis.Redis) -> list[tuple[str, dict[bytes, bytes]]]:
     return [(entry_id.decode(), fields) for entry_id, fields in raw.xrange(STREAM)]
@@ -130,6 +132,7 @@ def test_a_payload_that_is_not_json_is_marked_as_what_it_is(client: StreamClient
 
 
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.acl(prefix=("shop",))
 def test_the_prefix_of_the_client_is_part_of_the_key(redis_url: str, raw: redis.Redis) -> None:
     with StreamClient.from_url(redis_url, prefix="shop") as client:
         StreamProducer(client, STREAM).push({"n": 1})
