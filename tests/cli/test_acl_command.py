@@ -252,6 +252,30 @@ def test_a_reader_looks_and_changes_nothing(as_user: As, check: Check, raw: redi
 
 
 @pytest.mark.every_server
+def test_a_reader_runs_the_exporter(as_user: As, check: Check, raw: redis.Redis, redis_url: str) -> None:
+    pytest.importorskip("prometheus_client")
+    from penstock.cli.task_metrics import QueueCollector
+
+    url = as_user("readonly", "--queue", "shop")
+    with RedisTaskQueue(url, "shop") as seen, RedisTaskQueue(redis_url, "shop") as queue:
+
+        def scrape() -> dict[tuple[str, ...], float]:
+            families = QueueCollector([seen]).collect()
+            return {
+                (sample.name, *sample.labels.values()): sample.value for found in families for sample in found.samples
+            }
+
+        assert scrape()["queue_up", "shop"] == 1
+        assert raw.keys() == []
+        queue.enqueue(Task(kind="good"))
+        raw.xgroup_destroy("shop.tasks", "shop")
+        assert scrape()["queue_size", "shop", "open"] == 1
+        queue.pop()
+        assert scrape()["queue_size", "shop", "in_hand"] == 1
+    check(url)
+
+
+@pytest.mark.every_server
 def test_every_server_takes_the_line_online_and_offline(penstock: Command, server: EmbeddedServer) -> None:
     where = ("--stream", "orders:*", "--queue", "shop", "--service", "billing")
     [has_waitaof] = ask(server.unix_socket, "COMMAND", "INFO", "WAITAOF")  # type: ignore[misc]
@@ -281,6 +305,23 @@ def test_a_role_in_a_cluster_finds_its_server(cluster: Cluster) -> None:
         for host, port in cluster.addresses:
             with redis.Redis(host, port) as node:
                 node.execute_command("ACL", "DELUSER", "shop")
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("words", [("balancer", "--service", "billing"), ("worker", "--stream", "*", "--stream", "b")])
+def test_every_server_takes_a_line_with_all_keys(
+    words: tuple[str, ...], penstock: Command, server: EmbeddedServer
+) -> None:
+    line = penstock("acl", "--role", *words, "--user", "shop").stdout
+    assert ask(server.unix_socket, *shlex.split(line)) == b"OK"
+    assert ask(server.unix_socket, "ACL", "DELUSER", "shop") == 1
+
+
+def test_dead_letters_of_a_name_of_their_own_have_keys_beside_them(as_user: As, check: Check) -> None:
+    url = as_user("worker", "--stream", "orders", "--dead-letters", "graveyard")
+    with SyncClient.from_url(url) as client:
+        ConsumerGroup(client, "orders", "workers").ensure("graveyard", "undertakers")
+    check(url)
 
 
 @pytest.mark.parametrize("role", list(RoleName))

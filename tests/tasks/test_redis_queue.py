@@ -95,6 +95,7 @@ async def test_work_never_expires_and_results_do(redis_url: str, raw: redis.Redi
         assert await queue.pending_count() == 1
 
 
+@pytest.mark.acl(queue=("one", "two"))
 async def test_two_queues_of_one_server_do_not_meet(redis_url: str) -> None:
     async with RedisTaskQueue(redis_url, "one") as one, RedisTaskQueue(redis_url, "two") as two:
         await one.enqueue(Task(kind="render"))
@@ -363,6 +364,22 @@ async def test_gauges_look_at_what_is_in_hand_page_by_page(
     [lane] = (await queue.gauges()).lanes
     assert lane.in_hand == 10
     assert lane.idle_max_s >= 5_000
+
+
+async def test_to_look_at_a_queue_writes_nothing(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    async def look() -> tuple[int, list[Task], int]:
+        gauges = await queue.gauges()
+        return gauges.open, await queue.list_tasks(), len(await queue.list_pending()) + gauges.lanes[0].in_hand
+
+    assert await look() == (0, [], 0)
+    assert raw.keys() == []
+    task = Task(kind="render")
+    await queue.enqueue(task)
+    raw.xgroup_destroy("jobs.tasks", "jobs")  # as a server that was restored from an old snapshot has none
+    assert await look() == (1, [task], 0)
+    assert raw.xinfo_groups("jobs.tasks") == []
+    assert await queue.pop() == task
+    assert (await look())[2] == 2
 
 
 async def test_all_open_tasks_are_listed_page_by_page(queue: RedisTaskQueue) -> None:

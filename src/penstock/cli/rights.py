@@ -96,13 +96,15 @@ def rights_of(role: RoleName, place: Place) -> Rights:
     if role is RoleName.SPARK and any("*" in stream for stream in place.streams):
         commands.add("SCAN")  # which shows the names of all keys
     channels = [each.format(db=place.db) for each in _NOTICES] if role is RoleName.BALANCER else []
-    return Rights(frozenset(commands), tuple(dict.fromkeys(_keys(role, place))), tuple(channels))
+    keys = tuple(dict.fromkeys(_keys(role, place)))
+    # A server refuses the whole line if a pattern comes after that of all keys.
+    return Rights(frozenset(commands), ("*",) if "*" in keys else keys, tuple(channels))
 
 
 _COMMANDS: dict[RoleName, tuple[str, ...]] = {
     RoleName.PRODUCER: _DURABLE,
     RoleName.WORKER: (*_LOOKING, *_CONSUMING, *_DURABLE),
-    RoleName.TASKS: (*_LOOKING, *_CONSUMING, "ZADD", "HDEL", "BLMOVE"),
+    RoleName.TASKS: (*_LOOKING, *_CONSUMING, "ZADD", "HDEL", "BLMOVE", "SMISMEMBER"),
     RoleName.BALANCER: (
         *_LOOKING, *_CONSUMING, "XREAD", "HDEL", "PSUBSCRIBE", "PUNSUBSCRIBE", "SUBSCRIBE", "UNSUBSCRIBE",
     ),
@@ -153,7 +155,9 @@ def _keys(role: RoleName, place: Place) -> list[str]:
     if not [key for key in found if key != "{penstock}:spark:*"]:
         option = {RoleName.TASKS: "--queue", RoleName.BALANCER: "--service"}.get(role, "--stream")
         raise ConfigurationError(f"say which keys the {role} may use: {option} NAME, which may be a pattern")
-    return [*found, *place.dead_letters] if role is not RoleName.PRODUCER else found
+    if role is not RoleName.PRODUCER:
+        found += [key for name in place.dead_letters for key in (name, _beside(StreamKeys(name)))]
+    return found
 
 
 def _stream_keys(role: RoleName, stream: str, place: Place) -> list[str]:

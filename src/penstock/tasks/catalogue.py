@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from penstock import envelope
+from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.serializers import PayloadLimits
@@ -35,7 +36,7 @@ class Catalogue:
         return found[offset : offset + limit]
 
     async def _iterate(self) -> AsyncIterator[Task]:
-        by_lane = {books.lane: books for books in await self._lanes.all()}
+        by_lane = {books.lane: books for books in await self._lanes.listed()}
         for lane in reading_order(by_lane, 0):
             async for task in self._of_lane(by_lane[lane]):
                 yield task
@@ -75,12 +76,14 @@ class Catalogue:
     async def in_hand(self, limit: int) -> list[InHand]:
         """Return tasks that were handed out and are not settled."""
         found: list[InHand] = []
-        for books in await self._lanes.all():
+        for books in await self._lanes.listed():
             left = limit - len(found)
             if left > 0:
-                rows = await self._client.call(
-                    books.stream, "XPENDING", books.stream, books.ledger.group, "-", "+", left
-                )
+                command = ("XPENDING", books.stream, books.ledger.group, "-", "+", left)
+                try:
+                    rows = await self._client.call(books.stream, *command)
+                except GroupLost:
+                    continue  # nothing is in hand; the next worker makes the group
                 found += [hand for hand in [await self._look(books, row) for row in rows] if hand is not None]
         return found
 

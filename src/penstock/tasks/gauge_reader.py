@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock import envelope
+from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
@@ -24,7 +25,7 @@ async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name
             dead_trimmed = envelope.number(value) or 0
         elif what in by_what:
             by_what[what][kind] = envelope.number(value) or 0
-    found = [await _lane_gauges(client, books, group) for books in await lanes.all()]
+    found = [await _lane_gauges(client, books, group) for books in await lanes.listed()]
     return QueueGauges(
         name=name,
         stream=keys.tasks().stream,
@@ -43,9 +44,12 @@ async def _lane_gauges(client: StreamClient, books: LaneBooks, group: str) -> La
     start = "-"
     for _ in range(_PAGES):
         keys = [books.stream, books.retries]
-        in_hand, waiting, longest_ms, further = await client.run(
-            "task_gauges", keys, [group, _PAGE, start], Repeat.READ
-        )
+        try:
+            in_hand, waiting, longest_ms, further = await client.run(
+                "task_gauges", keys, [group, _PAGE, start], Repeat.READ
+            )
+        except GroupLost:
+            break  # nothing is in hand; the next worker makes the group
         idle_ms = max(idle_ms, int(longest_ms))
         if not further:
             break

@@ -96,6 +96,7 @@ def test_work_never_expires_and_results_do(redis_url: str, raw: redis.Redis) -> 
         assert queue.pending_count() == 1
 
 
+@pytest.mark.acl(queue=("one", "two"))
 def test_two_queues_of_one_server_do_not_meet(redis_url: str) -> None:
     with RedisTaskQueue(redis_url, "one") as one, RedisTaskQueue(redis_url, "two") as two:
         one.enqueue(Task(kind="render"))
@@ -360,6 +361,22 @@ def test_gauges_look_at_what_is_in_hand_page_by_page(
     [lane] = (queue.gauges()).lanes
     assert lane.in_hand == 10
     assert lane.idle_max_s >= 5_000
+
+
+def test_to_look_at_a_queue_writes_nothing(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    def look() -> tuple[int, list[Task], int]:
+        gauges = queue.gauges()
+        return gauges.open, queue.list_tasks(), len(queue.list_pending()) + gauges.lanes[0].in_hand
+
+    assert look() == (0, [], 0)
+    assert raw.keys() == []
+    task = Task(kind="render")
+    queue.enqueue(task)
+    raw.xgroup_destroy("jobs.tasks", "jobs")  # as a server that was restored from an old snapshot has none
+    assert look() == (1, [task], 0)
+    assert raw.xinfo_groups("jobs.tasks") == []
+    assert queue.pop() == task
+    assert (look())[2] == 2
 
 
 def test_all_open_tasks_are_listed_page_by_page(queue: RedisTaskQueue) -> None:

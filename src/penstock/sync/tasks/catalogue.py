@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock import envelope
+from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.serializers import PayloadLimits
 from penstock.sync.redis.client import StreamClient
@@ -36,7 +37,7 @@ class Catalogue:
         return found[offset : offset + limit]
 
     def _iterate(self) -> Iterator[Task]:
-        by_lane = {books.lane: books for books in self._lanes.all()}
+        by_lane = {books.lane: books for books in self._lanes.listed()}
         for lane in reading_order(by_lane, 0):
             for task in self._of_lane(by_lane[lane]):
                 yield task
@@ -76,10 +77,14 @@ class Catalogue:
     def in_hand(self, limit: int) -> list[InHand]:
         """Return tasks that were handed out and are not settled."""
         found: list[InHand] = []
-        for books in self._lanes.all():
+        for books in self._lanes.listed():
             left = limit - len(found)
             if left > 0:
-                rows = self._client.call(books.stream, "XPENDING", books.stream, books.ledger.group, "-", "+", left)
+                command = ("XPENDING", books.stream, books.ledger.group, "-", "+", left)
+                try:
+                    rows = self._client.call(books.stream, *command)
+                except GroupLost:
+                    continue  # nothing is in hand; the next worker makes the group
                 found += [hand for hand in [self._look(books, row) for row in rows] if hand is not None]
         return found
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from penstock import envelope
+from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
@@ -25,7 +26,7 @@ def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name: str,
             dead_trimmed = envelope.number(value) or 0
         elif what in by_what:
             by_what[what][kind] = envelope.number(value) or 0
-    found = [_lane_gauges(client, books, group) for books in lanes.all()]
+    found = [_lane_gauges(client, books, group) for books in lanes.listed()]
     return QueueGauges(
         name=name,
         stream=keys.tasks().stream,
@@ -44,7 +45,10 @@ def _lane_gauges(client: StreamClient, books: LaneBooks, group: str) -> LaneGaug
     start = "-"
     for _ in range(_PAGES):
         keys = [books.stream, books.retries]
-        in_hand, waiting, longest_ms, further = client.run("task_gauges", keys, [group, _PAGE, start], Repeat.READ)
+        try:
+            in_hand, waiting, longest_ms, further = client.run("task_gauges", keys, [group, _PAGE, start], Repeat.READ)
+        except GroupLost:
+            break  # nothing is in hand; the next worker makes the group
         idle_ms = max(idle_ms, int(longest_ms))
         if not further:
             break

@@ -29,10 +29,14 @@ class LaneMap:
     def books(self, lane: Lane) -> LaneBooks:
         """Return the books of a lane."""
         found = self._books.get(lane)
-        if found is None:
-            made = LaneBooks(self._client, self._keys, lane, self._group, self._consumer)
-            found = self._books.setdefault(lane, made)
-        return found
+        return self._books.setdefault(lane, self._made(lane)) if found is None else found
+
+    def _made(self, lane: Lane) -> LaneBooks:
+        return LaneBooks(self._client, self._keys, lane, self._group, self._consumer)
+
+    def listed(self) -> list[LaneBooks]:
+        """Return the books of all lanes, for a look that writes nothing: a group may not exist."""
+        return [self._books.get(lane) or self._made(lane) for lane in self._listed()]
 
     def all(self) -> list[LaneBooks]:
         """Return the books of all lanes, with groups that exist."""
@@ -44,11 +48,14 @@ class LaneMap:
         """Return the books of the lanes that a worker with these capabilities and kinds reads."""
         return [books for books in self.all() if books.lane.suits(provides, kinds)]
 
-    def look(self) -> None:
-        """Look up the lanes now."""
+    def _listed(self) -> dict[Lane, None]:
         names = self._client.call(self._keys.lanes, "SMEMBERS", self._keys.lanes)
         parsed = [Lane.parse(name.decode(errors="replace")) for name in names]
-        lanes = dict.fromkeys((DEFAULT, *(lane for lane in parsed if lane is not None)))
+        return dict.fromkeys((DEFAULT, *(lane for lane in parsed if lane is not None)))
+
+    def look(self) -> None:
+        """Look up the lanes now."""
+        lanes = self._listed()
         for lane in [lane for lane in list(self._books) if lane not in lanes]:
             self.forget(lane)
         for lane in lanes:
