@@ -12,7 +12,7 @@ import sys
 import tomllib
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -26,6 +26,7 @@ from penstock.redis.server_binary import find_server_binary
 from penstock.testing import TEST_SERVERS, Cluster, FaultProxy, ServerKind, ServerMissing
 from tests.helpers.missing import skip_where_missing, usual_server
 from tests.helpers.result_stores import postgres, postgres_of_session, s3_of_session, s3_server  # noqa: F401  fixtures
+from tests.helpers.users import SharedServer, UserProxy, user_of
 
 # Examples share the machine with servers and other test processes: their speed says nothing.
 hypothesis.settings.register_profile("penstock", deadline=None)
@@ -48,6 +49,7 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 QUARANTINE = Path(__file__).with_name("quarantine.toml")
 _SYNC = Path(__file__).with_name("sync")
+_SHARED = {"server", "stream_server"}  # the servers that --acl makes users on
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,10 +65,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--third", action="store_true", help="treat every test as slow: run the third of this rotation")
     group.addoption("--order-seed", type=int, metavar="N", help="run files, and the tests of a file, in random order")
+    group.addoption(
+        "--acl",
+        action="store_true",
+        help="log clients in with the rights that `penstock acl` prints; only tests of a role",
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    chosen = (f"{name} {config.getoption(name)}" for name in ("--matrix", "--rotation", "--third", "--order-seed"))
+    chosen = (
+        f"{name} {config.getoption(name)}" for name in ("--matrix", "--rotation", "--third", "--order-seed", "--acl")
+    )
     return f"penstock: {', '.join(chosen)}; {len(quarantined())} tests in quarantine"
 
 
@@ -130,6 +139,8 @@ def quarantined() -> dict[str, str]:
 def _is_due(item: pytest.Item) -> bool:
     """Tells whether a test runs now: slow ones do when they are asked for, or when it is their turn."""
     option = item.config.getoption
+    if option("--acl") and not (user_of(item) and _SHARED & {*getattr(item, "fixturenames", ())}):
+        return False
     is_my_turn = _turn_of(item) % 3 == 0
     if option("--third"):
         return is_my_turn
@@ -186,12 +197,12 @@ class ServerPark:
     """The shared servers of one test process."""
 
     def __init__(self) -> None:
-        self._servers: dict[str, EmbeddedServer] = {}
+        self._servers: dict[str, SharedServer] = {}
 
-    def get(self, kind: ServerKind) -> EmbeddedServer:
+    def get(self, kind: ServerKind) -> SharedServer:
         """Returns the running, empty server of this kind."""
         if kind.name not in self._servers:
-            self._servers[kind.name] = kind.server(port=0)
+            self._servers[kind.name] = SharedServer(kind.binary(), port=0)
         server = self._servers[kind.name].start()
         hang_up(server.unix_socket)
         for command in (["FLUSHALL"], ["SCRIPT", "FLUSH"], *(["CONFIG", "SET", *pair] for pair in _SETTINGS.items())):
@@ -211,10 +222,28 @@ def server_park() -> Iterator[ServerPark]:
     park.close()
 
 
+@contextmanager
+def with_user(server: SharedServer, item: pytest.Item) -> Iterator[SharedServer]:
+    """With --acl, has URLs of the server log in as the user of the test, and checks that it needed no more rights."""
+    user = user_of(item) if item.config.getoption("--acl") else None
+    if user is None:
+        yield server
+        return
+    server.log_in(user)
+    try:
+        yield server
+        assert server.refused == [], f"the role {user.role} lacks rights"
+    finally:
+        server.log_out()
+
+
 @pytest.fixture
-def server(server_kind: ServerKind, server_park: ServerPark) -> EmbeddedServer:
+def server(
+    server_kind: ServerKind, server_park: ServerPark, request: pytest.FixtureRequest
+) -> Iterator[EmbeddedServer]:
     """An empty server, shared with other tests: one after the other of each kind. Do not stop it or set passwords."""
-    return server_park.get(server_kind)
+    with with_user(server_park.get(server_kind), request.node) as server:
+        yield server
 
 
 @pytest.fixture
@@ -237,9 +266,9 @@ def raw(server: EmbeddedServer) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def fault_proxy(server: EmbeddedServer) -> Iterator[FaultProxy]:
+def fault_proxy(server: SharedServer) -> Iterator[FaultProxy]:
     """A proxy in front of `server`; faults are switched on by the test."""
-    with FaultProxy(server.unix_socket) as proxy:
+    with UserProxy(server) as proxy:
         yield proxy
 
 

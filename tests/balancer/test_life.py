@@ -10,6 +10,8 @@ from penstock.balancer.notices import StreamAdded
 from tests.balancer.stage import LBS, SEP, add_raw, crash, following, locks, pending, quick
 from tests.helpers.aio import eventually
 
+pytestmark = pytest.mark.acl(stream=("session-*",))
+
 
 async def test_a_stream_that_is_added_gets_one_owner_with_its_info(client: StreamClient, raw: redis.Redis) -> None:
     async with following(quick(client, "a"), quick(client, "b")) as (a, b):

@@ -307,9 +307,58 @@ def test_a_role_in_a_cluster_finds_its_server(cluster: Cluster) -> None:
                 node.execute_command("ACL", "DELUSER", "shop")
 
 
+# What each role must not do to keys that it may use; `check` has what no role may do.
+FORBIDDEN: dict[RoleName, list[tuple[str, ...]]] = {
+    RoleName.PRODUCER: [
+        ("XREADGROUP", "GROUP", "workers", "me", "STREAMS", "orders", ">"), ("XREAD", "STREAMS", "orders", "0"),
+        ("XACK", "orders", "workers", "1-0"), ("XCLAIM", "orders", "workers", "me", "0", "1-0"), ("DEL", "orders"),
+        ("XGROUP", "CREATE", "orders", "mine", "0"), ("XGROUP", "SETID", "orders", "workers", "$"),
+        ("XRANGE", "orders_dlq", "-", "+"),
+    ],
+    RoleName.WORKER: [("XGROUP", "SETID", "orders", "workers", "$"), ("RENAME", "orders", "orders_dlq"), ("SCAN", "0")],
+    RoleName.TASKS: [
+        ("XGROUP", "SETID", "shop.tasks", "shop", "$"), ("XADD", "orders", "*", "data", "1"), ("SCAN", "0"),
+    ],
+    RoleName.BALANCER: [
+        ("XGROUP", "SETID", "billing-input", "billing-group", "$"), ("PUBLISH", "__keyevent@0__:expired", "session-1"),
+        ("XREAD", "STREAMS", "orders", "0"), ("SCAN", "0"),
+    ],
+    RoleName.SPARK: [
+        ("XREADGROUP", "GROUP", "workers", "me", "STREAMS", "orders", ">"), ("XACK", "orders", "workers", "1-0"),
+        ("DEL", "orders"), ("SCAN", "0"),
+    ],
+    RoleName.READONLY: [
+        ("XADD", "orders", "*", "data", "1"), ("XTRIM", "orders", "MAXLEN", "0"), ("DEL", "orders"), ("SET", "orders", "1"),
+        ("XREADGROUP", "GROUP", "workers", "me", "STREAMS", "orders", ">"), ("XACK", "orders", "workers", "1-0"),
+        ("XGROUP", "CREATE", "orders", "mine", "0"), ("EVAL", "return redis.call('DEL', KEYS[1])", "1", "orders"),
+    ],
+}  # fmt: skip
+
+
 @pytest.mark.every_server
-@pytest.mark.parametrize("words", [("balancer", "--service", "billing"), ("worker", "--stream", "*", "--stream", "b")])
-def test_every_server_takes_a_line_with_all_keys(
+@pytest.mark.parametrize("role", list(RoleName))
+def test_a_role_cannot_do_what_is_for_others(role: RoleName, as_user: As, check: Check, raw: redis.Redis) -> None:
+    raw.xgroup_create("orders", "workers", "0", mkstream=True)
+    raw.xadd("orders", {"data": "1"}, id="1-0")
+    where = {
+        RoleName.TASKS: ("--queue", "shop"), RoleName.BALANCER: ("--service", "billing", "--stream", "session-*")
+    }.get(role, ("--stream", "orders"))  # fmt: skip
+    url = as_user(role.value, *where)
+    with SyncClient.from_url(url) as client:
+        for words in (*FORBIDDEN[role], ("EVAL", "return redis.call('FLUSHALL')", "0"), ("CONFIG", "GET", "*")):
+            with pytest.raises(PermissionDenied):
+                client.call("orders", *words)
+    raw.execute_command("ACL", "LOG", "RESET")
+    check(url)
+    assert raw.xlen("orders") == 1
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize(
+    "words",
+    [("balancer", "--service", "billing"), ("worker", "--stream", "*", "--stream", "b"), ("worker", "--stream", "a b")],
+)
+def test_every_server_takes_a_line_with_all_keys_or_a_space(
     words: tuple[str, ...], penstock: Command, server: EmbeddedServer
 ) -> None:
     line = penstock("acl", "--role", *words, "--user", "shop").stdout

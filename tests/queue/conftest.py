@@ -8,7 +8,6 @@ import pytest
 import redis.asyncio
 
 from penstock import StreamClient
-from penstock.redis.embedded import EmbeddedServer
 
 
 @pytest.fixture
@@ -18,7 +17,7 @@ async def client(redis_url: str) -> AsyncIterator[StreamClient]:
 
 
 @pytest.fixture
-async def driver(server: EmbeddedServer) -> AsyncIterator[redis.asyncio.Redis]:
+async def driver(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
     """A client of redis-py, of this half."""
-    async with redis.asyncio.Redis(unix_socket_path=server.unix_socket) as driver:
+    async with redis.asyncio.Redis.from_url(redis_url) as driver:
         yield driver

@@ -161,6 +161,7 @@ async def test_what_the_function_raises_reaches_the_caller_and_nothing_is_publis
 
 # async only
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.acl(stream=("queue 0", "queue 1", "queue 2"))
 async def test_the_function_may_be_async(client: StreamClient) -> None:
     async def make_key(message: Any) -> str:
         return str(message["id"])

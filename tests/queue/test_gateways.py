@@ -29,6 +29,7 @@ pytestmark = pytest.mark.every_server
 NAME = "orders"
 
 
+@pytest.mark.acl(stream=("{contract-*}",))
 class TestRedisGateway(GatewayContract):
     @pytest.fixture(autouse=True)
     async def _server(self, redis_url: str) -> AsyncIterator[None]:

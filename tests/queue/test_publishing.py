@@ -94,6 +94,7 @@ async def test_what_many_publish_at_once_is_all_handed_out(client: StreamClient)
 
 
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.acl(stream=("one", "other"))
 async def test_queues_of_one_server_do_not_touch_each_other(client: StreamClient) -> None:
     one, other = make_queue(client, "one"), make_queue(client, "other")
     assert await one.publish("same") is True
@@ -102,6 +103,7 @@ async def test_queues_of_one_server_do_not_touch_each_other(client: StreamClient
 
 
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.acl(stream=("one", "other"))
 async def test_two_queues_may_share_a_gateway_without_dead_letters(client: StreamClient) -> None:
     first = make_queue(client, "one", max_delivery_count=None, dead_letter_queue=None)
     second = RedisMessageQueue("other", gateway=first._gateway)

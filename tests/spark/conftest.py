@@ -22,7 +22,7 @@ from penstock.spark.fast_start import make_class_archive
 from penstock.spark.java import ensure_java
 from penstock.spark.prerequisites import require_pyspark
 from penstock.spark.session import session
-from tests.conftest import ServerPark
+from tests.conftest import ServerPark, with_user
 from tests.helpers.missing import usual_server
 from tests.spark.driver import Driver
 from tests.spark.limits import AVAILABLE_NOW, HAS_LIMITS
@@ -141,9 +141,10 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def stream_server(server_park: ServerPark) -> EmbeddedServer:
+def stream_server(server_park: ServerPark, request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
     """The usual server, empty; Spark reaches it at `stream_server.url`."""
-    return server_park.get(usual_server())
+    with with_user(server_park.get(usual_server()), request.node) as server:
+        yield server
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ async def push_once(client: StreamClient, count: int) -> None:
     assert those_with(count) == 2
 
 
+@pytest.mark.acl(stream=("orders", "invoices"))
 async def test_all_metrics_has_every_living_producer_and_no_dead_one(client: StreamClient) -> None:
     await push_once(client, 1_237)  # a number that no other test leaves behind
     await eventually(lambda: gc.collect() >= 0 and those_with(1_237) == 0)

@@ -140,6 +140,7 @@ async def test_a_payload_that_is_not_json_is_marked_as_what_it_is(client: Stream
 
 
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.acl(prefix=("shop",))
 async def test_the_prefix_of_the_client_is_part_of_the_key(redis_url: str, raw: redis.Redis) -> None:
     async with StreamClient.from_url(redis_url, prefix="shop") as client:
         await StreamProducer(client, STREAM).push({"n": 1})

@@ -15,6 +15,7 @@ KEY = b"k" * 32
 
 
 @pytest.mark.parametrize("mode", ["sign", "encrypt"])
+@pytest.mark.acl(stream=("orders", "elsewhere"))
 def test_only_what_a_holder_of_the_key_wrote_for_this_stream_is_handled(
     mode: Mode, redis_url: str, raw: redis.Redis
 ) -> None:

@@ -130,6 +130,7 @@ def test_a_payload_that_is_not_json_is_marked_as_what_it_is(client: StreamClient
 
 
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.acl(prefix=("shop",))
 def test_the_prefix_of_the_client_is_part_of_the_key(redis_url: str, raw: redis.Redis) -> None:
     with StreamClient.from_url(redis_url, prefix="shop") as client:
         StreamProducer(client, STREAM).push({"n": 1})

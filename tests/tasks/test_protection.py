@@ -13,6 +13,7 @@ KEY = b"k" * 32
 
 
 @pytest.mark.parametrize("mode", ["sign", "encrypt"])
+@pytest.mark.acl(queue=("jobs", "others"))
 async def test_only_what_a_holder_of_the_key_enqueued_is_run(mode: Mode, redis_url: str, raw: redis.Redis) -> None:
     handlers = Handlers()
     runs: list[str] = []

@@ -96,7 +96,7 @@ def rights_of(role: RoleName, place: Place) -> Rights:
     if role is RoleName.SPARK and any("*" in stream for stream in place.streams):
         commands.add("SCAN")  # which shows the names of all keys
     channels = [each.format(db=place.db) for each in _NOTICES] if role is RoleName.BALANCER else []
-    keys = tuple(dict.fromkeys(_keys(role, place)))
+    keys = tuple(dict.fromkeys(re.sub(r"\s", "?", key) for key in _keys(role, place)))  # no rule may hold a space
     # A server refuses the whole line if a pattern comes after that of all keys.
     return Rights(frozenset(commands), ("*",) if "*" in keys else keys, tuple(channels))
 

@@ -11,6 +11,8 @@ from penstock.sync import StreamClient
 from tests.helpers.threads import eventually
 from tests.sync.balancer.stage import LBS, SEP, add_raw, crash, following, locks, pending, quick
 
+pytestmark = pytest.mark.acl(stream=("session-*",))
+
 
 def test_a_stream_that_is_added_gets_one_owner_with_its_info(client: StreamClient, raw: redis.Redis) -> None:
     with following(quick(client, "a"), quick(client, "b")) as (a, b):

@@ -150,6 +150,7 @@ def add_raw_unseen(raw: redis.Redis, name: str) -> str:
     return raw.eval(script, 1, LBS, value, GROUP, GO).decode()
 
 
+@pytest.mark.admin("it sets flags of the server")
 def test_rule_4_flags_of_others_are_kept_and_looked_at_again(client: StreamClient, raw: redis.Redis) -> None:
     raw.config_set("notify-keyspace-events", "Kg$")
     with following(quick(client, "a")):
@@ -243,6 +244,7 @@ def test_rule_9_the_group_begins_at_the_beginning_and_one_of_go_is_taken_as_it_i
         eventually(lambda: b.added == ["later"])
 
 
+@pytest.mark.admin("its user would have channels of another database")
 def test_rule_10_any_database_will_do(redis_url: str, raw: redis.Redis) -> None:
     with StreamClient.from_url(redis_url, db=3) as client:
         dead = quick(client, "dead")

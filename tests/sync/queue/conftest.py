@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from penstock.redis.embedded import EmbeddedServer
 from penstock.sync import StreamClient
 
 
@@ -19,7 +18,7 @@ def client(redis_url: str) -> Iterator[StreamClient]:
 
 
 @pytest.fixture
-def driver(server: EmbeddedServer) -> Iterator[redis.Redis]:
+def driver(redis_url: str) -> Iterator[redis.Redis]:
     """A client of redis-py, of this half."""
-    with redis.Redis(unix_socket_path=server.unix_socket) as driver:
+    with redis.Redis.from_url(redis_url) as driver:
         yield driver

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.every_server
 NAME = "orders"
 
 
+@pytest.mark.acl(stream=("{contract-*}",))
 class TestRedisGateway(GatewayContract):
     @pytest.fixture(autouse=True)
     def _server(self, redis_url: str) -> Iterator[None]:

@@ -93,6 +93,7 @@ def test_what_many_publish_at_once_is_all_handed_out(client: StreamClient) -> No
 
 
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.acl(stream=("one", "other"))
 def test_queues_of_one_server_do_not_touch_each_other(client: StreamClient) -> None:
     one, other = make_queue(client, "one"), make_queue(client, "other")
     assert one.publish("same") is True
@@ -101,6 +102,7 @@ def test_queues_of_one_server_do_not_touch_each_other(client: StreamClient) -> N
 
 
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.acl(stream=("one", "other"))
 def test_two_queues_may_share_a_gateway_without_dead_letters(client: StreamClient) -> None:
     first = make_queue(client, "one", max_delivery_count=None, dead_letter_queue=None)
     second = RedisMessageQueue("other", gateway=first._gateway)
