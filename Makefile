@@ -19,11 +19,18 @@ WORKERS ?= $(shell echo $$((3 * $(CORES))))
 PYTEST := -m pytest -rs -n $(WORKERS) --dist loadgroup
 # Contracts that run in `make test-fast`, beside the tests that need no server.
 CONTRACTS := tests/queue/test_gateways.py tests/results/test_contract.py tests/tasks/test_queue_contract.py
+# Folders whose clients can log in as users with few rights, and of these the suites that `make test-acl` runs.
+ROLES := tests/streams tests/queue tests/tasks tests/balancer tests/spark tests/sync
+ACL := $(addprefix tests/streams/test_,publishing.py deduplication.py recovery.py dead_letters.py redrive.py) \
+	$(addprefix tests/queue/test_,gateways.py processing.py failures.py administration.py) \
+	$(addprefix tests/tasks/test_,queue_contract.py redis_queue.py limits.py lanes.py) \
+	$(addprefix tests/balancer/test_,life.py run.py) \
+	tests/spark/sink/test_partition_writes.py tests/spark/reading/test_stream_reader.py tests/spark/reading/test_scan.py
 INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test test-all test-bare test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue campaign \
+.PHONY: help demo test test-acl test-all test-bare test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue campaign \
 	bench-spark bench-tasks format sync lock audit sbom dist clean
 
 help: ## List the targets
@@ -38,8 +45,12 @@ test: $(VENV)/.dev ## Run the tests on all cores (ARGS="..." goes to pytest)
 test-fast: $(VENV)/.dev ## Run unit tests, contracts on one server and Spark without Java, in two minutes
 	@$(BIN)/python $(PYTEST) --matrix one -m "not java" tests/unit tests/spark $(CONTRACTS) $(ARGS)
 
-test-all: $(VENV)/.dev ## Run every test on every server
+test-all: $(VENV)/.dev ## Run every test on every server, and again as users with few rights
 	@$(BIN)/python $(PYTEST) --matrix all $(ARGS)
+	@$(BIN)/python $(PYTEST) --matrix all --acl $(ROLES) $(ARGS)
+
+test-acl: $(VENV)/.dev ## Run contracts and main suites as users with the rights that `penstock acl` prints
+	@$(BIN)/python $(PYTEST) --matrix one --acl -m "not java" $(ACL) $(ARGS)
 
 test-bare: $(VENV)/.dev ## Run the tests without any server, PostgreSQL, faketime and Java: what needs one skips (needs Linux)
 	@$(BIN)/python tools/bare_machine.py --wheels $(BIN)/python $(PYTEST) $(ARGS)

@@ -49,7 +49,7 @@ _USERS = {
     "queue": User("worker", stream=("orders",)),
     "tasks": User("tasks", queue=("jobs", "penstock")),
     "balancer": User("balancer", service=("svc", "orders")),  # with data streams of any name
-    "spark": User("spark", stream=("orders",)),
+    "spark": User("spark", stream=("orders", "orders:*", "s", "s[0-9]*")),
 }
 _USERS["sync"] = _USERS["streams"]
 

@@ -231,6 +231,7 @@ def test_a_loss_that_the_archive_has_recorded_is_one_for_readers_and_is_counted(
     assert ids(log.batch(startingOffsets=log.ids()[50])) == log.ids(50)  # behind it nothing is missing
 
 
+@pytest.mark.acl(stream=("ord*", "nobody"))
 def test_a_stream_that_is_gone_from_redis_is_a_loss_and_what_is_archived_can_be_read(make: Make) -> None:
     log = make(50, archived=50)
     log.client.delete("orders")

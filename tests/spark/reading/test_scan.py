@@ -61,6 +61,7 @@ def test_short_ranges_are_read_together_in_the_order_of_the_ranges(client: Strea
     assert [name for name, _ in read] == [name for name, ids in made.items() if ids]
 
 
+@pytest.mark.acl(stream=("steady", "burst"))
 def test_a_plan_covers_everything_once_whatever_the_density(
     client: StreamClient, raw: redis.Redis, redis_url: str
 ) -> None:
@@ -115,6 +116,7 @@ def test_patterns_find_streams_and_nothing_else(client: StreamClient, raw: redis
     assert Selection(regex=r"orders:\d|pay.*").find(client) == ["orders:1", "orders:2", "payments"]
 
 
+@pytest.mark.acl(prefix=("shop",))
 def test_a_prefix_is_part_of_the_key_and_not_of_the_name(redis_url: str, raw: redis.Redis) -> None:
     _fill(raw, "shop_orders", 3)
     _fill(raw, "other_orders", 3)

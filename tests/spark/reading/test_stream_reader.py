@@ -137,6 +137,7 @@ def test_an_entry_above_the_limit_in_bytes_does_not_stop_the_query(make: Make, r
     assert len(_rows(reader, start, reader.latestOffset(start, LIMITED))) == 1
 
 
+@pytest.mark.acl(stream=("a", "b"))
 def test_streams_share_a_limit_by_what_they_hold(make: Make, raw: redis.Redis) -> None:
     _add(raw, 900, "a")
     _add(raw, 100, "b")
@@ -184,6 +185,7 @@ def test_new_streams_of_a_pattern_are_read_from_their_first_entry(
     assert _rows(reader, end, reader.latestOffset(end, ALL)) == second
 
 
+@pytest.mark.acl(stream=("a", "b"))
 def test_a_stream_that_is_not_asked_for_any_more_rests_where_it_is(make: Make, raw: redis.Redis) -> None:
     _add(raw, 3, "a")
     _add(raw, 3, "b")

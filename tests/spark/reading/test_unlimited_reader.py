@@ -84,6 +84,7 @@ def test_a_checkpoint_of_a_newer_spark_is_read_on(make: Make, raw: redis.Redis, 
     assert rows(reader, one, reader.latestOffset()) == made[10:]
 
 
+@pytest.mark.acl(stream=("orders", "others"))
 def test_a_stream_that_appears_is_read_from_its_first_entry_on(make: Make, raw: redis.Redis) -> None:
     add(raw, 2)
     start = make(streams="o*").latestOffset()
@@ -109,6 +110,7 @@ def test_a_query_may_begin_at_a_time_that_has_not_come(make: Make, raw: redis.Re
 
 
 @pytest.mark.parametrize("fault", ["trimmed", "deleted", "made anew"])
+@pytest.mark.acl(stream=("orders", "others"))
 def test_what_is_gone_before_it_was_read_is_told(make: Make, raw: redis.Redis, fault: str) -> None:
     add(raw, 5)
     start = make(streams="o*").latestOffset()

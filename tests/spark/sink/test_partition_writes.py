@@ -148,6 +148,7 @@ def test_rows_for_streams_on_all_nodes_of_a_cluster(cluster: Cluster, semantics:
 
 
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.acl(prefix=("shop",))
 def test_the_prefix_of_the_client_is_kept(redis_url: str, raw: redis.Redis) -> None:
     write(options(redis_url, ONE, stream="s", redis_prefix="shop"), [ONE])
     assert payloads(raw, "shop_s") == ["1"]
@@ -155,6 +156,7 @@ def test_the_prefix_of_the_client_is_kept(redis_url: str, raw: redis.Redis) -> N
 
 @BOTH
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.admin("it consumes as well")
 def test_a_consumer_reads_what_was_written(redis_url: str, semantics: str) -> None:
     made = pa.record_batch({"order": [1, 2], "key": ["k1", None], "message_id": ["m1", None]})
     write(options(redis_url, made, stream="s", semantics=semantics), [made])
