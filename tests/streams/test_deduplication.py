@@ -12,7 +12,7 @@ from penstock.events import EventName
 from tests.helpers.aio import eventually, outcomes, start
 from tests.streams.stage import STREAM
 
-pytestmark = pytest.mark.every_server
+pytestmark = [pytest.mark.every_server, pytest.mark.acl(role="producer", dead_letters=())]
 
 
 async def test_a_message_published_twice_under_one_key_is_in_the_stream_once(

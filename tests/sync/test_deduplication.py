@@ -13,7 +13,7 @@ from penstock.sync import StreamClient, StreamProducer
 from tests.helpers.threads import eventually, outcomes, start
 from tests.sync.stage import STREAM
 
-pytestmark = pytest.mark.every_server
+pytestmark = [pytest.mark.every_server, pytest.mark.acl(role="producer", dead_letters=())]
 
 
 def test_a_message_published_twice_under_one_key_is_in_the_stream_once(client: StreamClient, raw: redis.Redis) -> None:

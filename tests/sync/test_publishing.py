@@ -15,6 +15,8 @@ from tests.helpers.commandstats import calls
 from tests.helpers.threads import outcomes, start
 from tests.sync.stage import STREAM
 
+pytestmark = pytest.mark.acl(role="producer", dead_letters=())
+
 
 def entries(raw: redis.Redis) -> list[tuple[str, dict[bytes, bytes]]]:
     return [(entry_id.decode(), fields) for entry_id, fields in raw.xrange(STREAM)]
