@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 
 import pytest
 
+from penstock.errors import PermissionDenied
+from penstock.sync import StreamClient
 from penstock.testing import ServerMissing
 from tests.conftest import QUARANTINE, quarantined
 from tests.helpers import missing
 from tests.helpers.missing import skip_where_missing
+from tests.helpers.users import SharedServer, User
 
 # Tests on several servers, slow ones, and some that are neither.
 _FILES = ("tests/balancer/test_defects.py", "tests/testing/test_embedded_server.py")
@@ -50,6 +54,24 @@ def test_a_slow_test_runs_when_it_is_asked_for() -> None:
     slow = set(collected("-m", "slow"))
     assert slow
     assert not slow & set(collected())
+
+
+def test_with_users_only_tests_of_a_role_run() -> None:
+    names = collected("--acl")
+    assert names
+    assert all(name.startswith("tests/balancer/") for name in names)
+    assert {*names} < {*collected()}
+
+
+def test_a_refusal_that_nobody_noticed_fails_the_test(default_server: SharedServer) -> None:
+    default_server.log_in(User("readonly", stream=("orders",)))
+    with StreamClient.from_url(default_server.unix_url) as client:
+        client.call("orders", "XLEN", "orders")
+        assert default_server.refused == []
+        with suppress(PermissionDenied):
+            client.call("orders", "XADD", "orders", "*", "data", "1")
+    assert default_server.refused == ["xadd"]
+    default_server.log_out()
 
 
 def test_a_seed_is_an_order_that_can_be_repeated() -> None:
