@@ -101,6 +101,19 @@ async def following(*balancers: StreamBalancer, claims: bool = True) -> AsyncIte
             await join(task)
 
 
+@asynccontextmanager
+async def running(*runs: tuple[StreamBalancer, Any], **settings: Any) -> AsyncIterator[None]:
+    """Runs balancers beside the test."""
+    tasks = [start(balancer.run, handler, handle_signals=False, **settings) for balancer, handler in runs]
+    try:
+        yield
+    finally:
+        for balancer, _ in runs:
+            balancer.stop()
+        for task in tasks:
+            await join(task)
+
+
 async def crash(balancer: StreamBalancer) -> None:
     """Stops a balancer as a killed process stops, nothing is handed over; then lets the time of its locks pass."""
     balancer._heart.stop()

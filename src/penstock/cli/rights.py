@@ -180,6 +180,7 @@ def _service_keys(service: str, place: Place) -> list[str]:
     found = [keys.stream, base, keys.dead_letters]
     for stream in place.streams or ("*",):  # the data streams
         found += [stream, keys.lock(stream, "*"), keys.position(stream)]
+        found.append(keys.dead_letters_of(stream, is_cluster=place.is_cluster))
     return found
 
 

@@ -102,6 +102,19 @@ def following(*balancers: StreamBalancer, claims: bool = True) -> Iterator[list[
             join(task)
 
 
+@contextmanager
+def running(*runs: tuple[StreamBalancer, Any], **settings: Any) -> Iterator[None]:
+    """Runs balancers beside the test."""
+    tasks = [start(balancer.run, handler, handle_signals=False, **settings) for balancer, handler in runs]
+    try:
+        yield
+    finally:
+        for balancer, _ in runs:
+            balancer.stop()
+        for task in tasks:
+            join(task)
+
+
 def crash(balancer: StreamBalancer) -> None:
     """Stops a balancer as a killed process stops, nothing is handed over; then lets the time of its locks pass."""
     balancer._heart.stop()

@@ -11,6 +11,7 @@ from penstock import dead_letter_record, envelope
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost
+from penstock.keys import BalancerKeys
 from penstock.model import StreamMessage
 from penstock.policy import Reason
 from penstock.redis.retry import Repeat
@@ -116,11 +117,11 @@ class OwnedStream:
 
     def _bury(self, rejected: Rejected) -> None:
         # One that cannot be decoded stays in the stream as it is; its copy tells why nobody handled it.
-        key = self._client.keys(self.name).default_dead_letters() if not self._client.prefix else f"{self.name}_dlq"
+        key = BalancerKeys.dead_letters_of(self.name, is_cluster=self._client.is_cluster)
 
         def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> None:
             record = dead_letter_record.record(kept, self.name, rejected.id, "", "", reason, error, 0, 1)
-            self._client.call(self.name, "XADD", key, "*", *record, repeat=Repeat.ONCE)
+            self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE)
 
         try:
             reduced_if_refused(write, rejected.fields, rejected.reason, rejected.error)
