@@ -25,7 +25,7 @@ _AS_OLD_AS = {"CLIENT SETINFO": "WAITAOF"}  # servers tell of commands which the
 _IN_A_CLUSTER = ("CLUSTER SLOTS", "CLUSTER SHARDS", "CLUSTER NODES", "COMMAND", "ASKING", "READONLY")
 _LOOKING = (
     "XLEN", "XRANGE", "XREVRANGE", "XPENDING", "XINFO STREAM", "XINFO GROUPS", "XINFO CONSUMERS", "TIME", "TYPE",
-    "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZSCORE", "ZRANGE", "SMEMBERS",
+    "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZMSCORE", "ZRANGE", "SMEMBERS",
 )  # fmt: skip
 _DURABLE = ("WAIT", "WAITAOF", "INFO", "COMMAND INFO")
 _CONSUMING = (
@@ -102,7 +102,7 @@ def rights_of(role: RoleName, place: Place) -> Rights:
 _COMMANDS: dict[RoleName, tuple[str, ...]] = {
     RoleName.PRODUCER: _DURABLE,
     RoleName.WORKER: (*_LOOKING, *_CONSUMING, *_DURABLE),
-    RoleName.TASKS: (*_LOOKING, *_CONSUMING, "ZADD", "HDEL", "BLMOVE"),
+    RoleName.TASKS: (*_LOOKING, *_CONSUMING, "HDEL", "BLMOVE"),
     RoleName.BALANCER: (
         *_LOOKING, *_CONSUMING, "XREAD", "HDEL", "PSUBSCRIBE", "PUNSUBSCRIBE", "SUBSCRIBE", "UNSUBSCRIBE",
     ),
