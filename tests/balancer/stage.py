@@ -116,14 +116,14 @@ async def running(*runs: tuple[StreamBalancer, Any], **settings: Any) -> AsyncIt
 
 async def crash(balancer: StreamBalancer) -> None:
     """Stops a balancer as a killed process stops, nothing is handed over; then lets the time of its locks pass."""
-    balancer._heart.stop()
+    balancer._heartbeat.stop()
     balancer._listener.stop()
     balancer._stopping.set()
     balancer._sweep_soon.set()
     with suppress(Exception):
         await balancer._reader.stop()
-    assert await balancer._crew.join(DEADLINE_S)
-    assert await balancer._ears.join(DEADLINE_S)
+    assert await balancer._activities.join(DEADLINE_S)
+    assert await balancer._listening.join(DEADLINE_S)
     balancer._is_over = True
     balancer._notices.close(terminated("killed"))
     await _outlive(balancer)

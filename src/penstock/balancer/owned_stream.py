@@ -10,7 +10,7 @@ from penstock import dead_letter_record, envelope
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
 from penstock.balancer.positions import Positions
-from penstock.balancer.tap import Tap
+from penstock.balancer.stream_watcher import StreamWatcher
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost
 from penstock.keys import BalancerKeys
 from penstock.model import StreamMessage
@@ -35,9 +35,10 @@ class OwnedStream:
     """
 
     def __init__(
-        self, client: StreamClient, ownership: Ownership, positions: Positions, tap: Tap, serializer: Serializer | None
-    ) -> None:
-        self._client, self.ownership, self._positions, self._tap = client, ownership, positions, tap
+        self, client: StreamClient, ownership: Ownership, positions: Positions, watcher: StreamWatcher,
+        serializer: Serializer | None,
+    ) -> None:  # fmt: skip
+        self._client, self.ownership, self._positions, self._watcher = client, ownership, positions, watcher
         self._decoder = Decoder(self.name, serializer, self.name, client.protection) if serializer is not None else None
         self._wake = Event()
         self._buffer: deque[StreamMessage] = deque()
@@ -89,7 +90,7 @@ class OwnedStream:
             if not await self._fill():
                 self._wake.clear()
                 if not self._is_over:  # it may be over since it was looked at
-                    await self._tap.wait(self.name, self._read_up_to, self._wake, _WAIT_S)
+                    await self._watcher.wait(self.name, self._read_up_to, self._wake, _WAIT_S)
 
     @property
     def _is_over(self) -> bool:

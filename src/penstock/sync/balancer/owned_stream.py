@@ -18,7 +18,7 @@ from penstock.redis.retry import Repeat
 from penstock.runtime.threads import Event, Job
 from penstock.serializers import Serializer
 from penstock.sync.balancer.positions import Positions
-from penstock.sync.balancer.tap import Tap
+from penstock.sync.balancer.stream_watcher import StreamWatcher
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.incoming import Decoder, Rejected
 from penstock.sync.streams.undertaker import reduced_if_refused
@@ -36,9 +36,10 @@ class OwnedStream:
     """
 
     def __init__(
-        self, client: StreamClient, ownership: Ownership, positions: Positions, tap: Tap, serializer: Serializer | None
-    ) -> None:
-        self._client, self.ownership, self._positions, self._tap = client, ownership, positions, tap
+        self, client: StreamClient, ownership: Ownership, positions: Positions, watcher: StreamWatcher,
+        serializer: Serializer | None,
+    ) -> None:  # fmt: skip
+        self._client, self.ownership, self._positions, self._watcher = client, ownership, positions, watcher
         self._decoder = Decoder(self.name, serializer, self.name, client.protection) if serializer is not None else None
         self._wake = Event()
         self._buffer: deque[StreamMessage] = deque()
@@ -90,7 +91,7 @@ class OwnedStream:
             if not self._fill():
                 self._wake.clear()
                 if not self._is_over:  # it may be over since it was looked at
-                    self._tap.wait(self.name, self._read_up_to, self._wake, _WAIT_S)
+                    self._watcher.wait(self.name, self._read_up_to, self._wake, _WAIT_S)
 
     @property
     def _is_over(self) -> bool:
