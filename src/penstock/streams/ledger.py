@@ -1,12 +1,12 @@
 """The books of one consumer in its group: every method is one command or script, and one transition of a message.
 
-read                    ack
-queued ----------> pending -----------------> acknowledged
-^                |  ^  |  bury
-| redrive        |  |  +-----------------> dead
-+----------------|--|--------------------- dead
-park      v  | take_due, recover, take
-waiting
+       read               ack
+queued ------> pending -----------> acknowledged
+   ^           |  ^  |    bury
+   |      park |  |  +------------> dead
+   |           v  | take_due,        |
+   |        waiting recover, take    | redrive
+   +---------------------------------+
 """
 
 from __future__ import annotations
