@@ -46,7 +46,7 @@ class Runner:
         self._streams: dict[str, OwnedStream] = {}
         self._handlers, self._activities = Crew(self._stopping.set_from_outside), Crew(self._stopping.set_from_outside)
         self._peers: dict[str, Peer] = {}
-        self._moving: dict[str, float] = {}
+        self._moving: dict[str, tuple[OwnedStream, float]] = {}  # by entry: who was asked to let go, and until when
         self._last_hint_s = self._polite_until_s = 0.0
         self._exit: BaseException | None = None  # a handler ended the process
 
@@ -192,16 +192,19 @@ class Runner:
                 self._peers = self._service.live_peers()
             except PenstockError:
                 continue
-            self._move(surplus(self._peers, self._service.id))
+            if not self._stopping.is_set():  # else all are asked to let go, and none is to be told to stay
+                self._move(surplus(self._peers, self._service.id))
 
     def _move(self, count: int) -> None:
         # A handler that does not let go in time keeps its stream, and is asked again when the others had their turn.
         now_s, streams = time.monotonic(), self._streams.copy()  # handlers that end, and new ones, change it meanwhile
-        self._moving = {key: until for key, until in self._moving.items() if key in streams}
-        for key, until_s in self._moving.items():
-            if now_s > until_s:
-                streams[key].is_draining = False
-        candidates = [key for key in reversed(streams) if key not in self._moving]
-        for key in candidates[: max(0, count - len(self._moving))]:
-            self._moving[key] = now_s + _PATIENCE_S
+        # One that went and came back under the same key is another one: nobody has asked for it.
+        self._moving = {key: asked for key, asked in self._moving.items() if streams.get(key) is asked[0]}
+        kept = [key for key, (_, until_s) in self._moving.items() if now_s > until_s]
+        for key in kept:
+            streams[key].is_draining = False
+        candidates = [key for key in reversed(streams) if key not in self._moving] + kept
+        for key in candidates[: max(0, count - (len(self._moving) - len(kept)))]:
+            self._moving.pop(key, None)  # it goes to the end: who was asked longest ago is asked first
+            self._moving[key] = (streams[key], now_s + _PATIENCE_S)
             streams[key].drain()
