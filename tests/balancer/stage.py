@@ -101,16 +101,29 @@ async def following(*balancers: StreamBalancer, claims: bool = True) -> AsyncIte
             await join(task)
 
 
+@asynccontextmanager
+async def running(*runs: tuple[StreamBalancer, Any], **settings: Any) -> AsyncIterator[None]:
+    """Runs balancers beside the test."""
+    tasks = [start(balancer.run, handler, handle_signals=False, **settings) for balancer, handler in runs]
+    try:
+        yield
+    finally:
+        for balancer, _ in runs:
+            balancer.stop()
+        for task in tasks:
+            await join(task)
+
+
 async def crash(balancer: StreamBalancer) -> None:
     """Stops a balancer as a killed process stops, nothing is handed over; then lets the time of its locks pass."""
-    balancer._heart.stop()
+    balancer._heartbeat.stop()
     balancer._listener.stop()
     balancer._stopping.set()
     balancer._sweep_soon.set()
     with suppress(Exception):
         await balancer._reader.stop()
-    assert await balancer._crew.join(DEADLINE_S)
-    assert await balancer._ears.join(DEADLINE_S)
+    assert await balancer._activities.join(DEADLINE_S)
+    assert await balancer._listening.join(DEADLINE_S)
     balancer._is_over = True
     balancer._notices.close(terminated("killed"))
     await _outlive(balancer)

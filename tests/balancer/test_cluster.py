@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 import redis
 
-from penstock import StreamClient
+from penstock import DeadLetters, JsonSerializer, OwnedStream, StreamClient
 from penstock.balancer.messages import LBSInfo
 from penstock.errors import AlreadyClaimed, StreamNotOwned
 from penstock.testing import Cluster
-from tests.balancer.stage import LBS, SEP, crash, following, quick
+from tests.balancer.stage import LBS, SEP, crash, following, quick, running
 from tests.helpers.aio import eventually, throughout
 
 
@@ -67,4 +67,32 @@ async def test_a_lock_that_another_holds_is_lost_and_one_that_nobody_holds_is_ta
             await a.balancer.done_stream("lost")
         assert raw.get(f"lost{SEP}{lost}") == b"redis-consumer-b"
         assert a.owned == ["kept"]
+    raw.close()
+
+
+@pytest.mark.parametrize("name", ["session-1", "{session}-1", "session{}-1"])
+async def test_an_entry_that_cannot_be_decoded_is_set_apart_beside_its_stream(
+    client: StreamClient, cluster: Cluster, name: str
+) -> None:
+    raw, seen = raw_of(cluster), []
+
+    async def handle(stream: OwnedStream) -> None:
+        async for message in stream:
+            seen.append(message.data)
+            await stream.commit()
+
+    for data in ('{"n": 1}', "no json", '{"n": 2}'):
+        raw.xadd(name, {"data": data})
+    balancer = quick(client, "a")
+    async with running((balancer, handle), serializer=JsonSerializer()):
+        await balancer.add_stream(name)
+        await eventually(lambda: len(seen) >= 2)
+    assert seen == [{"n": 1}, {"n": 2}]
+    dead = balancer.keys.dead_letters_of(name, is_cluster=True)
+    ((_, record),) = raw.xrange(dead)
+    assert record[b"dlq_reason"] == b"decode_error"
+    if name != "session{}-1":  # no other key can be in the slot of that one
+        assert raw.keyslot(dead) == raw.keyslot(name)
+        (letter,) = await DeadLetters(client, name, dead).list()
+        assert letter.data == b"no json"
     raw.close()

@@ -12,7 +12,7 @@ import redis
 from penstock import StreamClient
 from penstock.balancer.ledger import Ledger
 from penstock.balancer.messages import LBSInfo
-from penstock.balancer.recorder import NoRecorder
+from penstock.balancer.recorder import MetricsRecorder
 from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, StreamNotOwned
 from tests.balancer.stage import (
     GROUP,
@@ -133,7 +133,7 @@ async def test_5_a_newcomer_leaves_living_owners_alone_and_finds_every_orphan(
             assert alive.disowned == []
 
 
-class FirstClaim(NoRecorder):
+class FirstClaim(MetricsRecorder):
     """Remembers how many commands the server had executed for a balancer when it got its first stream."""
 
     def __init__(self, raw: redis.Redis) -> None:
@@ -369,7 +369,7 @@ async def test_16_a_slow_application_keeps_its_streams_and_hears_of_every_loss(
     assert disowned >= owned
 
 
-class Counting(NoRecorder):
+class Counting(MetricsRecorder):
     """Counts claims."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from penstock import RetryConfig, StreamClient
-from penstock.balancer.recorder import NoRecorder
+from penstock.balancer.recorder import MetricsRecorder
 from penstock.errors import StreamNotOwned
 from penstock.testing import FaultProxy
 from tests.balancer.stage import (
@@ -36,7 +36,7 @@ async def test_all_streams_of_a_consumer_cost_one_round_trip(
         for number in range(1_200):
             add_raw(raw, f"session-{number}")
         await eventually(lambda: len(a.owned) == 1_200)
-        heart = a.balancer._heart
+        heart = a.balancer._heartbeat
         connection = heart._open(LBS)
         trips: list[int] = []
         whole = connection.pipeline
@@ -140,7 +140,7 @@ async def test_a_stream_that_somebody_finished_for_us_is_lost(client: StreamClie
         assert locks(raw) == {}
 
 
-class Numbers(NoRecorder):
+class Numbers(MetricsRecorder):
     """Remembers what it is told."""
 
     def __init__(self) -> None:

@@ -110,7 +110,7 @@ async def test_the_lock_of_a_claim_is_extended_before_its_reply_is_handled(
     async with StreamClient.from_url(fault_proxy.url) as proxied:
         late = quick(proxied, "late", **LASTING)
         # The heartbeat reaches the server directly: its thread runs while the event loop is starved.
-        late._heart = Heartbeat(client.settings, late.keys, late.id, late.config, late._holdings, late._told_lost)
+        late._heartbeat = Heartbeat(client.settings, late.keys, late.id, late.config, late._holdings, late._told_lost)
         late._beat()
         await hold_replies(proxied, raw, fault_proxy)
         claim = start(late.claim, payload)

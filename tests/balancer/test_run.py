@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import redis
 
 from penstock import JsonSerializer, OwnedStream, StreamClient
-from penstock.balancer.balancer import StreamBalancer
 from penstock.errors import ConfigurationError, OwnershipLost
-from tests.balancer.stage import GROUP, LBS, SEP, add_raw, locks, pending, quick
-from tests.helpers.aio import Event, eventually, join, pause, start, throughout, wait_for
+from tests.balancer.stage import GROUP, LBS, SEP, add_raw, locks, pending, quick, running
+from tests.helpers.aio import Event, eventually, pause, throughout, wait_for
 
 GO = "redis-consumer-go-1"
 
@@ -43,19 +40,6 @@ class Reading:
 
     def of(self, name: str) -> list[str]:
         return [value for stream, value in self.seen if stream == name]
-
-
-@asynccontextmanager
-async def running(*runs: tuple[StreamBalancer, Any], **settings: Any) -> AsyncIterator[None]:
-    """Runs balancers beside the test."""
-    tasks = [start(balancer.run, handler, handle_signals=False, **settings) for balancer, handler in runs]
-    try:
-        yield
-    finally:
-        for balancer, _ in runs:
-            balancer.stop()
-        for task in tasks:
-            await join(task)
 
 
 def fill(raw: redis.Redis, name: str, *values: object) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from penstock import OwnedStream, StreamBalancer, StreamClient
+from penstock import JsonSerializer, OwnedStream, StreamBalancer, StreamClient
 from penstock.cli.rights import Place, RoleName, as_line, rights_of
 from penstock.errors import ConfigurationError, FatalError, PermissionDenied
 from penstock.redis.embedded import EmbeddedServer
@@ -191,9 +191,10 @@ def test_tasks_are_sent_done_limited_and_given_up(as_user: As, check: Check, raw
 
 
 async def test_streams_are_shared_out(as_user: As, check: Check, raw: redis.Redis, server: EmbeddedServer) -> None:
-    url = as_user("balancer", "--service", "billing", "--stream", "session-*")
+    url = as_user("balancer", "--service", "billing", "--stream", "session-1")
     raw.xadd("billing-input", {"lbs-input": "no json"})
-    raw.xadd("session-1", {"n": "1"})
+    raw.xadd("session-1", {"data": "no json"})
+    raw.xadd("session-1", {"data": "1"})
     async with StreamClient.from_url(url) as client:
         first = StreamBalancer(client, "billing", id="first")
         async with first as notices:
@@ -207,8 +208,9 @@ async def test_streams_are_shared_out(as_user: As, check: Check, raw: redis.Redi
                 second.stop()
                 return
 
-        await second.run(handle)
+        await second.run(handle, serializer=JsonSerializer())
     assert raw.xlen("{billing-input}_dlq") == 1
+    assert raw.xlen("session-1_dlq") == 1
     assert {*refused(server)} <= {"config", "config|get", "config|set"}, "these are for hints alone"
     raw.execute_command("ACL", "LOG", "RESET")
     check(url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,17 @@ def test_what_is_no_task_is_shown_and_exported_as_well(
     [row] = as_json("queue", "dlq", "list")
     assert (row["reason"], row["payload"]) == ("decode_error", "\\xff\\xfe")
     assert "decode_error" in penstock("queue", "dlq", "export").stdout
+
+
+@pytest.mark.usefixtures("default_server")
+def test_large_dead_letters_are_retried_and_purged_a_few_at_a_time(as_json: AsJson, bury: Bury) -> None:
+    for _ in range(50):
+        bury(text="no use", page="x" * 300_000)
+    as_json("queue", "dlq", "retry", "--dry-run")  # everything is imported
+    tracemalloc.start()
+    try:
+        assert as_json("queue", "dlq", "retry", "--limit", "40", "--yes")["queued"] == 40
+        assert as_json("queue", "dlq", "purge", "--yes")["purged"] == 10
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()

@@ -14,6 +14,7 @@ import pytest
 
 import penstock
 from penstock import errors, model, tasks, testing
+from penstock.balancer.config import BalancerConfig
 from penstock.events import EventName
 from penstock.keys import BalancerKeys, StreamKeys
 from penstock.policy import Reason
@@ -48,7 +49,6 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
         ("consumer.md", "## Constructor", penstock.StreamConsumer.__init__),
         ("consumer-config.md", "## Settings", penstock.ConsumerConfig),
         ("dead-letters.md", "## DeadLetterLimits", penstock.DeadLetterLimits),
-        ("balancer.md", "## Constructor", penstock.StreamBalancer.__init__),
         ("tasks.md", "## RedisTaskQueue", tasks.RedisTaskQueue.__init__),
         ("tasks.md", "## Worker", tasks.Worker.__init__),
         ("queue.md", "## Constructor", penstock.RedisMessageQueue.__init__),
@@ -68,6 +68,19 @@ def test_parameters_and_defaults_are_those_of_the_code(page: str, heading: str, 
         assert (written in ("", "required")) == (default is REQUIRED), name
         if default is not REQUIRED:
             assert written == STANDS_FOR[name] if default is UNSET else eval(written) == default, name
+
+
+def test_parameters_and_defaults_of_a_balancer_are_those_of_the_code() -> None:
+    page, heading = REFERENCE / "balancer.md", "## Constructor"
+    written = dict(zip(table_column(page, heading), table_column(page, heading, column=1), strict=True))
+    settings = {
+        name: default if default is None or isinstance(default, int | float) else None  # None = the usual object
+        for name, default in parameters(BalancerConfig).items()
+    }
+    expected = {**parameters(penstock.StreamBalancer.__init__), **settings}
+    assert list(written) == list(expected)
+    for name, default in expected.items():
+        assert written[name] == "required" if default is REQUIRED else eval(written[name]) == default, name
 
 
 def test_every_testing_tool_is_described() -> None:
@@ -153,6 +166,7 @@ def test_every_key_of_a_balanced_service_is_described() -> None:
         keys.shards,
         keys.dead_letters,
         keys.position("<data stream>"),
+        keys.dead_letters_of("<data stream>", is_cluster=False),
     }
     assert set(table_column(REFERENCE / "balancer.md", "## Redis keys of a service")) == spelled
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from typing import Any
 
 import pytest
 import redis
@@ -10,6 +12,7 @@ import redis
 from penstock import DeadLetters, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.errors import ConfigurationError, FatalError, WrongType
 from tests.helpers.aio import eventually, outcomes, start
+from tests.helpers.commandstats import calls
 from tests.streams.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, expire, fail, publish, quick, read_as, running
 
 pytestmark = pytest.mark.every_server
@@ -178,3 +181,76 @@ async def test_purging_deletes_the_given_ones_or_all(client: StreamClient, raw: 
     assert await letters.purge([]) == 0
     assert await letters.purge() == 4
     assert await letters.count() == 0
+
+
+# --- many -----------------------------------------------------------------------------------------
+
+
+def add_letters(raw: redis.Redis, count: int, data: str = "1") -> list[str]:
+    with raw.pipeline() as adding:
+        for _ in range(count):
+            adding.xadd(DEAD_LETTERS, {"data": data, "dlq_reason": "fatal", "dlq_source": STREAM, "dlq_id": "1-1"})
+        return [entry_id.decode() for entry_id in adding.execute()]
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_one_of_many_is_put_back_without_reading_the_others(client: StreamClient, raw: redis.Redis) -> None:
+    ids = add_letters(raw, 5_000)
+    letters = DeadLetters(client, STREAM)
+    await letters.redrive(limit=1)  # the script is known from here on
+    for choice in ({"limit": 1}, {"ids": [ids[-1]]}):
+        before = calls(raw, "xrange")
+        assert len(await letters.redrive(**choice)) == 1
+        assert calls(raw, "xrange") - before == 2  # one by the client, one by the script
+    assert raw.xlen(DEAD_LETTERS) == 4_997
+    assert not raw.xrange(DEAD_LETTERS, ids[-1], ids[-1])
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_large_dead_letters_are_put_back_a_few_at_a_time(client: StreamClient, raw: redis.Redis) -> None:
+    add_letters(raw, 10)
+    add_letters(raw, 100, "x" * 300_000)
+    letters = DeadLetters(client, STREAM)
+    tracemalloc.start()
+    try:
+        assert len(await letters.redrive()) == 110
+        assert tracemalloc.get_traced_memory()[1] < 15_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_what_dies_again_meanwhile_is_left_for_the_next_time(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = add_letters(raw, 300)
+    really = client.run
+
+    async def run(*args: Any) -> Any:
+        answer = await really(*args)
+        add_letters(raw, 1)
+        return answer
+
+    monkeypatch.setattr(client, "run", run)
+    assert len(await DeadLetters(client, STREAM).redrive()) == 300
+    assert raw.xlen(DEAD_LETTERS) == 300
+    assert raw.xrange(DEAD_LETTERS, "-", ids[-1]) == []
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_ids_that_are_none_or_of_no_record_are_passed_over(client: StreamClient, raw: redis.Redis) -> None:
+    (record,) = add_letters(raw, 1)
+    letters = DeadLetters(client, STREAM)
+    assert await letters.redrive(["no id", "1-1", record.partition("-")[0]]) == []
+    assert len(await letters.redrive([record, "1-1", record])) == 1
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_record_with_the_last_of_all_ids_is_the_end(client: StreamClient, raw: redis.Redis) -> None:
+    raw.execute_command("XADD", DEAD_LETTERS, "1-1", "data", "1")
+    for number in range(14):
+        raw.execute_command("XADD", DEAD_LETTERS, f"2-{number}", "data", "1")
+    raw.execute_command("XADD", DEAD_LETTERS, f"{2**64 - 1}-{2**64 - 1}", "data", "1")
+    letters = DeadLetters(client, STREAM)
+    assert len(await letters.list(500)) == 16
+    assert len(await letters.redrive()) == 16

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
 from penstock import StreamClient, StreamConsumer, StreamMessage
 from penstock.errors import ConsumerNameTaken
+from penstock.streams.ledger import Ledger
 from tests.helpers.aio import Event, eventually, join, start, wait_for
 from tests.streams.stage import (
     DEAD_LETTERS,
@@ -160,3 +163,25 @@ async def test_one_name_in_two_groups_is_two_consumers(client: StreamClient) -> 
 async def test_without_a_name_every_consumer_gets_one_of_its_own(client: StreamClient) -> None:
     names = {StreamConsumer(client, STREAM, quick(), Recorder()).worker_name for _ in range(50)}
     assert len(names) == 50
+
+
+async def test_a_process_that_leaves_does_not_take_the_name_from_a_newer_one(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer = [Ledger(client, client.keys(STREAM), GROUP, "worker-1", DEAD_LETTERS) for _ in range(2)]
+    await older.take_name("older", 60_000)
+    await older.leave_name()  # the script is known from here on
+    await older.take_name("older", 60_000)
+    really = client.call
+
+    async def call(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        answer = await really(*args, **options)
+        await newer.take_name("newer", 60_000)  # whatever the older one has sent by now
+        return answer
+
+    monkeypatch.setattr(client, "call", call)
+    await older.leave_name()
+    assert raw.get(client.keys(STREAM).worker(GROUP, "worker-1")) == b"newer"
+    await newer.leave_name()
+    assert raw.get(client.keys(STREAM).worker(GROUP, "worker-1")) is None

@@ -10,6 +10,7 @@ import redis
 
 from penstock.errors import GroupLost
 from penstock.sync import ConsumerGroup, ConsumerInfo, Lag, StreamClient, StreamConsumer
+from tests.helpers.round_trips import count_round_trips
 from tests.helpers.threads import eventually
 from tests.sync.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, calls, fail, publish, quick, read_as, running
 
@@ -203,3 +204,16 @@ def test_a_group_that_does_not_exist_is_an_issue(client: StreamClient, raw: redi
     health = ConsumerGroup(client, STREAM, GROUP).health_check()
     assert not health["healthy"]
     assert health["issues"]
+
+
+def test_pending_details_are_two_questions_however_many_wait(
+    client: StreamClient, raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(client, range(50))
+    held = read_as(raw, "one", 50)
+    raw.zadd(client.keys(STREAM).retries(GROUP), {held[7]: 1_794_700_800_123})
+    trips = count_round_trips(monkeypatch, client.connection(STREAM))
+    entries = group.pending_details(50)
+    assert len(trips) == 2
+    assert [entry.id for entry in entries if entry.retry_at_ms is not None] == [held[7]]
+    assert entries[7].retry_at_ms == 1_794_700_800_123

@@ -15,6 +15,7 @@ from penstock.task import Priority, Result, Task
 from penstock.tasks import Handlers, RedisTaskQueue, Worker
 from tests.helpers.aio import DEADLINE_S, eventually, join, start
 from tests.helpers.commandstats import calls
+from tests.helpers.round_trips import count_round_trips
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
 
@@ -387,3 +388,23 @@ async def test_all_open_tasks_are_listed_page_by_page(queue: RedisTaskQueue) -> 
     await queue.enqueue_many(tasks)
     assert [task.id for task in await queue.list_tasks(limit=100)] == [task.id for task in tasks]
     assert [task.id for task in await queue.list_tasks(limit=20, offset=30)] == [task.id for task in tasks[30:50]]
+
+
+async def test_tasks_in_hand_are_listed_in_two_questions_a_lane(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [Task(kind="render") for _ in range(40)]
+    for task in tasks:
+        await queue.enqueue(task)
+    await queue.pop_many(40)
+    await queue.nack(tasks[3].id, delay=60.0)
+    await other.list_pending()
+    monkeypatch.setattr(other._lanes, "_looked_s", float("inf"))  # it knows the lanes, however slow the machine
+    trips = count_round_trips(monkeypatch, await other.client.connection(""))
+    found = await other.list_pending()
+    assert len(trips) == 2
+    assert [hand.id for hand in found] == [task.id for task in tasks]
+    assert [hand.id for hand in found if hand.due_in_ms is not None] == [tasks[3].id]
+    assert 0 < (found[3].due_in_ms or 0) <= 60_000
+    assert {hand.consumer for hand in found} == {queue.consumer}
+    assert [hand.task.attempts for hand in found] == [1 if number == 3 else 0 for number in range(40)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.balancer.config import BalancerConfig, RetryConfig
+from penstock import StreamBalancer, StreamClient
+from penstock.balancer.config import BalancerConfig, BalancerOptions, RetryConfig
 from penstock.balancer.identity import consumer_id
 from penstock.balancer.messages import LBSInputMessage
+from penstock.balancer.recorder import MetricsRecorder
 from penstock.errors import ConfigurationError, EncodeError, MalformedEntry, PayloadTooLarge
 from penstock.keys import BalancerKeys, hashed_part
 
@@ -97,6 +100,18 @@ def test_names_that_cannot_be_keys_are_refused(name: Any) -> None:
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         BalancerConfig(**settings)
+
+
+def test_every_setting_is_a_keyword_of_a_balancer_and_none_stands_for_its_default() -> None:
+    assert list(BalancerOptions.__annotations__) == [field.name for field in dataclasses.fields(BalancerConfig)]
+    client = StreamClient.from_url("redis://localhost")
+    nothing: Any = dict.fromkeys(BalancerOptions.__annotations__)
+    assert StreamBalancer(client, "svc", id="a", **nothing).config == BalancerConfig()
+    recorder = MetricsRecorder()
+    chosen = StreamBalancer(client, "svc", id="a", heartbeat_ms=300, capacity=2, metrics_recorder=recorder).config
+    assert (chosen.heartbeat_ms, chosen.capacity, chosen.metrics_recorder) == (300, 2, recorder)
+    with pytest.raises(TypeError, match="hartbeat_ms"):
+        StreamBalancer(client, "svc", id="a", hartbeat_ms=300)  # type: ignore[call-arg]
 
 
 def test_the_times_are_those_of_the_go_client() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypedDict
 
-from penstock.balancer.recorder import MetricsRecorder, NoRecorder
+from penstock.balancer.recorder import MetricsRecorder
 from penstock.config import check_number
 from penstock.errors import ConfigurationError
 
@@ -14,7 +15,7 @@ _WHOLE = (
 )  # fmt: skip
 _MAY_BE_NONE = ("capacity", "max_deliveries")
 _LEAST_KSP_TIMEOUT_S = 60
-logger = logging.getLogger("penstock.balancer")
+_LOGGER, _NO_RECORDER = logging.getLogger("penstock.balancer"), MetricsRecorder()
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,38 @@ class RetryConfig:
         return plain
 
 
-@dataclass(frozen=True)
+class BalancerOptions(TypedDict, total=False):
+    """The fields of BalancerConfig as keywords of StreamBalancer, for type checkers."""
+
+    lbs_idle_time: float
+    lbs_recovery_count: int
+    ksp_chan_size: int
+    ksp_chan_timeout: float
+    output_chan_size: int
+    force_config_override: bool
+    retry_config: RetryConfig | None
+    logger: logging.Logger | None
+    metrics_recorder: MetricsRecorder | None
+    heartbeat_ms: int
+    lock_ttl_ms: int
+    sweep_interval_ms: int
+    capacity: int | None
+    max_deliveries: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class BalancerConfig:
     """Settings of a `StreamBalancer`. Those that redis-stream-client-go has too are named after its options."""
 
-    lbs_idle_time: float = 40.0
+    lbs_idle_time: float = 40.0  # checked only: Go peers go by theirs, our heartbeats keep entries far below it
     lbs_recovery_count: int = 1_000
     ksp_chan_size: int = 500
     ksp_chan_timeout: float = 600.0
     output_chan_size: int = 500
-    force_config_override: bool = False
-    retry_config: RetryConfig = field(default_factory=RetryConfig)
-    logger: logging.Logger = logger
-    metrics_recorder: MetricsRecorder = field(default_factory=NoRecorder)
+    force_config_override: bool = False  # without effect: flags of the server are merged, never overwritten
+    retry_config: RetryConfig = RetryConfig()
+    logger: logging.Logger = _LOGGER
+    metrics_recorder: MetricsRecorder = _NO_RECORDER
     heartbeat_ms: int = 1_000
     lock_ttl_ms: int = 2_000
     sweep_interval_ms: int = 5_000

@@ -75,7 +75,7 @@ class Heartbeat:
                 self._hang_up()
                 due_s = time.monotonic() + interval_s / 4
             except Exception:
-                # Whatever it is: a heart that stops costs every stream from now on, and nobody would know why.
+                # Whatever it is: a heartbeat that stops costs every stream from now on, and nobody would know why.
                 self._config.logger.exception("locks of %s were not extended", self._me)
         self._hang_up()
         self._locator.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
 
+class MetricsRecorder:
+    """Is told what happens, and records nothing: derive from it and override what you count.
 
-class MetricsRecorder(Protocol):
-    """Is told what happens; called from several threads, must return at once."""
+    Called from several threads, must return at once.
+    """
 
     def record_startup_recovery(self, count: int, duration_s: float) -> None:
         """The first sweep is done and found so many streams without an owner."""
@@ -34,34 +35,3 @@ class MetricsRecorder(Protocol):
 
     def record_ksp_dropped(self, count: int) -> None:
         """So many hints were dropped for want of room; the next sweep finds what they told."""
-
-
-class NoRecorder:
-    """Records nothing. A recorder of yours may derive from it and have only some of the methods."""
-
-    def record_startup_recovery(self, count: int, duration_s: float) -> None:
-        """Do nothing."""
-
-    def record_claim(self, stream: str, is_success: bool, duration_s: float) -> None:
-        """Do nothing."""
-
-    def record_lock_acquired(self, stream: str, is_success: bool) -> None:
-        """Do nothing."""
-
-    def record_locks_extended(self, count: int, lost: int) -> None:
-        """Do nothing."""
-
-    def record_lock_released(self, stream: str, is_success: bool) -> None:
-        """Do nothing."""
-
-    def record_processing_started(self, stream: str) -> None:
-        """Do nothing."""
-
-    def record_processing_ended(self, stream: str, duration_s: float) -> None:
-        """Do nothing."""
-
-    def record_ksp_received(self, count: int) -> None:
-        """Do nothing."""
-
-    def record_ksp_dropped(self, count: int) -> None:
-        """Do nothing."""

@@ -25,7 +25,7 @@ from penstock.redis.client import StreamClient
 from penstock.redis.subscription import Subscription
 from penstock.runtime.aio import Crew, Event, call_home, home, pause, shielded
 
-_LAST_RITES_S = 10.0
+_CLEANUP_TIMEOUT_S = 10.0
 _BEAT_POLL_S = 0.002
 _SWARM_S = 0.2  # after a hint: those of one dead consumer come together, but Redis notices the last of them late
 _MOST_SWEEPING = 5  # hints make a consumer sweep for no more than one part in so many of its time
@@ -59,8 +59,8 @@ class Service:
         self._notices = NoticeQueue(self.config.output_chan_size)
         self._reader = Reader(client, self._ledger, self._holdings, self._notices, self.config)
         self._listener = Listener(client, self._ledger, self._sweep, self.config, self._found)
-        self._heart = Heartbeat(client.settings, self.keys, self._id, self.config, self._holdings, self._told_lost)
-        self._crew, self._ears = Crew(lambda: None), Crew(lambda: None)
+        self._heartbeat = Heartbeat(client.settings, self.keys, self._id, self.config, self._holdings, self._told_lost)
+        self._activities, self._listening = Crew(lambda: None), Crew(lambda: None)
         self._stopping, self._sweep_soon = Event(), Event()
         self._swept_s, self._sweep_from_s = 0.0, 0.0
         self._home: object = None
@@ -101,14 +101,14 @@ class Service:
         subscriptions = await self._subscribe()
         self._beat()
         for host, subscription in subscriptions:
-            self._ears.start(self._listener.run, host, subscription)
-        self._crew.start(self._guarded, self._reader.run)
-        self._crew.start(self._guarded, self._keep_sweeping)
+            self._listening.start(self._listener.run, host, subscription)
+        self._activities.start(self._guarded, self._reader.run)
+        self._activities.start(self._guarded, self._keep_sweeping)
         return Notices(self._notices)
 
     def _beat(self) -> None:
         self._home = home()
-        self._heart.start()
+        self._heartbeat.start()
 
     async def _subscribe(self) -> list[tuple[tuple[str, int], Subscription | None]]:
         hosts = await self.client.masters()
@@ -129,7 +129,7 @@ class Service:
             return
         self._is_over = True
         if self._home is not None:  # it was started, or has claimed something
-            await shielded(_LAST_RITES_S, self._leave)
+            await shielded(_CLEANUP_TIMEOUT_S, self._leave)
 
     async def _leave(self) -> None:
         self._stopping.set()
@@ -139,17 +139,17 @@ class Service:
             await self._reader.stop()
         except PenstockError as error:
             self.config.logger.warning("the reader is not unblocked: %s", error)
-        await self._crew.join(_LAST_RITES_S / 2)
-        await self._crew.cancel()
-        self._heart.stop()
+        await self._activities.join(_CLEANUP_TIMEOUT_S / 2)
+        await self._activities.cancel()
+        self._heartbeat.stop()
         try:
             await self._hand_over_all()
             await self._ledger.leave()
         except PenstockError as error:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
-        await self._ears.join(_LAST_RITES_S / 2)  # last: they are slow to end, and nobody waits for them
-        await self._ears.cancel()
+        await self._listening.join(_CLEANUP_TIMEOUT_S / 2)  # last: they are slow to end, and nobody waits for them
+        await self._listening.cancel()
 
     async def _hand_over_all(self) -> None:
         owned = self._holdings.all()
@@ -249,8 +249,8 @@ class Service:
 
     async def _wait_for_beat(self) -> None:
         # One that began before may extend the lock after it was given up.
-        number, deadline_s = self._heart.begun, time.monotonic() + self.config.lock_ttl_ms / 1000
-        while self._heart.is_under_way(number) and time.monotonic() < deadline_s:
+        number, deadline_s = self._heartbeat.begun, time.monotonic() + self.config.lock_ttl_ms / 1000
+        while self._heartbeat.is_under_way(number) and time.monotonic() < deadline_s:
             await pause(_BEAT_POLL_S)
 
     def _settling(self, name: str, *, is_kept: bool) -> Ownership:

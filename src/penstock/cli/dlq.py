@@ -10,11 +10,10 @@ import typer
 from rich.table import Table
 
 from penstock.cli.dlq_export import Format, as_row, export
-from penstock.cli.dlq_filter import Filter, Ids, Kind, Limit, Reason, Since, Text, Until
+from penstock.cli.dlq_filter import Chosen, Filter, Ids, Kind, Limit, Reason, Since, Text, Until
 from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue
 from penstock.cli.shown import cell, print_error, print_table, shown_lines, to_json
 from penstock.errors import ConfigurationError
-from penstock.tasks.listed import DeadTask
 
 dlq_app = typer.Typer(help="The dead letters of a queue: tasks that were given up.", no_args_is_help=True)
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
@@ -100,16 +99,17 @@ def retry(
     chosen = Filter.of(ids, kind, reason, since, until, text, limit)
     counts = {"queued": 0, "gone": 0, "open": 0, "done": 0, "refused": 0}
     with open_queue(url, queue) as opened:
-        letters = list(chosen.choose(opened))
+        letters = chosen.names(opened)
         if not dry_run and not _confirmed(f"Put {len(letters)} task(s) back?", chosen, letters, yes):
             raise typer.Abort
-        for number, letter in enumerate(letters):
-            if letter.redrives >= max_redrives:
+        for number, named in enumerate(letters):
+            if named.redrives >= max_redrives:
                 counts["refused"] += 1
                 continue
             if rate is not None and number and not dry_run:
                 time.sleep(1 / rate)
-            counts["queued" if dry_run else opened.dead.redrive(letter)] += 1
+            letter = None if dry_run else opened.dead.record(named.id)
+            counts["queued" if dry_run else "gone" if letter is None else opened.dead.redrive(letter)] += 1
     _tell({**counts, "dry_run": dry_run}, _retried(counts, dry_run, max_redrives), as_json, chosen.missing(letters))
 
 
@@ -142,7 +142,7 @@ def purge(
     """Delete dead letters for good."""
     chosen = Filter.of(ids, kind, reason, since, until, text, limit)
     with open_queue(url, queue) as opened:
-        letters = list(chosen.choose(opened))
+        letters = chosen.names(opened)
         if not dry_run and not _confirmed(f"Delete {len(letters)} dead letter(s) for good?", chosen, letters, yes):
             raise typer.Abort
         gone = len(letters) if dry_run else opened.dead.purge([letter.id for letter in letters])
@@ -170,7 +170,7 @@ def export_(
         typer.echo(f"wrote {count} dead letter(s) to {output}", err=True)
 
 
-def _confirmed(question: str, chosen: Filter, letters: list[DeadTask], yes: bool) -> bool:
+def _confirmed(question: str, chosen: Filter, letters: list[Chosen], yes: bool) -> bool:
     if yes or not letters or not (chosen.is_everything or len(letters) > 1):
         return True
     return typer.confirm(question)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -19,6 +19,14 @@ Since = Annotated[str | None, typer.Option(help="Only those that died since: ISO
 Until = Annotated[str | None, typer.Option(help="Only those that died until: ISO 8601, or '2h' for two hours ago.")]
 Text = Annotated[str | None, typer.Option(help="Only those whose error or payload contains the text.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="So many at most, oldest first.")]
+
+
+class Chosen(NamedTuple):
+    """What is remembered of a record until it is its turn: the record itself may be large, and there may be many."""
+
+    id: str
+    task_id: str
+    redrives: int
 
 
 @dataclass(frozen=True)
@@ -62,10 +70,14 @@ class Filter:
     def _contains(letter: DeadTask, text: str) -> bool:
         return text in letter.error or text in letter.error_text or text.encode() in letter.data
 
-    def missing(self, found: Iterable[DeadTask]) -> list[str]:
+    def missing(self, found: Iterable[Chosen]) -> list[str]:
         """Return the ids that were asked for and are of none of these records."""
         known = {each for letter in found for each in (letter.id, letter.task_id)}
         return sorted(self.ids - known) if self.limit is None else []
+
+    def names(self, queue: RedisTaskQueue) -> list[Chosen]:
+        """Return which records are meant, oldest first."""
+        return [Chosen(letter.id, letter.task_id, letter.redrives) for letter in self.choose(queue)]
 
     def choose(self, queue: RedisTaskQueue) -> Iterator[DeadTask]:
         """Yield the records that are meant, oldest first."""

@@ -25,7 +25,7 @@ _AS_OLD_AS = {"CLIENT SETINFO": "WAITAOF"}  # servers tell of commands which the
 _IN_A_CLUSTER = ("CLUSTER SLOTS", "CLUSTER SHARDS", "CLUSTER NODES", "COMMAND", "ASKING", "READONLY")
 _LOOKING = (
     "XLEN", "XRANGE", "XREVRANGE", "XPENDING", "XINFO STREAM", "XINFO GROUPS", "XINFO CONSUMERS", "TIME", "TYPE",
-    "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZSCORE", "ZRANGE", "SMEMBERS",
+    "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZMSCORE", "ZRANGE", "SMEMBERS",
 )  # fmt: skip
 _DURABLE = ("WAIT", "WAITAOF", "INFO", "COMMAND INFO")
 _CONSUMING = (
@@ -104,7 +104,7 @@ def rights_of(role: RoleName, place: Place) -> Rights:
 _COMMANDS: dict[RoleName, tuple[str, ...]] = {
     RoleName.PRODUCER: _DURABLE,
     RoleName.WORKER: (*_LOOKING, *_CONSUMING, *_DURABLE),
-    RoleName.TASKS: (*_LOOKING, *_CONSUMING, "ZADD", "HDEL", "BLMOVE", "SMISMEMBER"),
+    RoleName.TASKS: (*_LOOKING, *_CONSUMING, "HDEL", "BLMOVE", "SMISMEMBER"),
     RoleName.BALANCER: (
         *_LOOKING, *_CONSUMING, "XREAD", "HDEL", "PSUBSCRIBE", "PUNSUBSCRIBE", "SUBSCRIBE", "UNSUBSCRIBE",
     ),
@@ -184,6 +184,7 @@ def _service_keys(service: str, place: Place) -> list[str]:
     found = [keys.stream, base, keys.dead_letters]
     for stream in place.streams or ("*",):  # the data streams
         found += [stream, keys.lock(stream, "*"), keys.position(stream)]
+        found.append(keys.dead_letters_of(stream, is_cluster=place.is_cluster))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError
-from penstock.keys.names import MAX_NAME, check_name, hash_tag
+from penstock.keys.names import MAX_NAME, check_name, hash_tag, tagged
 
 MUTEX_KEY_SEP = "<MUTEX_KEY_SEP>"
 CONSUMER_PREFIX = "redis-consumer-"
@@ -43,7 +43,7 @@ class BalancerKeys:
 
     @property
     def _base(self) -> str:
-        return self.stream if hash_tag(self.stream) is not None else f"{{{self.stream}}}"
+        return tagged(self.stream)
 
     @property
     def owners(self) -> str:
@@ -87,5 +87,9 @@ class BalancerKeys:
 
     def position(self, data_stream: str) -> str:
         """Hash: how far the owners of a data stream have come, and the token of the newest of them."""
-        base = data_stream if hash_tag(data_stream) is not None else f"{{{data_stream}}}"
-        return f"{base}:balancer:{self.service}"
+        return f"{tagged(data_stream)}:balancer:{self.service}"
+
+    @staticmethod
+    def dead_letters_of(data_stream: str, *, is_cluster: bool) -> str:
+        """Stream: entries of a data stream that cannot be decoded; in a cluster in the slot of the stream."""
+        return f"{tagged(data_stream) if is_cluster else data_stream}_dlq"

@@ -43,6 +43,11 @@ def hash_tag(key: str) -> str | None:
     return key[start + 1 : end] if end > start + 1 else None
 
 
+def tagged(key: str) -> str:
+    """Return the key such that what is appended to it stays in its slot: as it is if it has a hash tag, else as one."""
+    return key if hash_tag(key) is not None else f"{{{key}}}"
+
+
 def hashed_part(key: str) -> str:
     """Return what the cluster hashes of the key."""
     tag = hash_tag(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError
-from penstock.keys.names import check_name, hash_tag
+from penstock.keys.names import check_name, hash_tag, tagged
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StreamKeys:
 
     @property
     def _base(self) -> str:
-        return self.stream if hash_tag(self.stream) is not None else f"{{{self.stream}}}"
+        return tagged(self.stream)
 
     def producer(self, producer_id: str) -> str:
         """String: sequence number and ids of the last batch of one producer."""

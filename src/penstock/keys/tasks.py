@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.keys.names import check_name, hash_tag
+from penstock.keys.names import check_name, tagged
 from penstock.keys.stream import StreamKeys
 
 
@@ -24,7 +24,7 @@ class TaskKeys:
         """Spell the keys of a queue as the user names it."""
         check_name("name", name, max_length=128)
         StreamKeys.of(name, prefix)
-        return cls(f"{{{name}}}" if is_cluster and hash_tag(name) is None else name, prefix)
+        return cls(tagged(name) if is_cluster else name, prefix)
 
     def stream_name(self, lane: str = "") -> str:
         """Return the name of the stream of a lane, as streams are named to a client (it adds its prefix itself)."""
@@ -36,7 +36,7 @@ class TaskKeys:
 
     @property
     def _base(self) -> str:
-        return self._root if hash_tag(self._root) is not None else f"{{{self._root}}}"
+        return tagged(self._root)
 
     def tasks(self, lane: str = "") -> StreamKeys:
         """Stream: the tasks of a lane; '' is that of tasks of normal priority which any worker can do."""

@@ -1,16 +1,19 @@
-"""Questions about many keys at once: a write for each server instead of one for each key."""
+"""Questions about many keys at once, a write for each server instead of one for each key, and streams page by page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
+from penstock import ids
 from penstock.errors import ConnectionFailed, ConnectionLost, PenstockError
 from penstock.redis.aio import Command, Connection, Reply
 from penstock.redis.client import StreamClient
 
 Question: TypeAlias = tuple[str, Command]  # the key that decides which server is asked, and a command that only reads
 _SCAN_COUNT = 1_000
+_FIRST_PAGE, _LARGEST_PAGE = 16, 128  # entries: most callers want a few, and each may have a megabyte
+_PAGE_BYTES = 1 << 20
 
 
 async def read_many(client: StreamClient, questions: Sequence[Question]) -> list[Reply]:
@@ -42,6 +45,15 @@ async def read_many(client: StreamClient, questions: Sequence[Question]) -> list
     return replies
 
 
+async def read_all(client: StreamClient, key: str, commands: Sequence[Command]) -> list[Reply]:
+    """Ask the server of a key many questions in one write; raise the first error among the replies."""
+    replies = await read_many(client, [(key, command) for command in commands])
+    for reply in replies:
+        if isinstance(reply, PenstockError):
+            raise reply
+    return replies
+
+
 async def stream_keys(client: StreamClient, pattern: str) -> list[str]:
     """Return the keys of all streams that a glob pattern matches, sorted."""
     found: set[str] = set()
@@ -54,3 +66,19 @@ async def stream_keys(client: StreamClient, pattern: str) -> list[str]:
             if cursor == b"0":
                 break
     return sorted(found)
+
+
+async def pages(
+    client: StreamClient, key: str, start: str = "-", end: str = "+"
+) -> AsyncIterator[list[tuple[bytes, list[bytes]]]]:
+    """Yield the entries of a stream from one id to another, in pages that grow as long as their entries are small."""
+    count = _FIRST_PAGE
+    while True:
+        rows = await client.call(key, "XRANGE", key, start, end, "COUNT", count)
+        if rows:
+            yield rows
+        last = rows[-1][0].decode() if rows else ids.LAST
+        if len(rows) < count or last == ids.LAST:  # the server takes no range behind the last id
+            return
+        start, size = f"({last}", sum(len(value) for _, fields in rows for value in fields)
+        count = max(1, min(2 * count, _LARGEST_PAGE, count * _PAGE_BYTES // max(1, size)))

@@ -39,7 +39,7 @@ from penstock.streams.workers import Workers
 
 logger = logging.getLogger("penstock.streams")
 _MESSAGE_WORKERS = 16
-_LAST_RITES_S = 5.0
+_CLEANUP_TIMEOUT_S = 5.0
 
 
 class StreamConsumer:
@@ -152,7 +152,7 @@ class StreamConsumer:
             try:
                 if not is_wound_up:
                     # Cancelled, or asked a second time while winding up: no more grace.
-                    await shielded(_LAST_RITES_S, self._wind_up, crew, workers, 0.0)
+                    await shielded(_CLEANUP_TIMEOUT_S, self._wind_up, crew, workers, 0.0)
             finally:
                 self._heartbeat.stop()  # whatever happened: nobody renews leases for a consumer that is gone
                 if watch is not None:
@@ -178,7 +178,7 @@ class StreamConsumer:
             await self._upkeep.run_due()
         except BaseException:
             # Cancelled or cut off in the middle: the next pass would pass over what this one still holds.
-            await shielded(_LAST_RITES_S, self._hand_back.let_go)
+            await shielded(_CLEANUP_TIMEOUT_S, self._hand_back.let_go)
             raise
         finally:
             self._heartbeat.stop()

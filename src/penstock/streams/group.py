@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from penstock import ids
@@ -123,12 +122,16 @@ class ConsumerGroup:
         """Return the oldest pending messages; `retry_at_ms` tells when a failed one is due again."""
         stream = self._keys.stream
         rows = await self._client.call(stream, "XPENDING", stream, self.group, "-", "+", count)
-        found = [PendingEntry(row[0].decode(), row[1].decode(), int(row[2]), int(row[3])) for row in rows]
-        detailed = []
-        for entry in found:
-            score = await self._client.call(stream, "ZSCORE", self._keys.retries(self.group), entry.id)
-            detailed.append(entry if score is None else replace(entry, retry_at_ms=int(float(score))))
-        return detailed
+        if not rows:
+            return []
+        scores = await self._client.call(stream, "ZMSCORE", self._keys.retries(self.group), *(row[0] for row in rows))
+        return [
+            PendingEntry(
+                row[0].decode(), row[1].decode(), int(row[2]), int(row[3]),
+                retry_at_ms=None if score is None else int(float(score)),
+            )
+            for row, score in zip(rows, scores, strict=True)
+        ]  # fmt: skip
 
     async def health_check(
         self, max_lag: int = 10_000, max_idle_ms: int = 60_000, dlq_stream: str | None = None

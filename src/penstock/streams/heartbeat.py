@@ -88,7 +88,7 @@ class Heartbeat:
                     logger.warning("leases of %s were not renewed: %s", self._consumer, error)
                 wait_s = self._interval_s / 4
             except Exception:
-                # Whatever it is: a heart that stops costs every lease from now on, and nobody would know why.
+                # Whatever it is: a heartbeat that stops costs every lease from now on, and nobody would know why.
                 logger.exception("leases of %s were not renewed", self._consumer)
         self._lane.close()
 

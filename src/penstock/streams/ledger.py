@@ -1,12 +1,12 @@
 """The books of one consumer in its group: every method is one command or script, and one transition of a message.
 
-read                    ack
-queued ----------> pending -----------------> acknowledged
-^                |  ^  |  bury
-| redrive        |  |  +-----------------> dead
-+----------------|--|--------------------- dead
-park      v  | take_due, recover, take
-waiting
+       read               ack
+queued ------> pending -----------> acknowledged
+   ^           |  ^  |    bury
+   |      park |  |  +------------> dead
+   |           v  | take_due,        |
+   |        waiting recover, take    | redrive
+   +---------------------------------+
 """
 
 from __future__ import annotations
@@ -259,9 +259,7 @@ class Ledger:
     async def leave_name(self) -> None:
         """Give the name up, if it is still ours."""
         if self.incarnation:
-            holder = await self._client.call(self.keys.stream, "GET", self._worker)
-            if holder is not None and holder.decode() == self.incarnation:
-                await self._client.call(self.keys.stream, "DEL", self._worker, repeat=Repeat.IDEMPOTENT)
+            await self._client.run("leave_name", [self._worker], [self.incarnation], Repeat.IDEMPOTENT)
 
 
 def parse_rows(reply: Reply) -> list[tuple[bytes, list[bytes]]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from penstock import envelope
 from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
+from penstock.redis.aio import Command
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import pages, read_all
 from penstock.serializers import PayloadLimits
 from penstock.task import Task
 from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
@@ -16,7 +18,8 @@ from penstock.tasks.lane_map import LaneMap
 from penstock.tasks.lanes import reading_order
 from penstock.tasks.listed import InHand
 
-_FIRST_PAGE, _PAGE = 16, 500
+_PAGE = 500
+_LOOKED_AT = 64  # tasks in hand at once, for they may be large
 
 
 class Catalogue:
@@ -44,9 +47,7 @@ class Catalogue:
             yield task
 
     async def _of_lane(self, books: LaneBooks) -> AsyncIterator[Task]:
-        start, page = "-", _FIRST_PAGE  # most want to see a few, and tasks may be large
-        while True:
-            rows = await self._client.call(books.stream, "XRANGE", books.stream, start, "+", "COUNT", page)
+        async for rows in pages(self._client, books.stream):
             tasks = {
                 entry_id.decode(): task for entry_id, task in ((row[0], self._read(row[1])) for row in rows) if task
             }
@@ -55,9 +56,6 @@ class Catalogue:
             for (entry_id, task), value in zip(tasks.items(), known, strict=True):
                 if value is not None and envelope.text(value).split(" ", 1)[0] == entry_id:
                     yield task
-            if len(rows) < page:
-                return
-            start, page = "(" + rows[-1][0].decode(), min(2 * page, _PAGE)
 
     async def _scheduled(self) -> AsyncIterator[Task]:
         start = 0
@@ -84,23 +82,23 @@ class Catalogue:
                     rows = await self._client.call(books.stream, *command)
                 except GroupLost:
                     continue  # nothing is in hand; the next worker makes the group
-                found += [hand for hand in [await self._look(books, row) for row in rows] if hand is not None]
+                for start in range(0, len(rows), _LOOKED_AT):
+                    found += await self._look(books, rows[start : start + _LOOKED_AT])
         return found
 
-    async def _look(self, books: LaneBooks, row: list[bytes]) -> InHand | None:
-        entry_id, consumer, idle_ms, deliveries = row[0].decode(), row[1].decode(), int(row[2]), int(row[3])
-        fields = await books.ledger.fetch(entry_id)
-        begun = await self._client.call(books.attempts, "HGET", books.attempts, entry_id)
-        due = await self._client.call(books.retries, "ZSCORE", books.retries, entry_id)
-        runs = number if (number := envelope.number(begun)) is not None else deliveries
-        task = self._read(fields, runs if due is not None else max(0, runs - 1)) if fields is not None else None
-        if task is None:
-            return None
-        if due is None:
-            return InHand(task, consumer, idle_ms)
-        seconds, micros = await self._client.call(books.stream, "TIME")
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        return InHand(task, consumer, idle_ms, max(0, int(float(due)) - now_ms))
+    async def _look(self, books: LaneBooks, pending: Sequence[tuple[bytes, bytes, int, int]]) -> list[InHand]:
+        names, stream = [row[0] for row in pending], books.stream
+        questions: list[Command] = [("TIME",), ("HMGET", books.attempts, *names), ("ZMSCORE", books.retries, *names)]
+        questions += [("XRANGE", stream, name, name) for name in names]
+        (seconds, micros), begun, due, *entries = await read_all(self._client, stream, questions)
+        now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[InHand]()
+        for row, runs, due_ms, entry in zip(pending, begun, due, entries, strict=True):
+            count = number if (number := envelope.number(runs)) is not None else int(row[3])
+            task = self._read(entry[0][1], count if due_ms is not None else max(0, count - 1)) if entry else None
+            if task is not None:
+                waits_ms = None if due_ms is None else max(0, int(float(due_ms)) - now_ms)
+                found.append(InHand(task, row[1].decode(), int(row[2]), waits_ms))
+        return found
 
     def _read(self, fields: list[bytes], runs: int = 0) -> Task | None:
         try:

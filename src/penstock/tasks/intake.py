@@ -15,7 +15,7 @@ from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import pause
 from penstock.serializers import PayloadLimits
-from penstock.streams.ledger import MAX_IDS, Claim
+from penstock.streams.ledger import MAX_IDS, Claim, Parking
 from penstock.streams.undertaker import Unburied
 from penstock.task import Task
 from penstock.tasks.blocking_reads import BlockingReads
@@ -163,7 +163,7 @@ class TaskIntake:
             try:
                 found.append(HeldTask(self._entries.read(fields), lane, raw_id.decode(), False))
             except Malformed as error:
-                await self._refuse(books, raw_id.decode(), error)
+                await self._refuse(books, Claim(raw_id.decode(), 0, 0, fields), error)
         found = await self._without_second_entries(books, found)
         self._held.add(found)
         return found
@@ -207,18 +207,18 @@ class TaskIntake:
             await self._client.call(books.stream, *command, repeat=Repeat.IDEMPOTENT)
         return [row for row in entries if row[0] not in settled]
 
-    async def _refuse(self, books: LaneBooks, entry_id: str, error: Malformed) -> None:
+    async def _refuse(self, books: LaneBooks, claim: Claim, error: Malformed) -> None:
         try:
             await books.release(
-                "bury", entry_id, error.task_id, error.kind, owner=self._consumer, reason=unreadable(error.__cause__),
+                "bury", claim.id, error.task_id, error.kind, owner=self._consumer, reason=unreadable(error.__cause__),
                 error=name_of(error.__cause__ or error), text=text_of(error),
             )  # fmt: skip
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            await self._wait_in(books, entry_id, self._unburied.note(books.stream, entry_id))
+            await self._park(books, claim, self._unburied.note(books.stream, claim.id))
         else:
-            self._unburied.forget(entry_id)
+            self._unburied.forget(claim.id)
 
     # --- tasks that were handed out before ----------------------------------------------------------
 
@@ -243,13 +243,13 @@ class TaskIntake:
             try:
                 task = self._entries.read(claim.fields, claim.attempts)
             except Malformed as error:
-                await self._refuse(books, claim.id, error)
+                await self._refuse(books, claim, error)
                 continue
             held = HeldTask(task, books.lane, claim.id, True)
             # The last run of a task whose workers died has no neighbours: one of them may be what they died of.
             is_last = claim.id in suspected
             if keeps_apart and (self._alone is not None or (is_last and (found or len(self._held)))):
-                await self._postpone(books, held)
+                await self._postpone(books, claim)
                 continue
             if is_last:
                 self._alone = held
@@ -270,15 +270,14 @@ class TaskIntake:
         self._held.add(ours)
         return ours
 
-    async def _postpone(self, books: LaneBooks, held: HeldTask) -> None:
-        await self._wait_in(books, held.entry_id, int(_APART_S * 1000))
+    async def _postpone(self, books: LaneBooks, claim: Claim) -> None:
+        await self._park(books, claim, int(_APART_S * 1000))
         if time.monotonic() > self._drains_until_s + _DRAIN_EVERY_S - _DRAIN_S:
             self._drains_until_s = time.monotonic() + _DRAIN_S
 
-    async def _wait_in(self, books: LaneBooks, entry_id: str, delay_ms: int) -> None:
+    async def _park(self, books: LaneBooks, claim: Claim, delay_ms: int) -> None:
         # Not begun yet, so its counts are those of its earlier runs and stay.
-        key, at = books.retries, int(time.time() * 1000) + delay_ms
-        await self._client.call(key, "ZADD", key, at, entry_id, repeat=Repeat.IDEMPOTENT)
+        await books.ledger.park([Parking(claim.id, delay_ms, claim.deliveries, claim.attempts)])
         self._note_due(books.lane, delay_ms)
 
     async def _sweep(self, lanes: Sequence[LaneBooks], keeps_apart: bool) -> list[HeldTask]:

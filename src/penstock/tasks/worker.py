@@ -35,7 +35,7 @@ _BREATH = 100  # tasks that one hand does before everybody else has a turn
 _WATCH_S = 0.05
 _ORPHANS = 1_000
 _OUTAGE_PAUSE_S = 0.5
-_LAST_RITES_S = 5.0
+_CLEANUP_TIMEOUT_S = 5.0
 _MOST_AHEAD = 1_000
 _LONGEST_WAIT_S = 60.0
 
@@ -126,28 +126,28 @@ class Worker:
         self._busy_s = time.monotonic()
         unsubscribe = SignalWatch.subscribe(lambda: self.stop("signal")) if self._handles_signals else None
         crew = Crew(lambda: self.stop("failed"))
-        hands = Crew(lambda: self.stop("failed"))
+        workers = Crew(lambda: self.stop("failed"))
         try:
             with self.queue.renewing(self._idle_ms / 4000):
                 for _ in range(self.concurrency):
-                    hands.start(self._work)
+                    workers.start(self._work)
                 for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
                     crew.start(role)
                 await self._stopping.wait()
                 await self._wake()
-                await shielded(self._grace_s + 2 * _LAST_RITES_S, self._wind_up, hands)
+                await shielded(self._grace_s + 2 * _CLEANUP_TIMEOUT_S, self._wind_up, workers)
                 await self._join(crew)
         finally:
             self._stopping.set()
-            await hands.cancel()
+            await workers.cancel()
             await crew.cancel()
-            await shielded(_LAST_RITES_S, self._hand_back_the_rest)
+            await shielded(_CLEANUP_TIMEOUT_S, self._hand_back_the_rest)
             self._threads.close()
             if unsubscribe is not None:
                 unsubscribe()
         if self._exit is not None:
             raise self._exit
-        for team in (hands, crew):
+        for team in (workers, crew):
             team.raise_failure()
         self.tally.exit_reason = self._reason
         return self.report()
@@ -158,16 +158,16 @@ class Worker:
             await wake()
 
     async def _join(self, crew: Crew) -> None:
-        if not await crew.join(_LAST_RITES_S):
+        if not await crew.join(_CLEANUP_TIMEOUT_S):
             await crew.cancel()
 
-    async def _wind_up(self, hands: Crew) -> None:
+    async def _wind_up(self, workers: Crew) -> None:
         await self._hand_back(self._inbox.close())
-        if not await hands.join(self._grace_s):
+        if not await workers.join(self._grace_s):
             logger.warning("%d handler(s) still run after %.0f s of grace", self.tally.running, self._grace_s)
             for slot in self._slots:
                 slot.interrupt(WorkerStopped("the worker was stopped"))
-            await hands.join(_LAST_RITES_S)
+            await workers.join(_CLEANUP_TIMEOUT_S)
         try:
             await self._settler.end()
         except PenstockError as error:

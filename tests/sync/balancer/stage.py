@@ -102,16 +102,29 @@ def following(*balancers: StreamBalancer, claims: bool = True) -> Iterator[list[
             join(task)
 
 
+@contextmanager
+def running(*runs: tuple[StreamBalancer, Any], **settings: Any) -> Iterator[None]:
+    """Runs balancers beside the test."""
+    tasks = [start(balancer.run, handler, handle_signals=False, **settings) for balancer, handler in runs]
+    try:
+        yield
+    finally:
+        for balancer, _ in runs:
+            balancer.stop()
+        for task in tasks:
+            join(task)
+
+
 def crash(balancer: StreamBalancer) -> None:
     """Stops a balancer as a killed process stops, nothing is handed over; then lets the time of its locks pass."""
-    balancer._heart.stop()
+    balancer._heartbeat.stop()
     balancer._listener.stop()
     balancer._stopping.set()
     balancer._sweep_soon.set()
     with suppress(Exception):
         balancer._reader.stop()
-    assert balancer._crew.join(DEADLINE_S)
-    assert balancer._ears.join(DEADLINE_S)
+    assert balancer._activities.join(DEADLINE_S)
+    assert balancer._listening.join(DEADLINE_S)
     balancer._is_over = True
     balancer._notices.close(terminated("killed"))
     _outlive(balancer)

@@ -10,10 +10,10 @@ import redis
 
 from penstock.balancer.messages import LBSInfo
 from penstock.errors import AlreadyClaimed, StreamNotOwned
-from penstock.sync import StreamClient
+from penstock.sync import DeadLetters, JsonSerializer, OwnedStream, StreamClient
 from penstock.testing import Cluster
 from tests.helpers.threads import eventually, throughout
-from tests.sync.balancer.stage import LBS, SEP, crash, following, quick
+from tests.sync.balancer.stage import LBS, SEP, crash, following, quick, running
 
 
 @pytest.fixture
@@ -68,4 +68,32 @@ def test_a_lock_that_another_holds_is_lost_and_one_that_nobody_holds_is_taken_up
             a.balancer.done_stream("lost")
         assert raw.get(f"lost{SEP}{lost}") == b"redis-consumer-b"
         assert a.owned == ["kept"]
+    raw.close()
+
+
+@pytest.mark.parametrize("name", ["session-1", "{session}-1", "session{}-1"])
+def test_an_entry_that_cannot_be_decoded_is_set_apart_beside_its_stream(
+    client: StreamClient, cluster: Cluster, name: str
+) -> None:
+    raw, seen = raw_of(cluster), []
+
+    def handle(stream: OwnedStream) -> None:
+        for message in stream:
+            seen.append(message.data)
+            stream.commit()
+
+    for data in ('{"n": 1}', "no json", '{"n": 2}'):
+        raw.xadd(name, {"data": data})
+    balancer = quick(client, "a")
+    with running((balancer, handle), serializer=JsonSerializer()):
+        balancer.add_stream(name)
+        eventually(lambda: len(seen) >= 2)
+    assert seen == [{"n": 1}, {"n": 2}]
+    dead = balancer.keys.dead_letters_of(name, is_cluster=True)
+    ((_, record),) = raw.xrange(dead)
+    assert record[b"dlq_reason"] == b"decode_error"
+    if name != "session{}-1":  # no other key can be in the slot of that one
+        assert raw.keyslot(dead) == raw.keyslot(name)
+        (letter,) = DeadLetters(client, name, dead).list()
+        assert letter.data == b"no json"
     raw.close()

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from penstock.balancer.messages import LBSInfo
-from penstock.balancer.recorder import NoRecorder
+from penstock.balancer.recorder import MetricsRecorder
 from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, StreamNotOwned
 from penstock.sync import StreamClient
 from penstock.sync.balancer.ledger import Ledger
@@ -128,7 +128,7 @@ def test_5_a_newcomer_leaves_living_owners_alone_and_finds_every_orphan(client: 
             assert alive.disowned == []
 
 
-class FirstClaim(NoRecorder):
+class FirstClaim(MetricsRecorder):
     """Remembers how many commands the server had executed for a balancer when it got its first stream."""
 
     def __init__(self, raw: redis.Redis) -> None:
@@ -358,7 +358,7 @@ def test_16_a_slow_application_keeps_its_streams_and_hears_of_every_loss(
     assert disowned >= owned
 
 
-class Counting(NoRecorder):
+class Counting(MetricsRecorder):
     """Counts claims."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.balancer.recorder import NoRecorder
+from penstock.balancer.recorder import MetricsRecorder
 from penstock.errors import StreamNotOwned
 from penstock.sync import RetryConfig, StreamClient
 from penstock.testing import FaultProxy
@@ -37,7 +37,7 @@ def test_all_streams_of_a_consumer_cost_one_round_trip(
         for number in range(1_200):
             add_raw(raw, f"session-{number}")
         eventually(lambda: len(a.owned) == 1_200)
-        heart = a.balancer._heart
+        heart = a.balancer._heartbeat
         connection = heart._open(LBS)
         trips: list[int] = []
         whole = connection.pipeline
@@ -137,7 +137,7 @@ def test_a_stream_that_somebody_finished_for_us_is_lost(client: StreamClient, ra
         assert locks(raw) == {}
 
 
-class Numbers(NoRecorder):
+class Numbers(MetricsRecorder):
     """Remembers what it is told."""
 
     def __init__(self) -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,9 +10,8 @@ import redis
 
 from penstock.errors import ConfigurationError, OwnershipLost
 from penstock.sync import JsonSerializer, OwnedStream, StreamClient
-from penstock.sync.balancer.balancer import StreamBalancer
-from tests.helpers.threads import Event, eventually, join, pause, start, throughout, wait_for
-from tests.sync.balancer.stage import GROUP, LBS, SEP, add_raw, locks, pending, quick
+from tests.helpers.threads import Event, eventually, pause, throughout, wait_for
+from tests.sync.balancer.stage import GROUP, LBS, SEP, add_raw, locks, pending, quick, running
 
 GO = "redis-consumer-go-1"
 
@@ -44,19 +41,6 @@ class Reading:
 
     def of(self, name: str) -> list[str]:
         return [value for stream, value in self.seen if stream == name]
-
-
-@contextmanager
-def running(*runs: tuple[StreamBalancer, Any], **settings: Any) -> Iterator[None]:
-    """Runs balancers beside the test."""
-    tasks = [start(balancer.run, handler, handle_signals=False, **settings) for balancer, handler in runs]
-    try:
-        yield
-    finally:
-        for balancer, _ in runs:
-            balancer.stop()
-        for task in tasks:
-            join(task)
 
 
 def fill(raw: redis.Redis, name: str, *values: object) -> list[str]:

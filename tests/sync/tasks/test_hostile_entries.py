@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 import redis
 
 from penstock.errors import EncodeError, PayloadTooLarge
+from penstock.ids import LAST
 from penstock.sync import Protection, StreamClient
 from penstock.sync.tasks import Handlers, RedisTaskQueue, StubQueue
 from penstock.task import Result, Status, Task
@@ -210,3 +213,35 @@ def test_a_result_that_does_not_fit_into_the_follow_up_is_an_error_of_the_task(c
         result = queue.wait_for_result(task.id, DEADLINE_S)
     assert result is not None
     assert (result.status, "max_payload_bytes=1000" in str(result.error)) == (Status.ERROR, True)
+
+
+def test_an_entry_that_no_dead_letters_take_waits_by_the_clock_of_the_server(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.xadd(queue.keys.dead, {"junk": "1"}, id=LAST)  # nothing can be added behind it
+    entry_id = raw.xadd("jobs.tasks", {"data": "no task"})
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 86_400)  # the worker's clock is a day ahead
+    assert queue.pop(block=False) is None
+    due_ms, (seconds, _) = raw.zscore(queue.keys.tasks().retries(queue.group), entry_id), raw.time()
+    assert due_ms is not None
+    assert due_ms <= (seconds + 120) * 1000
+
+
+def test_an_entry_that_another_worker_has_taken_is_not_made_to_wait(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.xadd(queue.keys.dead, {"junk": "1"}, id=LAST)  # nothing can be added behind it
+    entry_id = raw.xadd("jobs.tasks", {"data": "no task"})
+    really = queue.client.run
+
+    def run(name: str, *args: Any) -> Any:
+        try:
+            return really(name, *args)
+        finally:
+            if name == "task_release":  # which is refused; before it is put aside, its lease runs out
+                raw.xclaim("jobs.tasks", queue.group, "other", 0, [entry_id])
+
+    monkeypatch.setattr(queue.client, "run", run)
+    assert queue.pop(block=False) is None
+    assert raw.zcard(queue.keys.tasks().retries(queue.group)) == 0

@@ -15,6 +15,7 @@ from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Worker
 from penstock.task import Priority, Result, Task
 from tests.helpers.commandstats import calls
+from tests.helpers.round_trips import count_round_trips
 from tests.helpers.threads import DEADLINE_S, eventually, join, start
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
@@ -384,3 +385,23 @@ def test_all_open_tasks_are_listed_page_by_page(queue: RedisTaskQueue) -> None:
     queue.enqueue_many(tasks)
     assert [task.id for task in queue.list_tasks(limit=100)] == [task.id for task in tasks]
     assert [task.id for task in queue.list_tasks(limit=20, offset=30)] == [task.id for task in tasks[30:50]]
+
+
+def test_tasks_in_hand_are_listed_in_two_questions_a_lane(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [Task(kind="render") for _ in range(40)]
+    for task in tasks:
+        queue.enqueue(task)
+    queue.pop_many(40)
+    queue.nack(tasks[3].id, delay=60.0)
+    other.list_pending()
+    monkeypatch.setattr(other._lanes, "_looked_s", float("inf"))  # it knows the lanes, however slow the machine
+    trips = count_round_trips(monkeypatch, other.client.connection(""))
+    found = other.list_pending()
+    assert len(trips) == 2
+    assert [hand.id for hand in found] == [task.id for task in tasks]
+    assert [hand.id for hand in found if hand.due_in_ms is not None] == [tasks[3].id]
+    assert 0 < (found[3].due_in_ms or 0) <= 60_000
+    assert {hand.consumer for hand in found} == {queue.consumer}
+    assert [hand.task.attempts for hand in found] == [1 if number == 3 else 0 for number in range(40)]

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import logging
+from typing import Any, Unpack
 
-from penstock.balancer.config import BalancerConfig, RetryConfig
+from penstock.balancer.config import BalancerConfig, BalancerOptions
 from penstock.balancer.identity import consumer_id
-from penstock.balancer.recorder import MetricsRecorder, NoRecorder
 from penstock.balancer.topic import Topic
 from penstock.config import check_number
 from penstock.errors import ConfigurationError
@@ -35,38 +34,10 @@ class StreamBalancer(Service):
         service: str,
         *,
         id: str | None = None,
-        lbs_idle_time: float = 40.0,
-        lbs_recovery_count: int = 1_000,
-        ksp_chan_size: int = 500,
-        ksp_chan_timeout: float = 600.0,
-        output_chan_size: int = 500,
-        force_config_override: bool = False,
-        retry_config: RetryConfig | None = None,
-        logger: logging.Logger | None = None,
-        metrics_recorder: MetricsRecorder | None = None,
-        heartbeat_ms: int = 1_000,
-        lock_ttl_ms: int = 2_000,
-        sweep_interval_ms: int = 5_000,
-        capacity: int | None = None,
-        max_deliveries: int | None = None,
+        **options: Unpack[BalancerOptions],
     ) -> None:
-        config = BalancerConfig(
-            lbs_idle_time=lbs_idle_time,
-            lbs_recovery_count=lbs_recovery_count,
-            ksp_chan_size=ksp_chan_size,
-            ksp_chan_timeout=ksp_chan_timeout,
-            output_chan_size=output_chan_size,
-            force_config_override=force_config_override,
-            retry_config=retry_config or RetryConfig(),
-            logger=logger or logging.getLogger("penstock.sync.balancer"),
-            metrics_recorder=metrics_recorder or NoRecorder(),
-            heartbeat_ms=heartbeat_ms,
-            lock_ttl_ms=lock_ttl_ms,
-            sweep_interval_ms=sweep_interval_ms,
-            capacity=capacity,
-            max_deliveries=max_deliveries,
-        )
-        super().__init__(client, service, consumer_id(id), config)
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        super().__init__(client, service, consumer_id(id), BalancerConfig(**given))
         self._runner: Runner | None = None
         self._is_asked_to_stop = False
 

@@ -11,13 +11,14 @@ from penstock import dead_letter_record, envelope
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost
+from penstock.keys import BalancerKeys
 from penstock.model import StreamMessage
 from penstock.policy import Reason
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import Event, Job
 from penstock.serializers import Serializer
 from penstock.sync.balancer.positions import Positions
-from penstock.sync.balancer.tap import Tap
+from penstock.sync.balancer.stream_watcher import StreamWatcher
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.incoming import Decoder, Rejected
 from penstock.sync.streams.undertaker import reduced_if_refused
@@ -35,9 +36,10 @@ class OwnedStream:
     """
 
     def __init__(
-        self, client: StreamClient, ownership: Ownership, positions: Positions, tap: Tap, serializer: Serializer | None
-    ) -> None:
-        self._client, self.ownership, self._positions, self._tap = client, ownership, positions, tap
+        self, client: StreamClient, ownership: Ownership, positions: Positions, watcher: StreamWatcher,
+        serializer: Serializer | None,
+    ) -> None:  # fmt: skip
+        self._client, self.ownership, self._positions, self._watcher = client, ownership, positions, watcher
         self._decoder = Decoder(self.name, serializer, self.name, client.protection) if serializer is not None else None
         self._wake = Event()
         self._buffer: deque[StreamMessage] = deque()
@@ -89,7 +91,7 @@ class OwnedStream:
             if not self._fill():
                 self._wake.clear()
                 if not self._is_over:  # it may be over since it was looked at
-                    self._tap.wait(self.name, self._read_up_to, self._wake, _WAIT_S)
+                    self._watcher.wait(self.name, self._read_up_to, self._wake, _WAIT_S)
 
     @property
     def _is_over(self) -> bool:
@@ -116,11 +118,11 @@ class OwnedStream:
 
     def _bury(self, rejected: Rejected) -> None:
         # One that cannot be decoded stays in the stream as it is; its copy tells why nobody handled it.
-        key = self._client.keys(self.name).default_dead_letters() if not self._client.prefix else f"{self.name}_dlq"
+        key = BalancerKeys.dead_letters_of(self.name, is_cluster=self._client.is_cluster)
 
         def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> None:
             record = dead_letter_record.record(kept, self.name, rejected.id, "", "", reason, error, 0, 1)
-            self._client.call(self.name, "XADD", key, "*", *record, repeat=Repeat.ONCE)
+            self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE)
 
         try:
             reduced_if_refused(write, rejected.fields, rejected.reason, rejected.error)

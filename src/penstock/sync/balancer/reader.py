@@ -87,7 +87,7 @@ class Reader:
             return
         if self._stopping.is_set():
             return
-        taken = self._ledger.take(len(self._holdings), self._appetite())
+        taken = self._ledger.take(len(self._holdings), self._wanted())
         self._own(taken.rows)
         if taken.is_waiting:
             pause(_TURN_S)
@@ -97,7 +97,7 @@ class Reader:
             self._own(self._ledger.parse_read(self._block(self._ledger.read_command(_BLOCK_MS))))
         next_tick()
 
-    def _appetite(self) -> int:
+    def _wanted(self) -> int:
         capacity = self._config.capacity
         free = _MOST_AT_ONCE if capacity is None else capacity - len(self._holdings)
         return max(1, min(free, self._notices.room, _MOST_AT_ONCE))

@@ -17,11 +17,11 @@ from penstock.serializers import Serializer
 from penstock.sync.balancer.owned_stream import OwnedStream
 from penstock.sync.balancer.positions import Positions
 from penstock.sync.balancer.service import Notices, Service
-from penstock.sync.balancer.tap import Tap
+from penstock.sync.balancer.stream_watcher import StreamWatcher
 from penstock.sync.streams.callables import is_async
 
 StreamHandler: TypeAlias = Callable[[OwnedStream], Any]
-_LAST_RITES_S = 10.0
+_CLEANUP_TIMEOUT_S = 10.0
 _SETTLE_RETRY_S = 0.2
 _POLITE_S, _POLITE_STEP_S = 0.3, 0.02  # how long a consumer that has more leaves a stream to those that have fewer
 _BURST_S = 1.0  # hints that follow each other sooner are of one burst, for which it is polite once
@@ -41,12 +41,12 @@ class Runner:
         self._service, self._handler, self._serializer = service, handler, serializer
         self._rebalances, self._grace_s = rebalances, grace_s
         self._positions = Positions(service.client, service.keys)
-        self._tap = Tap(service.client)
+        self._watcher = StreamWatcher(service.client)
         self._stopping = Event()
         self._streams: dict[str, OwnedStream] = {}
-        self._handlers, self._crew = Crew(self._stopping.set_from_outside), Crew(self._stopping.set_from_outside)
+        self._handlers, self._activities = Crew(self._stopping.set_from_outside), Crew(self._stopping.set_from_outside)
         self._peers: dict[str, Peer] = {}
-        self._moving: dict[str, float] = {}
+        self._moving: dict[str, tuple[OwnedStream, float]] = {}  # by entry: who was asked to let go, and until when
         self._last_hint_s = self._polite_until_s = 0.0
         self._exit: BaseException | None = None  # a handler ended the process
 
@@ -60,18 +60,18 @@ class Runner:
         is_wound_up = False
         try:
             notices = self._service.start()
-            self._crew.start(self._follow, notices)
-            self._crew.start(self._tap.run)
-            self._crew.start(self._keep_balance)
+            self._activities.start(self._follow, notices)
+            self._activities.start(self._watcher.run)
+            self._activities.start(self._keep_balance)
             self._stopping.wait()
             self._wind_up(self._grace_s)
             is_wound_up = True
         finally:
             if not is_wound_up:
-                shielded(_LAST_RITES_S, self._wind_up, 0.0)
+                shielded(_CLEANUP_TIMEOUT_S, self._wind_up, 0.0)
         if self._exit is not None:
             raise self._exit
-        self._crew.raise_failure()
+        self._activities.raise_failure()
         self._service.raise_failure()
 
     def _wind_up(self, grace_s: float) -> None:
@@ -83,9 +83,9 @@ class Runner:
             stream.lose()  # its handler does not end: it is refused from now on
         self._handlers.cancel()
         self._service.done()
-        self._tap.stop()
-        if not self._crew.join(1.0):
-            self._crew.cancel()
+        self._watcher.stop()
+        if not self._activities.join(1.0):
+            self._activities.cancel()
 
     # --- what the balancer tells --------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Runner:
         return is_ahead(self._peers, self._service.id, len(self._streams))
 
     def _begin(self, ownership: Ownership) -> None:
-        stream = OwnedStream(self._service.client, ownership, self._positions, self._tap, self._serializer)
+        stream = OwnedStream(self._service.client, ownership, self._positions, self._watcher, self._serializer)
         self._streams[ownership.payload.id_in_lbs] = stream
         if self._stopping.is_set():
             stream.drain()
@@ -192,16 +192,19 @@ class Runner:
                 self._peers = self._service.live_peers()
             except PenstockError:
                 continue
-            self._move(surplus(self._peers, self._service.id))
+            if not self._stopping.is_set():  # else all are asked to let go, and none is to be told to stay
+                self._move(surplus(self._peers, self._service.id))
 
     def _move(self, count: int) -> None:
         # A handler that does not let go in time keeps its stream, and is asked again when the others had their turn.
         now_s, streams = time.monotonic(), self._streams.copy()  # handlers that end, and new ones, change it meanwhile
-        self._moving = {key: until for key, until in self._moving.items() if key in streams}
-        for key, until_s in self._moving.items():
-            if now_s > until_s:
-                streams[key].is_draining = False
-        candidates = [key for key in reversed(streams) if key not in self._moving]
-        for key in candidates[: max(0, count - len(self._moving))]:
-            self._moving[key] = now_s + _PATIENCE_S
+        # One that went and came back under the same key is another one: nobody has asked for it.
+        self._moving = {key: asked for key, asked in self._moving.items() if streams.get(key) is asked[0]}
+        kept = [key for key, (_, until_s) in self._moving.items() if now_s > until_s]
+        for key in kept:
+            streams[key].is_draining = False
+        candidates = [key for key in reversed(streams) if key not in self._moving] + kept
+        for key in candidates[: max(0, count - (len(self._moving) - len(kept)))]:
+            self._moving.pop(key, None)  # it goes to the end: who was asked longest ago is asked first
+            self._moving[key] = (streams[key], now_s + _PATIENCE_S)
             streams[key].drain()

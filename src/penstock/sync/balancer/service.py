@@ -26,7 +26,7 @@ from penstock.sync.balancer.sweep import Sweep
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.subscription import Subscription
 
-_LAST_RITES_S = 10.0
+_CLEANUP_TIMEOUT_S = 10.0
 _BEAT_POLL_S = 0.002
 _SWARM_S = 0.2  # after a hint: those of one dead consumer come together, but Redis notices the last of them late
 _MOST_SWEEPING = 5  # hints make a consumer sweep for no more than one part in so many of its time
@@ -60,8 +60,8 @@ class Service:
         self._notices = NoticeQueue(self.config.output_chan_size)
         self._reader = Reader(client, self._ledger, self._holdings, self._notices, self.config)
         self._listener = Listener(client, self._ledger, self._sweep, self.config, self._found)
-        self._heart = Heartbeat(client.settings, self.keys, self._id, self.config, self._holdings, self._told_lost)
-        self._crew, self._ears = Crew(lambda: None), Crew(lambda: None)
+        self._heartbeat = Heartbeat(client.settings, self.keys, self._id, self.config, self._holdings, self._told_lost)
+        self._activities, self._listening = Crew(lambda: None), Crew(lambda: None)
         self._stopping, self._sweep_soon = Event(), Event()
         self._swept_s, self._sweep_from_s = 0.0, 0.0
         self._home: object = None
@@ -102,14 +102,14 @@ class Service:
         subscriptions = self._subscribe()
         self._beat()
         for host, subscription in subscriptions:
-            self._ears.start(self._listener.run, host, subscription)
-        self._crew.start(self._guarded, self._reader.run)
-        self._crew.start(self._guarded, self._keep_sweeping)
+            self._listening.start(self._listener.run, host, subscription)
+        self._activities.start(self._guarded, self._reader.run)
+        self._activities.start(self._guarded, self._keep_sweeping)
         return Notices(self._notices)
 
     def _beat(self) -> None:
         self._home = home()
-        self._heart.start()
+        self._heartbeat.start()
 
     def _subscribe(self) -> list[tuple[tuple[str, int], Subscription | None]]:
         hosts = self.client.masters()
@@ -130,7 +130,7 @@ class Service:
             return
         self._is_over = True
         if self._home is not None:  # it was started, or has claimed something
-            shielded(_LAST_RITES_S, self._leave)
+            shielded(_CLEANUP_TIMEOUT_S, self._leave)
 
     def _leave(self) -> None:
         self._stopping.set()
@@ -140,17 +140,17 @@ class Service:
             self._reader.stop()
         except PenstockError as error:
             self.config.logger.warning("the reader is not unblocked: %s", error)
-        self._crew.join(_LAST_RITES_S / 2)
-        self._crew.cancel()
-        self._heart.stop()
+        self._activities.join(_CLEANUP_TIMEOUT_S / 2)
+        self._activities.cancel()
+        self._heartbeat.stop()
         try:
             self._hand_over_all()
             self._ledger.leave()
         except PenstockError as error:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
-        self._ears.join(_LAST_RITES_S / 2)  # last: they are slow to end, and nobody waits for them
-        self._ears.cancel()
+        self._listening.join(_CLEANUP_TIMEOUT_S / 2)  # last: they are slow to end, and nobody waits for them
+        self._listening.cancel()
 
     def _hand_over_all(self) -> None:
         owned = self._holdings.all()
@@ -250,8 +250,8 @@ class Service:
 
     def _wait_for_beat(self) -> None:
         # One that began before may extend the lock after it was given up.
-        number, deadline_s = self._heart.begun, time.monotonic() + self.config.lock_ttl_ms / 1000
-        while self._heart.is_under_way(number) and time.monotonic() < deadline_s:
+        number, deadline_s = self._heartbeat.begun, time.monotonic() + self.config.lock_ttl_ms / 1000
+        while self._heartbeat.is_under_way(number) and time.monotonic() < deadline_s:
             pause(_BEAT_POLL_S)
 
     def _settling(self, name: str, *, is_kept: bool) -> Ownership:

@@ -40,7 +40,7 @@ from penstock.sync.streams.workers import Workers
 
 logger = logging.getLogger("penstock.sync.streams")
 _MESSAGE_WORKERS = 16
-_LAST_RITES_S = 5.0
+_CLEANUP_TIMEOUT_S = 5.0
 
 
 class StreamConsumer:
@@ -153,7 +153,7 @@ class StreamConsumer:
             try:
                 if not is_wound_up:
                     # Cancelled, or asked a second time while winding up: no more grace.
-                    shielded(_LAST_RITES_S, self._wind_up, crew, workers, 0.0)
+                    shielded(_CLEANUP_TIMEOUT_S, self._wind_up, crew, workers, 0.0)
             finally:
                 self._heartbeat.stop()  # whatever happened: nobody renews leases for a consumer that is gone
                 if watch is not None:
@@ -179,7 +179,7 @@ class StreamConsumer:
             self._upkeep.run_due()
         except BaseException:
             # Cancelled or cut off in the middle: the next pass would pass over what this one still holds.
-            shielded(_LAST_RITES_S, self._hand_back.let_go)
+            shielded(_CLEANUP_TIMEOUT_S, self._hand_back.let_go)
             raise
         finally:
             self._heartbeat.stop()

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from penstock import dead_letter_record, envelope
+from penstock import ids as stream_ids
 from penstock.errors import ConfigurationError
 from penstock.keys import check_dead_letters
 from penstock.model import DeadLetter
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import pages
 
-_PAGE = 500
 Ids: TypeAlias = list[str]  # the class has a method of that name
 
 
@@ -42,14 +43,20 @@ class DeadLetters:
                 found.append(letter)
         return found
 
-    def _iterate(self, start: str = "-") -> Iterator[DeadLetter]:
-        while True:
-            rows = self._client.call(self._key, "XRANGE", self._key, start, "+", "COUNT", _PAGE)
+    def _iterate(self, start: str = "-", end: str = "+") -> Iterator[DeadLetter]:
+        for rows in pages(self._client, self._key, start, end):
             for entry_id, fields in rows:
                 yield dead_letter_record.parse(entry_id.decode(), fields)
-            if len(rows) < _PAGE:
-                return
-            start = "(" + rows[-1][0].decode()
+
+    def _newest(self) -> str:
+        rows = self._client.call(self._key, "XREVRANGE", self._key, "+", "-", "COUNT", 1)
+        return rows[0][0].decode() if rows else stream_ids.ZERO
+
+    def _of_ids(self, wanted: Sequence[str]) -> Iterator[DeadLetter]:
+        for record_id in sorted({name for name in wanted if stream_ids.is_id(name)}, key=stream_ids.parse):
+            rows = self._client.call(self._key, "XRANGE", self._key, record_id, record_id, "COUNT", 1)
+            if rows and rows[0][0].decode() == record_id:
+                yield dead_letter_record.parse(record_id, rows[0][1])
 
     def redrive(
         self,
@@ -66,18 +73,15 @@ class DeadLetters:
         """
         if max_redrives <= 0:
             raise ConfigurationError(f"max_redrives={max_redrives} must be positive")
-        wanted = set(ids) if ids is not None else None
-        chosen: list[DeadLetter] = []
-        for letter in self._iterate():
-            is_wanted = wanted is None or letter.id in wanted
-            if is_wanted and (reason is None or letter.reason == reason) and letter.data is not None:
-                chosen.append(letter)
         added: Ids = []
         operation = self._keys.operation(secrets.token_hex(8))
-        for letter in chosen:
+        # Those that come meanwhile are left: what was put back and died again would be put back once more.
+        letters = self._iterate(end=self._newest()) if ids is None else self._of_ids(ids)
+        for letter in letters:
             if limit is not None and len(added) >= limit:
                 break
-            if letter.redrives < max_redrives:
+            is_chosen = (reason is None or letter.reason == reason) and letter.data is not None
+            if is_chosen and letter.redrives < max_redrives:
                 new_id = self._put_back(letter, operation)
                 if new_id is not None:
                     added.append(new_id)

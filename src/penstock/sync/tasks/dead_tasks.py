@@ -14,6 +14,7 @@ from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.serializers import PayloadLimits
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import pages
 from penstock.task import LIMITS
 from penstock.tasks.entries import ATTEMPTS, KIND, TASK_ID, TaskEntries
 from penstock.tasks.lanes import DEFAULT, Lane
@@ -39,27 +40,27 @@ class DeadTasks:
 
     def get(self, record_id: str) -> DeadTask | None:
         """Return the record of that id, or of the task of that id."""
-        if ids.is_id(record_id):
-            rows = self._client.call(self._keys.dead, "XRANGE", self._keys.dead, record_id, record_id)
-            if rows:
-                return self._read(rows[0][0].decode(), rows[0][1])
+        if (found := self.record(record_id)) is not None:
+            return found
         for letter in self.iterate():
             if letter.task_id == record_id:
                 return letter
         return None
 
+    def record(self, record_id: str) -> DeadTask | None:
+        """Return the record of that id."""
+        if not ids.is_id(record_id):
+            return None
+        rows = self._client.call(self._keys.dead, "XRANGE", self._keys.dead, record_id, record_id, "COUNT", 1)
+        return self._read(rows[0][0].decode(), rows[0][1]) if rows else None
+
     def iterate(self, matches: Matches | None = None, since_ms: int = 0) -> Iterator[DeadTask]:
         """Yield the records, oldest first, that match and are not older than the time."""
-        key, start = self._keys.dead, f"{since_ms}-0" if since_ms else "-"
-        while True:
-            rows = self._client.call(key, "XRANGE", key, start, "+", "COUNT", _PAGE)
+        for rows in pages(self._client, self._keys.dead, f"{since_ms}-0" if since_ms else "-"):
             for entry_id, fields in rows:
                 letter = self._read(entry_id.decode(), fields)
                 if matches is None or matches(letter):
                     yield letter
-            if len(rows) < _PAGE:
-                return
-            start = "(" + rows[-1][0].decode()
 
     def _read(self, entry_id: str, fields: Sequence[bytes]) -> DeadTask:
         letter = _dead_task(entry_id, fields, self._limits)

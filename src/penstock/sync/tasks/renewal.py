@@ -33,7 +33,7 @@ class Renewal:
     ) -> None:
         self._settings, self._keys, self._group, self._consumer = settings, keys, group, consumer
         self._held, self._interval_s, self._lease_ms, self._on_lost = held, interval_s, lease_ms, on_lost
-        self._hearts: dict[Lane, Heartbeat] = {}
+        self._heartbeats: dict[Lane, Heartbeat] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-renewal", daemon=True)
 
@@ -44,8 +44,8 @@ class Renewal:
     def stop(self) -> None:
         """End the thread; it is not waited for longer than one command takes."""
         self._stop.set()
-        for heart in list(self._hearts.values()):
-            heart.stop()
+        for heartbeat in list(self._heartbeats.values()):
+            heartbeat.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=1.0)
 
@@ -55,21 +55,21 @@ class Renewal:
             wait_s = self._interval_s
             for lane in list(self._held.lanes):
                 try:
-                    self._heart(lane).beat()
+                    self._heartbeat_of(lane).beat()
                 except PenstockError as error:
                     if not self._stop.is_set():
                         logger.warning("leases of %s were not renewed: %s", self._consumer, error)
                     wait_s = self._interval_s / 4
                 except Exception:
-                    # Whatever it is: a heart that stops costs every lease from now on, and nobody would know why.
+                    # Whatever it is: a heartbeat that stops costs every lease from now on, and nobody would know why.
                     logger.exception("leases of %s were not renewed", self._consumer)
 
-    def _heart(self, lane: Lane) -> Heartbeat:
-        heart = self._hearts.get(lane)
-        if heart is None:
-            heart = self._hearts[lane] = Heartbeat(
+    def _heartbeat_of(self, lane: Lane) -> Heartbeat:
+        heartbeat = self._heartbeats.get(lane)
+        if heartbeat is None:
+            heartbeat = self._heartbeats[lane] = Heartbeat(
                 self._settings, self._keys.tasks(lane.suffix), self._group, self._consumer, self._interval_s,
                 self._lease_ms, self._held.of(lane), lambda ids: self._on_lost(self._held.lose(lane, ids)),
                 lambda: None, set,
             )  # fmt: skip
-        return heart
+        return heartbeat

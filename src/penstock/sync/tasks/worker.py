@@ -36,7 +36,7 @@ _BREATH = 100  # tasks that one hand does before everybody else has a turn
 _WATCH_S = 0.05
 _ORPHANS = 1_000
 _OUTAGE_PAUSE_S = 0.5
-_LAST_RITES_S = 5.0
+_CLEANUP_TIMEOUT_S = 5.0
 _MOST_AHEAD = 1_000
 _LONGEST_WAIT_S = 60.0
 
@@ -127,28 +127,28 @@ class Worker:
         self._busy_s = time.monotonic()
         unsubscribe = SignalWatch.subscribe(lambda: self.stop("signal")) if self._handles_signals else None
         crew = Crew(lambda: self.stop("failed"))
-        hands = Crew(lambda: self.stop("failed"))
+        workers = Crew(lambda: self.stop("failed"))
         try:
             with self.queue.renewing(self._idle_ms / 4000):
                 for _ in range(self.concurrency):
-                    hands.start(self._work)
+                    workers.start(self._work)
                 for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
                     crew.start(role)
                 self._stopping.wait()
                 self._wake()
-                shielded(self._grace_s + 2 * _LAST_RITES_S, self._wind_up, hands)
+                shielded(self._grace_s + 2 * _CLEANUP_TIMEOUT_S, self._wind_up, workers)
                 self._join(crew)
         finally:
             self._stopping.set()
-            hands.cancel()
+            workers.cancel()
             crew.cancel()
-            shielded(_LAST_RITES_S, self._hand_back_the_rest)
+            shielded(_CLEANUP_TIMEOUT_S, self._hand_back_the_rest)
             self._threads.close()
             if unsubscribe is not None:
                 unsubscribe()
         if self._exit is not None:
             raise self._exit
-        for team in (hands, crew):
+        for team in (workers, crew):
             team.raise_failure()
         self.tally.exit_reason = self._reason
         return self.report()
@@ -159,16 +159,16 @@ class Worker:
             wake()
 
     def _join(self, crew: Crew) -> None:
-        if not crew.join(_LAST_RITES_S):
+        if not crew.join(_CLEANUP_TIMEOUT_S):
             crew.cancel()
 
-    def _wind_up(self, hands: Crew) -> None:
+    def _wind_up(self, workers: Crew) -> None:
         self._hand_back(self._inbox.close())
-        if not hands.join(self._grace_s):
+        if not workers.join(self._grace_s):
             logger.warning("%d handler(s) still run after %.0f s of grace", self.tally.running, self._grace_s)
             for slot in self._slots:
                 slot.interrupt(WorkerStopped("the worker was stopped"))
-            hands.join(_LAST_RITES_S)
+            workers.join(_CLEANUP_TIMEOUT_S)
         try:
             self._settler.end()
         except PenstockError as error:
