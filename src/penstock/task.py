@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import msgspec
 
 from penstock import ids
-from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge, cut
+from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge, cut, text_of
 from penstock.keys import check_name
 from penstock.serializers import PayloadLimits
 
@@ -184,7 +184,7 @@ def encode(value: Task | Result) -> bytes:
         return msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         name = value.id if isinstance(value, Task) else value.task_id
-        raise EncodeError(f"{type(value).__name__} {name} cannot be encoded: {error}") from error
+        raise EncodeError(f"{type(value).__name__} {name} cannot be encoded: {text_of(error)}") from error
 
 
 def encode_task(task: Task, limits: PayloadLimits, encoder: Callable[[Task], bytes] = encode) -> bytes:

@@ -14,12 +14,13 @@ import pyarrow as pa
 from penstock.errors import ConfigurationError, DecodeError, FatalError, PenstockError, text_of
 from penstock.model import StreamMessage
 from penstock.policy import Reason
+from penstock.runtime import aio, threads
 from penstock.serializers import load_serializer
 from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.checks import imported
 from penstock.spark.pipeline.dead_letters import DeadLetterDesk, DeadLetterOffice, Fate
-from penstock.spark.pipeline.deadline import Deadline
+from penstock.spark.pipeline.deadline import Alarm, Deadline
 from penstock.spark.pipeline.steps import Handler
 
 logger = logging.getLogger("penstock.spark")
@@ -31,6 +32,14 @@ _OUTPUT_MISSING: Mapping[str, Any] = {}
 
 class NotDone(PenstockError):
     """A handler did not return the id of a message, however often it was asked."""
+
+
+class _Ended(Exception):
+    """Carries what a handler raised that is no Exception: neither the event loop nor the task may end with it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
 
 
 @dataclass
@@ -107,7 +116,8 @@ class Caller:
             answer = self._call(messages.copy())
         except ConfigurationError:
             raise  # the same for every message: the pipeline cannot go on
-        except Exception as error:
+        except Exception as raised:
+            error = raised.error if isinstance(raised, _Ended) else raised
             logger.warning(
                 "the handler failed for message %s%s in attempt %d: %s", messages[0].id,
                 f" and {len(messages) - 1} more" if messages[1:] else "", messages[0].attempts, text_of(error, repr),
@@ -133,7 +143,10 @@ class Caller:
         return self._deadline.call(lambda: self._answer(messages), give_up)
 
     def _answer(self, messages: list[StreamMessage]) -> Any:
-        answer = self._function(messages)
+        try:
+            answer = self._function(messages)
+        except BaseException as error:
+            raise _contained(error, threads.comes_from_outside)  # noqa: B904 - nearly always the same one
         if not inspect.isawaitable(answer):
             return answer
         if self._deadline is not None:
@@ -151,7 +164,21 @@ class Caller:
         return found
 
 
+def _contained(error: BaseException, comes_from_outside: Callable[[BaseException], bool]) -> BaseException:
+    """Return what to raise for an error of a handler: the error itself, unless it would end more than one attempt."""
+    if isinstance(error, Exception | Alarm) or comes_from_outside(error):
+        return error
+    return _Ended(error)
+
+
 async def _awaited(answer: Any, deadline: Deadline | None) -> Any:
+    try:
+        return await _in_time(answer, deadline)
+    except BaseException as error:
+        raise _contained(error, aio.comes_from_outside)  # noqa: B904 - nearly always the same one
+
+
+async def _in_time(answer: Any, deadline: Deadline | None) -> Any:
     if deadline is None:
         return await answer
     limit = asyncio.timeout(deadline.timeout_s)

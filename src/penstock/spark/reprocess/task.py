@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import ConfigurationError, DecodeError, EncodeError, name_of, text_of
+from penstock.errors import ConfigurationError, DecodeError, EncodeError, summary_of
 from penstock.keys import check_name
 from penstock.model import StreamMessage
 from penstock.serializers import load_serializer
@@ -226,7 +226,7 @@ def _done(row: _Row, output: Any, attempts: int, started: datetime) -> Result:
 
 
 def _failed(row: _Row, error: BaseException | None, attempts: int, started: datetime) -> Result:
-    text = "" if error is None else f"{name_of(error)}: {text_of(error)}"
+    text = "" if error is None else summary_of(error)
     return Result(
         task_id=row.result, kind=row.kind, status=Status.ERROR, error=text[:_MOST_TEXT], attempts=attempts,
         started_at=started,
