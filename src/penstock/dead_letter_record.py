@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Collection, Mapping, Sequence
 
 from penstock import envelope
-from penstock.errors import MAX_TEXT, DecodeError, name_of, text_of
+from penstock.errors import DecodeError, name_of, text_of
 from penstock.model import DeadLetter
 
 MARK = "dlq_"
@@ -27,6 +27,7 @@ FIELDS = {
     "error": "dlq_error",
     "error_text": "dlq_error_text",
     "traceback": "dlq_traceback",
+    "cut": CUT,
     "attempts": "dlq_attempts",
     "deliveries": "dlq_deliveries",
     "dead_at": "dlq_time",
@@ -96,7 +97,7 @@ def parse(entry_id: str, fields: Sequence[bytes]) -> DeadLetter:
         redrives=number(envelope.REDRIVES),
         fields=by_name,
         traceback=text("traceback"),
-        cut=envelope.text(by_name.get(CUT), MAX_TEXT),
+        cut=text("cut"),
     )
 
 
