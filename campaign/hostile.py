@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ _ENTRIES_OF_A_TOOL = 500
 _ENTRIES_OF_A_KIND = 30
 _PATIENCE_S = 10.0
 _SHORT_PATIENCE_S = 3.0
-_DRIVER_S = 300.0
+_DRIVER_S, _ARCHIVE_S = 300.0, 1_800.0
 
 Check = Callable[[Iterable[str], int], "list[str]"]
 
@@ -57,6 +58,7 @@ def play(stage: Stage) -> Verdict:
         verdict.complaints += _broken(name, using, _ENTRIES_OF_A_TOOL)
     if not missing_java():
         verdict.complaints += _pipeline(stage)
+        verdict.complaints += _archive(stage, verdict)
     return verdict
 
 
@@ -79,6 +81,29 @@ def _pipeline(stage: Stage) -> list[str]:
     found = Counter(n for n in pyarrow.parquet.read_table(table)["n"].to_pylist() if n >= 0)
     wrong = [n for n in range(2 * len(KINDS)) if found[n] != 1]
     return [f"a pipeline has these rows not once: {wrong[:10]}"] if wrong else []
+
+
+def _archive(stage: Stage, verdict: Verdict) -> list[str]:
+    """Archive hostile entries, read them back and replay them: all bytes must be there, each entry once."""
+    print("  hostile entries for an archive", flush=True)
+    assert stage.server is not None
+    stage.raw.flushall()
+    told = stage.folder / "archive.json"
+    job = {
+        "url": stage.url, "socket": stage.server.unix_socket, "root": str(stage.folder / "cold"), "told": str(told),
+        "seed": stage.seed, "count": min(ENTRIES, max(1_000, stage.messages)),
+    }  # fmt: skip
+    driver = Child("archive", "campaign.archive", job, stage.folder)
+    try:
+        if not driver.wait(_ARCHIVE_S) or driver.code:
+            return [f"an archive run ended with {driver.code}: {driver.last_words()[-600:]}"]
+    finally:
+        driver.close()
+    found = json.loads(told.read_text())
+    verdict.hostile += found["entries"] - found["good"]
+    verdict.messages += found["good"]
+    verdict.handled += 0 if found["complaints"] else found["good"]
+    return [f"archive, {complaint}" for complaint in found["complaints"]]
 
 
 def _broken(name: str, check: Check, count: int) -> list[str]:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Collection, Mapping, Sequence
 
 from penstock import envelope
-from penstock.errors import MAX_TEXT, DecodeError, name_of, text_of
+from penstock.errors import DecodeError, name_of, text_of
 from penstock.model import DeadLetter
 
 MARK = "dlq_"
@@ -27,6 +27,7 @@ FIELDS = {
     "error": "dlq_error",
     "error_text": "dlq_error_text",
     "traceback": "dlq_traceback",
+    "cut": CUT,
     "attempts": "dlq_attempts",
     "deliveries": "dlq_deliveries",
     "dead_at": "dlq_time",
@@ -96,7 +97,7 @@ def parse(entry_id: str, fields: Sequence[bytes]) -> DeadLetter:
         redrives=number(envelope.REDRIVES),
         fields=by_name,
         traceback=text("traceback"),
-        cut=envelope.text(by_name.get(CUT), MAX_TEXT),
+        cut=text("cut"),
     )
 
 
@@ -120,14 +121,14 @@ def own_fields(fields: Sequence[bytes]) -> list[bytes]:
     return [part for field in found.items() for part in field]
 
 
-def kept_fields(fields: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
+def kept_fields(fields: Sequence[bytes], most: int = MAX_FIELDS) -> tuple[Sequence[bytes], str]:
     """Return the fields of an entry that a copy of it has room for, and what was cut: '' = nothing.
 
     The payload is always kept, then what Penstock knows, then the others in their order. A field is kept whole or not
     at all; of fields with one name the last one, which is the one that counts.
     """
     size = sum(map(len, fields))
-    if len(fields) <= 2 * MAX_FIELDS and size <= MAX_BYTES:
+    if len(fields) <= 2 * most and size <= MAX_BYTES:
         return fields, ""
     by_name = dict(zip(fields[::2], fields[1::2], strict=True))
     kept: list[bytes] = []
@@ -138,7 +139,7 @@ def kept_fields(fields: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
             continue
         needed = 0 if name == _DATA else len(name) + len(value)
         is_other = name not in WELL_KNOWN
-        if needed <= room and not (is_other and others == MAX_FIELDS):
+        if needed <= room and not (is_other and others == most):
             kept += (name, value)
             room -= needed
             others += is_other

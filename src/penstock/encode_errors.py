@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.errors import cut
+from penstock.errors import cut, text_of
 
 _MAX_NODES_SEARCHED = 1_000_000
 _MAX_PATH = 1_000
@@ -28,7 +28,7 @@ def find_unencodable(
             try:
                 attempt(probe)
             except refusals as refusal:
-                return f"{place} is a {type_name(suspect)}: {refusal}"
+                return f"{place} is a {type_name(suspect)}: {text_of(refusal)}"
         waiting.extend(reversed(children))
     return None
 

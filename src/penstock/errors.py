@@ -33,9 +33,15 @@ def name_of(error: BaseException) -> str:
         return "an error without a name"
 
 
+def summary_of(error: BaseException) -> str:
+    """Return class and text of an error, as the last line of a traceback has them."""
+    text = text_of(error)
+    return f"{name_of(error)}: {text}" if text else name_of(error)
+
+
 def cut(text: object, length: int = 200) -> str:
-    """Return a text, shortened for a message."""
-    whole = str(text)
+    """Return a text, or what an error says, shortened for a message."""
+    whole = text_of(text) if isinstance(text, BaseException) else str(text)
     return whole if len(whole) <= length else f"{whole[:length]}..."
 
 

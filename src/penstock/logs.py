@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 
-from penstock.errors import PenstockError, name_of, text_of
+from penstock.errors import PenstockError, summary_of
 
 _MOST_BYTES = 65_536
 _PARTS = ("balancer", "dead_letters", "queue", "redis", "results", "shutdown", "spark", "streams", "tasks")
@@ -25,7 +25,7 @@ class _Writable(logging.Filter):
         """Let the record pass, with an error that can be written."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not _is_writable(error):
-            record.exc_info = (StandIn, StandIn(f"{name_of(error)}: {text_of(error)}"), error.__traceback__)
+            record.exc_info = (StandIn, StandIn(summary_of(error)), error.__traceback__)
         return True
 
 

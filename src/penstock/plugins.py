@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
-from penstock.errors import ConfigurationError, PenstockError, cut, name_of, text_of
+from penstock.errors import ConfigurationError, PenstockError, cut, summary_of
 
 
 class Plugins:
@@ -47,8 +47,8 @@ class Plugins:
         target = targets.pop()
         try:
             return EntryPoint(name, target, self.group).load()
-        except Exception as error:
-            reason = f"{name_of(error)}: {cut(text_of(error))}"
+        except (Exception, SystemExit) as error:
+            reason = cut(summary_of(error))
             raise ConfigurationError(f"{self.noun} {name!r} ({target}) cannot be imported: {reason}") from error
 
     def make(
@@ -67,12 +67,12 @@ class Plugins:
         except PenstockError:
             raise
         except Exception as error:
-            text, how = text_of(error), f"with {sorted(options)}"
+            text, how = summary_of(error), f"with {sorted(options)}"
             for secret in secrets:
                 text = text.replace(secret, "***")
             if settings is not None:
                 how = f"with the keys {sorted(options)} of its sub-table" if options else "from the settings"
-            reason = f"{self.noun} {name!r} cannot be made {how}: {name_of(error)}: {cut(text)}"
+            reason = f"{self.noun} {name!r} cannot be made {how}: {cut(text)}"
             # The traceback of an error would show what the message masks.
             raise ConfigurationError(reason) from (error if settings is None else None)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from penstock.encode_errors import find_unencodable, type_name
-from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge, cut
+from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge, cut, summary_of
 from penstock.plugins import SERIALIZERS
 
 DEFAULT_MAX_BYTES = 1_048_576
@@ -283,7 +283,7 @@ class PickleSerializer:
         try:
             return pickle.loads(raw)  # noqa: S301  chosen twice by the user, see the constructor
         except Exception as error:
-            raise _bad_payload("pickle", f"{type(error).__name__}: {cut(error)}", raw) from error
+            raise _bad_payload("pickle", cut(summary_of(error)), raw) from error
 
 
 def shortcut(serializer: Serializer) -> tuple[Callable[[bytes], Any], int]:

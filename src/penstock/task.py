@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from penstock import ids
-from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge, cut
+from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge, cut, text_of
 from penstock.keys import check_name
 from penstock.serializers import PayloadLimits
 
@@ -72,6 +72,9 @@ class Priority(StrEnum):
     LOW = "low"
 
 
+PriorityName: TypeAlias = Literal["high", "normal", "low"]
+
+
 class Task(msgspec.Struct, kw_only=True, frozen=True):
     """A piece of work of some kind; `requires` names the capabilities that a worker must have for it.
 
@@ -98,7 +101,7 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
         def __init__(
             self, *, kind: str, id: str = "", payload: Mapping[str, Any] = {}, requires: AbstractSet[str] = frozenset(),
             attempts: int = 0, created_at: datetime = ..., schema_v: int = SCHEMA_VERSION,
-            priority: Priority | Literal["high", "normal", "low"] = Priority.NORMAL, key: str | None = None,
+            priority: Priority | PriorityName = Priority.NORMAL, key: str | None = None,
             unique: str | None = None, timeout_s: float | None = None, then: Sequence[Task] = (),
         ) -> None: ...  # fmt: skip
 
@@ -184,7 +187,7 @@ def encode(value: Task | Result) -> bytes:
         return msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         name = value.id if isinstance(value, Task) else value.task_id
-        raise EncodeError(f"{type(value).__name__} {name} cannot be encoded: {error}") from error
+        raise EncodeError(f"{type(value).__name__} {name} cannot be encoded: {text_of(error)}") from error
 
 
 def encode_task(task: Task, limits: PayloadLimits, encoder: Callable[[Task], bytes] = encode) -> bytes:

@@ -148,6 +148,7 @@ def test_every_key_is_described() -> None:
         keys.operation("<token>"),
         keys.spark("<query>"),
         keys.spark_buried("<batch>"),
+        keys.spark_begun("<batch>"),
     }
     assert set(table_column(REFERENCE / "redis-keys-and-entry-format.md", "## Keys")) == spelled
     makers = [name for name in vars(StreamKeys) if not name.startswith("_") and name not in ("stream", "of")]

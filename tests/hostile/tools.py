@@ -92,7 +92,7 @@ def spark_source(url: str, raw: redis.Redis, seed: int, count: int, kinds: Itera
     from penstock.spark.reading.rows import RowBuilder
 
     complaints = _Complaints()
-    builder = RowBuilder(pa.schema([(name, types[0]) for name, types in known.ENTRY.items()]))
+    builder = RowBuilder(pa.schema([(name, types[0]) for name, types in known.DEAD_LETTER.items()]))
     entries = list(hostile_entries(seed, count, kinds=kinds))
     for number, entry in enumerate(entries):
         entry_id = f"{1_700_000_000_000 + number}-{number}" if entry.id == "*" else entry.id

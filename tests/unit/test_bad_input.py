@@ -25,6 +25,7 @@ from penstock import (
 )
 from penstock.errors import ConfigurationError, EncodeError, PayloadTooLarge
 from penstock.task import Priority, Task, decode_task, encode
+from penstock.tasks import Handlers
 
 HALVES = [penstock, sync]
 half = pytest.mark.parametrize("half", HALVES, ids=["async", "sync"])
@@ -416,3 +417,17 @@ def test_a_task_takes_what_is_documented() -> None:
     task = Task(kind="print", priority="high", requires={"printer"}, then=[Task(kind="next")])
     assert (task.priority, task.requires, task.then[0].kind) == (Priority.HIGH, frozenset({"printer"}), "next")
     assert decode_task(encode(task)) == task
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("priority", "urgent"), ("payload", [1]), ("payload", {1: 2}), ("kind", ""), ("name", "a b")]
+)
+def test_a_schedule_whose_tasks_could_not_be_added_is_refused_when_it_is_declared(field: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=field):
+        Handlers().schedule("@daily", **{"kind": "report", "name": "daily", field: value})
+
+
+def test_a_schedule_takes_what_is_documented() -> None:
+    made = Handlers().schedule("@daily", "report", payload={"n": 1}, priority="high")
+    task = made.task_at(dt.datetime(2030, 1, 31, 12, tzinfo=dt.UTC))
+    assert (task.id, task.priority, task.payload) == ("cron.report.20300131T120000Z", Priority.HIGH, {"n": 1})

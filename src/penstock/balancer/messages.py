@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from penstock.errors import ConfigurationError, EncodeError, MalformedEntry, PayloadTooLarge
+from penstock.errors import ConfigurationError, EncodeError, MalformedEntry, PayloadTooLarge, text_of
 from penstock.keys import MUTEX_KEY_SEP, BalancerKeys, check_name
 from penstock.serializers import DEFAULT_MAX_BYTES
 
@@ -55,7 +55,9 @@ class LBSInputMessage:
         try:
             raw = json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise EncodeError(f"info of {self.data_stream_name!r} cannot be written as JSON: {error}") from error
+            raise EncodeError(
+                f"info of {self.data_stream_name!r} cannot be written as JSON: {text_of(error)}"
+            ) from error
         if len(raw) > DEFAULT_MAX_BYTES:
             raise PayloadTooLarge(
                 f"info of {self.data_stream_name!r} has {len(raw)} bytes, {DEFAULT_MAX_BYTES} are allowed: put it into "

@@ -18,7 +18,7 @@ from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.notices import Notice, StreamDisowned, StreamExpired, terminated
 from penstock.balancer.reader import Reader
 from penstock.balancer.sweep import Sweep
-from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, PermanentError, StreamNotOwned
+from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, PermanentError, StreamNotOwned, text_of
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
 from penstock.redis.client import StreamClient
@@ -121,7 +121,7 @@ class Service:
         except Exception as error:
             self.config.logger.exception("the balancer of %s stops", self.service)
             self._failure = error
-            self._notices.close(terminated(str(error)))
+            self._notices.close(terminated(text_of(error)))
 
     async def done(self) -> None:
         """Leave the service: hand over what is not finished, tell the last notice, end. Nothing is marked finished."""

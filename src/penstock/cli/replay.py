@@ -43,6 +43,8 @@ def replay(
         print(f"  {counts.looping:,} left out: a replay has brought them to {into!r} before (header replay_of)")
     if counts.empty:
         print(f"  {counts.empty:,} left out: they have no payload")
+    if counts.cut:
+        print(f"  {counts.cut:,} without some of their fields, for which there is no room (field dlq_cut)")
     if done:
         print(f"  {min(done, counts.wanted):,} of them were written by an earlier run")
     if dry_run:

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, summary_of
 from penstock.tasks.handlers import Handlers
 
 
@@ -22,14 +22,12 @@ def load(target: str, what: str) -> Any:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
                 f"there is no module {module_name!r} in {here} or among the installed packages"
             ) from error
-        raise ConfigurationError(
-            f"{what} {target!r} cannot be imported: {_place(error)}{type(error).__name__}: {error}"
-        ) from error
+        raise ConfigurationError(f"{what} {target!r} cannot be imported: {_place(error)}{summary_of(error)}") from error
     found = module
     for part in name.split("."):
         try:
@@ -39,7 +37,7 @@ def load(target: str, what: str) -> Any:
     return found
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     # Where their code failed: the last line that is not of the machinery of imports.
     if isinstance(error, SyntaxError):
         return ""  # its text says it

@@ -72,6 +72,10 @@ class StreamKeys:
         """Set with a TTL, beside a dead-letter stream: the entries that a batch of a Spark pipeline has given up."""
         return f"{self._base}:spark-buried:{batch}"
 
+    def spark_begun(self, batch: str) -> str:
+        """Hash with a TTL, beside a dead-letter stream: what tasks of a Spark pipeline have begun and not ended."""
+        return f"{self._base}:spark-begun:{batch}"
+
     def default_dead_letters(self) -> str:
         """The dead-letter stream that is used when none is named."""
         return f"{self.stream}_dlq"

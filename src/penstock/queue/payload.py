@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import TypeAlias
 
-from penstock.errors import ConfigurationTypeError, DecodeError, EncodeError
+from penstock.errors import ConfigurationTypeError, DecodeError, EncodeError, text_of
 from penstock.keys import is_utf8
 from penstock.serializers import PayloadLimits
 
@@ -50,7 +50,7 @@ def canonical(message: Message, limits: PayloadLimits | None = None) -> str:
     except EncodeError:
         raise
     except (TypeError, ValueError, RecursionError) as error:
-        raise EncodeError(f"the dict is no JSON: {error}; convert it to what JSON has") from error
+        raise EncodeError(f"the dict is no JSON: {text_of(error)}; convert it to what JSON has") from error
     return text
 
 

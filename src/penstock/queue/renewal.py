@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from penstock.errors import text_of
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.payload import MessageData
 from penstock.runtime.aio import Crew, Event
@@ -52,8 +53,8 @@ class Renewal:
             if await self._renew(self._queue, self._claimed.stored_message, self._claimed.lease_token):
                 return ""
         except Exception as error:
-            logger.warning("a lease of %s was not renewed: %s", self._queue, error)
-            return f"the renewal failed: {error}"
+            logger.warning("a lease of %s was not renewed: %s", self._queue, text_of(error))
+            return f"the renewal failed: {text_of(error)}"
         return "the message belongs to another consumer by now"
 
     async def _stop(self) -> None:

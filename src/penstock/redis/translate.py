@@ -121,5 +121,5 @@ def driver_error(error: Exception, where: str) -> errors.PenstockError:
 def _why_not(error: BaseException, where: str) -> str:
     if isinstance(error, TimeoutError | driver.TimeoutError):
         return f"no answer from Redis at {where} within the connect timeout; does it run there, is TLS right?"
-    why = str(error).rstrip(".")
+    why = errors.text_of(error).rstrip(".")
     return f"cannot connect to Redis at {where}: {why}; does the server run there, are host, port and TLS right?"

@@ -25,7 +25,7 @@ _MOST = 600
 
 def is_server_gone(error: object) -> bool:
     """Tell whether an error says that a Spark Connect server does not answer."""
-    return _NO_SERVER.search(str(error)) is not None
+    return _NO_SERVER.search(_said(error)) is not None
 
 
 def _root(error: object) -> str | None:
@@ -33,7 +33,7 @@ def _root(error: object) -> str | None:
     cause = getattr(error, "_cause", None)
     if cause is None:
         return None
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    lines = [line.strip() for line in _said(cause).splitlines() if line.strip()]
     return _root(cause) or (lines[0] if lines else None)
 
 
@@ -47,7 +47,7 @@ def _said(error: object) -> str:
     # The whole of it, for what counts stands at its end; the error may be one of the user's, which cannot be shown.
     try:
         return str(error)
-    except Exception:
+    except BaseException:
         return text_of(error) if isinstance(error, BaseException) else type(error).__name__
 
 

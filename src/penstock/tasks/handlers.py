@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
-from penstock.task import Priority, Task
+from penstock.task import Priority, PriorityName, Task
 from penstock.tasks.cron import CronRule
 from penstock.tasks.limits import Limits, Rate
 from penstock.tasks.retry import Retry
@@ -55,7 +55,7 @@ class Handlers:
         name: str | None = None,
         payload: Mapping[str, Any] | None = None,
         zone: str = "UTC",
-        priority: Priority = Priority.NORMAL,
+        priority: Priority | PriorityName = Priority.NORMAL,
     ) -> Schedule:
         """Have a task of a kind added at every time of a cron rule, by whichever worker comes first; return it."""
         name = name or re.sub(r"[^0-9A-Za-z_-]", "-", kind)

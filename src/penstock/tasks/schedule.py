@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from penstock.task import Priority, Task, check_id
+from penstock.task import Priority, PriorityName, Task, check_id
 from penstock.tasks.cron import CronRule
 
 
@@ -23,11 +23,12 @@ class Schedule:
     kind: str
     payload: Mapping[str, Any] = field(default_factory=dict)
     requires: frozenset[str] = frozenset()
-    priority: Priority = Priority.NORMAL
+    priority: Priority | PriorityName = Priority.NORMAL
 
     def __post_init__(self) -> None:
-        """Raise ConfigurationError for a name that cannot be part of an id."""
+        """Raise ConfigurationError for a name that cannot be part of an id, and for what no task can be made of."""
         check_id("name", f"cron.{self.name}.20300131T120000Z")
+        self.task_at(datetime(2030, 1, 31, 12, tzinfo=UTC))
 
     def task_at(self, moment: datetime) -> Task:
         """Return the task for one of the times."""

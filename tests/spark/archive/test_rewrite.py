@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from penstock.spark.archive.rows import SCHEMA
 from penstock.spark.replay.rewrite import Counts, Rewriter, message_id
+from penstock.spark.sink.entries import MAX_FIELDS
 
 
 def rewritten(*rows: dict[str, Any]) -> tuple[list[dict[str, Any]], Counts]:
@@ -40,3 +41,30 @@ def test_what_is_left_out_takes_nothing_of_its_neighbours_along() -> None:
 def test_a_batch_of_nothing_is_none() -> None:
     assert rewritten() == ([], Counts())
     assert rewritten({"data": None}) == ([], Counts(empty=1))
+
+
+def test_keys_that_no_producer_writes_are_fields_as_they_were() -> None:
+    long, odd = b"k" * 600, b"\xff\xfe"
+    found, counts = rewritten(
+        {"id": "1-0", "key": "k" * 600, "fields": [("key", long), ("tenant", b"t")]},
+        {"id": "2-0", "key": odd.decode(errors="replace"), "fields": [("key", odd)]},
+        {"id": "3-0", "key": "k", "fields": [("key", b"k")]},
+        {"id": "4-0", "key": "k" * 600, "fields": []},  # of a file: the sink refuses it, and tells the line
+    )
+    assert counts == Counts(wanted=4)
+    assert [(row["key"], row["fields"]) for row in found] == [
+        (None, [("key", long), ("tenant", b"t")]),
+        (None, [("key", odd)]),
+        ("k", []),
+        ("k" * 600, []),
+    ]
+
+
+def test_more_fields_than_an_entry_may_have_are_cut_and_the_message_says_so() -> None:
+    others = [(f"f{n}", b"v") for n in range(3_000)]
+    found, counts = rewritten({"fields": [*others, ("content_type", b"text/plain")]}, {"fields": others[:100]})
+    assert counts == Counts(wanted=2, cut=1)
+    fields = dict(found[0]["fields"])
+    assert (len(fields) <= MAX_FIELDS, fields["content_type"], fields["f0"]) == (True, b"text/plain", b"v")
+    assert fields["dlq_cut"] == b"%d fields, %d bytes" % (left := 3_002 - len(fields), 6 * left)
+    assert found[1]["fields"] == others[:100]

@@ -247,6 +247,9 @@ def test_dead_letters_are_a_table(stream_server: EmbeddedServer, table: Read) ->
     [row] = table(schema=None, view="dead_letters").collect()
     assert (row.source_stream, row.source_id, row.group, row.consumer) == ("orders", made, GROUP, "w-1")
     assert (row.reason, row.error, row.error_text) == ("max_deliveries", "ValueError", "this cannot be handled")
+    assert row.traceback.startswith("Traceback")
+    assert row.traceback.endswith("ValueError: this cannot be handled\n")
+    assert row.cut is None
     assert (row.attempts, row.deliveries, row.message_id, row.key) == (2, 2, "m-1", "k")
     assert json.loads(row.data) == {"n": 1}
     assert row.dead_at >= row.timestamp - dt.timedelta(seconds=10)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
+import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +61,16 @@ async def stuck(messages: list[StreamMessage]) -> list[str]:
             await asyncio.Event().wait()
         if message.data["n"] == 5:
             hang_in_c(holds_the_lock=False)
+    return [message.id for message in messages]
+
+
+def deadly(messages: list[StreamMessage]) -> list[str]:
+    """Exits at a 3, and at a 5 ends its process as the system does that runs out of memory."""
+    for message in messages:
+        if message.data["n"] == 3:
+            sys.exit("not three")
+        if message.data["n"] == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
     return [message.id for message in messages]
 
 

@@ -104,7 +104,7 @@ def test_a_timeout_of_the_handlers_own_is_its_own_and_one_that_is_in_time_is_lef
 
 
 _IN_A_PROCESS = """
-import sys
+from contextlib import nullcontext
 from penstock.spark.pipeline.handling import Caller
 from tests.spark.pipeline.shop import hang_in_c
 from tests.spark.pipeline.test_handling import messages
@@ -112,18 +112,19 @@ def handle(given):
     hang_in_c(holds_the_lock={holds!r})
 def give_up(entry_id, fate):
     print(entry_id, type(fate.error).__name__, flush=True)
-Caller(handle, 3, has_output=False, timeout_s=0.2, is_repeated={repeated!r}).handle(messages(2), give_up)
+Caller(handle, 3, has_output=False, timeout_s=0.2).handle(messages(2), give_up, {alone})
 """
 
 
 @pytest.mark.parametrize(
-    ("holds", "repeated", "told"), [(False, True, "0-0 HandlerTimeout\n"), (False, False, ""), (True, True, "")]
+    ("holds", "alone", "told"),
+    [(False, "nullcontext", "0-0 HandlerTimeout\n"), (False, None, ""), (True, "nullcontext", "")],
 )
 def test_a_worker_that_cannot_be_interrupted_ends_and_tells_of_the_message(
-    holds: bool, repeated: bool, told: str
+    holds: bool, alone: str | None, told: str
 ) -> None:
     """When several messages are in hand, nobody is told: the repeated task has them one by one."""
-    script = _IN_A_PROCESS.format(holds=holds, repeated=repeated)
+    script = _IN_A_PROCESS.format(holds=holds, alone=alone)
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={**os.environ}
     )

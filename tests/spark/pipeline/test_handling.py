@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -21,7 +27,8 @@ def messages(count: int) -> list[StreamMessage]:
 
 
 def handled(function: Any, count: int = 3, *, attempts: int = 3, has_output: bool = False) -> Outcome:
-    return Caller(function, attempts, has_output=has_output).handle(messages(count))
+    with closing(Caller(function, attempts, has_output=has_output)) as caller:
+        return caller.handle(messages(count))
 
 
 def test_a_handler_that_does_all_is_called_once() -> None:
@@ -50,6 +57,88 @@ def test_only_the_message_that_fails_is_given_up() -> None:
     assert outcome.failed["1-0"].reason is Reason.MAX_DELIVERIES
     assert outcome.failed["1-0"].attempts == 3
     assert [attempt for data, attempt in seen if data == 1] == [1, 2, 3]
+
+
+class Odd(BaseException):
+    """One of the few errors that are no Exception, and that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+
+def leave() -> NoReturn:
+    sys.exit(3)
+
+
+def interrupt() -> NoReturn:
+    raise KeyboardInterrupt("by hand")
+
+
+def cancel() -> NoReturn:
+    raise asyncio.CancelledError
+
+
+def odd() -> NoReturn:
+    raise Odd
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+@pytest.mark.parametrize("end", [leave, interrupt, cancel, odd])
+def test_a_handler_that_wants_to_end_its_process_fails_for_its_message_alone(
+    end: Callable[[], NoReturn], is_async: bool
+) -> None:
+    def plain(given: list[StreamMessage]) -> list[str]:
+        if any(message.data == 1 for message in given):
+            end()
+        return [message.id for message in given]
+
+    async def later(given: list[StreamMessage]) -> list[str]:
+        await asyncio.sleep(0)
+        return plain(given)
+
+    outcome = handled(later if is_async else plain)
+    assert set(outcome.done) == {"0-0", "2-0"}
+    fate = outcome.failed["1-0"]
+    assert (fate.reason, fate.attempts) == (Reason.MAX_DELIVERIES, 3)
+    assert isinstance(fate.error, SystemExit | KeyboardInterrupt | asyncio.CancelledError | Odd)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_a_signal_that_strikes_a_handler_is_not_its_failure(is_async: bool) -> None:
+    calls: list[int] = []
+
+    def plain(given: list[StreamMessage]) -> list[str]:
+        calls.append(len(given))
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1_000_000):
+            pass
+        return [message.id for message in given]
+
+    async def later(given: list[StreamMessage]) -> list[str]:
+        plain(given)
+        await asyncio.Event().wait()
+        return []
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which workers have, and drivers have not
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            handled(later if is_async else plain)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert calls == [3]
+
+
+def test_what_waits_in_the_loop_of_an_async_handler_outlives_one_that_exits() -> None:
+    kept: list[asyncio.Task[None]] = []
+
+    async def handle(given: list[StreamMessage]) -> list[str]:
+        if not kept:
+            kept.append(asyncio.create_task(asyncio.Event().wait()))  # type: ignore[arg-type]
+            sys.exit(3)
+        assert kept[0].get_loop() is asyncio.get_running_loop()
+        return [message.id for message in given]
+
+    assert set(handled(handle).done) == {"0-0", "1-0", "2-0"}
 
 
 def test_a_fatal_error_is_not_tried_again() -> None:

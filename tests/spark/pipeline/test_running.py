@@ -128,6 +128,21 @@ def test_messages_at_which_a_handler_hangs_are_given_up_and_the_rest_goes_on(
     assert len(dead_letters(stream_redis)) == 2
 
 
+def test_messages_that_end_their_process_are_given_up_and_the_rest_goes_on(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    add_orders(stream_redis, 8)
+    run(pipeline_of(Handler(f"{SHOP}:deadly")))
+    assert table() == [0, 1, 2, 4, 6, 7]
+    told = {json.loads(letter["data"])["n"]: letter for letter in dead_letters(stream_redis)}
+    assert {n: (letter["dlq_reason"], letter["dlq_error"], letter["dlq_attempts"]) for n, letter in told.items()} == {
+        3: ("max_deliveries", "SystemExit", "3"),
+        5: ("max_deliveries", "WorkerDied", "3"),
+    }
+    assert len(dead_letters(stream_redis)) == 2
+    assert not list(stream_redis.scan_iter(match="*begun*"))
+
+
 def test_messages_that_a_handler_does_not_return_are_given_up(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import envelope
+from penstock import dead_letter_record, envelope
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.protection import Protection
 from penstock.spark.link import Link
@@ -19,6 +19,22 @@ from penstock.spark.reading.rows import Entry, RowBuilder
 
 _TEXT, _BYTES = pa.string(), pa.binary()
 ALL = pa.schema([(name, types[0]) for name, types in known.ENTRY.items()])
+
+
+def test_a_dead_letter_has_every_part_of_its_record() -> None:
+    fields = [word for n in range(3_000) for word in (b"f%d" % n, b"v")]
+    try:
+        raise ValueError("no price")
+    except ValueError as error:
+        record = dead_letter_record.record(fields, "orders", "1-0", "g", "w", "fatal", error, 2, 3)
+    entry = [word if isinstance(word, bytes) else str(word).encode() for word in record]
+    builder = RowBuilder(pa.schema([(name, types[0]) for name, types in known.DEAD_LETTER.items()]))
+    [row] = builder.build([("orders_dlq", [(b"2-0", entry)])]).to_pylist()
+    letter = dead_letter_record.parse("2-0", entry)
+    shared = set(dead_letter_record.FIELDS) - {"dead_at"}
+    assert {name: row[name] for name in shared} == {name: getattr(letter, name) for name in shared}
+    assert "raise ValueError" in row["traceback"]
+    assert row["cut"].startswith("1000 fields, ")
 
 
 def test_names_of_fields_that_are_no_text_stay_different() -> None:

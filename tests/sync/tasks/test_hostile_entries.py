@@ -98,6 +98,32 @@ def test_a_copy_of_a_task_in_hand_is_a_dead_letter(queue: RedisTaskQueue, raw: r
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 0
 
 
+def test_a_copy_that_enqueue_did_not_write_is_a_dead_letter_when_its_task_is_open_or_has_ended(
+    queue: RedisTaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
+    task = Task(kind="render")
+    queue.enqueue(task)
+    [(_, fields)] = raw.xrange("jobs.tasks")
+    copies = [{b"data": fields[b"data"]}, {**fields, b"note": b"again"}]
+    with RedisTaskQueue(redis_url, name="jobs") as other:
+        assert [found.id for found in other.pop_many(10)] == [task.id]
+        for copy in copies:
+            raw.xadd("jobs.tasks", copy)
+        assert queue.pop_many(10, block=False) == []
+        assert other.finish_many([Result(task_id=task.id, kind=task.kind, data=1)]) == [True]
+    for copy in copies:
+        raw.xadd("jobs.tasks", copy)
+    queue.enqueue(Task(kind="render", id="behind"))
+    assert [found.id for found in queue.pop_many(10)] == ["behind"]
+    letters = [letter for letter in queue.dead.iterate()]
+    assert [letter.reason for letter in letters] == ["invalid"] * 4
+    assert [letter.error_text for letter in letters[2:]] == [f"task {task.id} has ended, it has a result"] * 2
+    result = queue.wait_for_result(task.id, 0)
+    assert result is not None
+    assert result.data == 1
+    assert raw.xpending("jobs.tasks", "jobs")["pending"] == 1
+
+
 def test_of_two_entries_of_a_task_that_were_written_by_hand_the_second_waits_for_the_end_of_the_first(
     queue: RedisTaskQueue, raw: redis.Redis
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from msgspec import inspect
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, summary_of, text_of
 from penstock.spark.payload.json_schema import DECIMAL, from_json_schema
 from penstock.spark.payload.merging import merged, usable
 from penstock.spark.payload.schema import TIMESTAMP, TIMESTAMP_NTZ, check_names, list_of, map_of
@@ -35,7 +35,7 @@ def from_model(path: str) -> pa.Schema:
     try:
         info = inspect.type_info(model)
     except Exception as error:
-        raise ConfigurationError(f"model {path!r}: its fields cannot be listed: {error}") from error
+        raise ConfigurationError(f"model {path!r}: its fields cannot be listed: {text_of(error)}") from error
     if not isinstance(info, _Record) or (isinstance(info, inspect.StructType) and info.array_like):
         raise ConfigurationError(
             f"model {path!r} must be a pydantic model, a msgspec Struct, a dataclass or a TypedDict"
@@ -53,8 +53,8 @@ def _imported(path: str) -> Any:
         found: Any = importlib.import_module(module_name)
         for name in class_name.split("."):
             found = getattr(found, name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"model {path!r} cannot be imported here: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the user's module raises while it is imported
+        raise ConfigurationError(f"model {path!r} cannot be imported here: {summary_of(error)}") from error
     return found
 
 

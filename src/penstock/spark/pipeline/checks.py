@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, summary_of
 from penstock.spark.option_values import seconds_of
 
 _MOST_TIMEOUT_S = 86_400.0
@@ -81,8 +81,8 @@ def imported(key: str, path: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # whatever the user's module raises while it is imported
-        raise ConfigurationError(f"{key} = {path!r} cannot be imported here: {type(error).__name__}: {error}") from None
+    except (Exception, SystemExit) as error:  # whatever the user's module raises while it is imported
+        raise ConfigurationError(f"{key} = {path!r} cannot be imported here: {summary_of(error)}") from None
     if not callable(found):
         raise ConfigurationError(f"{key} = {path!r} is no function, but {type(found).__name__}")
     return found  # type: ignore[no-any-return]

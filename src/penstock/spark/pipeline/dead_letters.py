@@ -9,7 +9,7 @@ places.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -105,6 +105,13 @@ class DeadLetterDesk:
         self._noted(stream, part).add(entry_id)
         self._client.dead_letter_upkeep.after(dead)
 
+    def note_begun(self, stream: str, entry_id: Id, counts: Mapping[str, int]) -> dict[str, int]:
+        """Note what a task begins (0 = ends), beside its dead letters; return what was noted before."""
+        begun = self._dead(stream).spark_begun(self._part(entry_id))
+        arguments = [_REMEMBER_S, *(word for pair in counts.items() for word in pair)]
+        found = self._patiently(lambda: self._client.run("spark_begin", [begun], arguments, Repeat.IDEMPOTENT))
+        return {name.decode(): int(count) for name, count in zip(found[::2], found[1::2], strict=True)}
+
     def _fields(self, stream: str, entry_id: Id, data: bytes | None) -> list[bytes]:
         # Asked for only now: to carry all fields of all rows through the plan would slow down those that are well.
         key = self._client.keys(stream).stream
@@ -115,8 +122,11 @@ class DeadLetterDesk:
         return [] if data is None else [b"data", data]  # trimmed since it was read
 
     def _keys(self, stream: str, part: str) -> tuple[str, str]:
-        dead = StreamKeys(self._client.keys(stream).default_dead_letters())
+        dead = self._dead(stream)
         return dead.stream, dead.spark_buried(part)
+
+    def _dead(self, stream: str) -> StreamKeys:
+        return StreamKeys(self._client.keys(stream).default_dead_letters())
 
     @staticmethod
     def _patiently(call: Callable[[], Reply]) -> Reply:

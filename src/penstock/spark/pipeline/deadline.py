@@ -34,7 +34,7 @@ class HandlerTimeout(PenstockError):
     """The handler of a pipeline or of a reprocessing ran longer than its timeout."""
 
 
-class _Alarm(BaseException):
+class Alarm(BaseException):
     """Raised in the midst of a handler; no Exception, which handlers like to catch."""
 
 
@@ -70,7 +70,7 @@ class Deadline:
                 return function()
             finally:
                 self._is_running = False
-        except _Alarm:
+        except Alarm:
             raise self.overdue from None
         finally:
             self._is_running = False  # an alarm may have come just before it was said above
@@ -86,7 +86,7 @@ class Deadline:
 
     def _raise(self, _signal: int, _frame: FrameType | None) -> None:
         if self._is_running:  # else it has just ended
-            raise _Alarm
+            raise Alarm
 
     def _watch_from_c(self) -> None:
         # A thread of C's own, which needs no lock of the interpreter; it shows where the handler hangs as well.

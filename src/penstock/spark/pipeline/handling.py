@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -14,12 +15,14 @@ import pyarrow as pa
 from penstock.errors import ConfigurationError, DecodeError, FatalError, PenstockError, text_of
 from penstock.model import StreamMessage
 from penstock.policy import Reason
+from penstock.runtime import aio, threads
 from penstock.serializers import load_serializer
 from penstock.spark.carried import Carried
 from penstock.spark.collector import spare_the_collector
+from penstock.spark.pipeline.begun import Begun, BegunStream
 from penstock.spark.pipeline.checks import imported
 from penstock.spark.pipeline.dead_letters import DeadLetterDesk, DeadLetterOffice, Fate
-from penstock.spark.pipeline.deadline import Deadline
+from penstock.spark.pipeline.deadline import Alarm, Deadline
 from penstock.spark.pipeline.steps import Handler
 
 logger = logging.getLogger("penstock.spark")
@@ -33,6 +36,14 @@ class NotDone(PenstockError):
     """A handler did not return the id of a message, however often it was asked."""
 
 
+class _Ended(Exception):
+    """Carries what a handler raised that is no Exception: neither the event loop nor the task may end with it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
 @dataclass
 class Outcome:
     """What became of messages: the output of those that are done, by id, and the fate of the others."""
@@ -43,6 +54,7 @@ class Outcome:
 
 Call: TypeAlias = Callable[[list[StreamMessage]], Any]
 GiveUp: TypeAlias = Callable[[str, Fate], None]
+Alone: TypeAlias = Callable[[str], AbstractContextManager[object]]
 
 
 def _forget(_entry_id: str, _fate: Fate) -> None:
@@ -50,23 +62,11 @@ def _forget(_entry_id: str, _fate: Fate) -> None:
 
 
 class Caller:
-    """Calls a handler, async or plain, and decides what its answer means.
+    """Calls a handler, async or plain, and decides what its answer means."""
 
-    With `is_repeated` it hands messages over one by one: what ended the process before this one is known by that.
-    """
-
-    def __init__(
-        self,
-        function: Call,
-        attempts: int,
-        *,
-        has_output: bool,
-        timeout_s: float | None = None,
-        is_repeated: bool = False,
-    ) -> None:
+    def __init__(self, function: Call, attempts: int, *, has_output: bool, timeout_s: float | None = None) -> None:
         self._function, self._attempts, self._has_output = function, attempts, has_output
         self._deadline = None if timeout_s is None else Deadline(timeout_s)
-        self._is_one_by_one = is_repeated and timeout_s is not None
         self._runner: asyncio.Runner | None = None
         self._give_up: GiveUp = _forget
 
@@ -75,22 +75,30 @@ class Caller:
         if self._runner is not None:
             self._runner.close()
 
-    def handle(self, messages: list[StreamMessage], give_up: GiveUp = _forget) -> Outcome:
+    def handle(self, messages: list[StreamMessage], give_up: GiveUp = _forget, alone: Alone | None = None) -> Outcome:
         """Hand the messages over together, and those that are not done one by one.
 
-        `give_up` is told of the message with which this process ends, if one cannot be interrupted.
+        `give_up` is told of the message with which this process ends, if one cannot be interrupted. With `alone` all
+        are handed over one by one, each within what it returns: a process before this one has died of one of them.
         """
         self._give_up = give_up
         outcome = Outcome()
-        for group in [[message] for message in messages] if self._is_one_by_one else [messages]:
-            error = self._try(group, outcome)
-            for message in group:
-                if message.id not in outcome.done:
-                    self._insist(message, error if len(group) == 1 else None, outcome)
+        if alone is None:
+            self._settle(messages, outcome)
+        else:
+            for message in messages:
+                with alone(message.id):
+                    self._settle([message], outcome)
         return outcome
 
+    def _settle(self, messages: list[StreamMessage], outcome: Outcome) -> None:
+        error = self._try(messages, outcome)
+        for message in messages:
+            if message.id not in outcome.done:
+                self._insist(message, error if len(messages) == 1 else None, outcome)
+
     def _insist(self, message: StreamMessage, error: BaseException | None, outcome: Outcome) -> None:
-        for attempt in range(2, self._attempts + 1):
+        for attempt in range(message.attempts + 1, self._attempts + 1):
             if isinstance(error, FatalError):
                 break
             message.attempts = message.delivery_count = attempt
@@ -107,7 +115,8 @@ class Caller:
             answer = self._call(messages.copy())
         except ConfigurationError:
             raise  # the same for every message: the pipeline cannot go on
-        except Exception as error:
+        except Exception as raised:
+            error = raised.error if isinstance(raised, _Ended) else raised
             logger.warning(
                 "the handler failed for message %s%s in attempt %d: %s", messages[0].id,
                 f" and {len(messages) - 1} more" if messages[1:] else "", messages[0].attempts, text_of(error, repr),
@@ -133,7 +142,10 @@ class Caller:
         return self._deadline.call(lambda: self._answer(messages), give_up)
 
     def _answer(self, messages: list[StreamMessage]) -> Any:
-        answer = self._function(messages)
+        try:
+            answer = self._function(messages)
+        except BaseException as error:
+            raise _contained(error, threads.comes_from_outside)  # noqa: B904 - nearly always the same one
         if not inspect.isawaitable(answer):
             return answer
         if self._deadline is not None:
@@ -151,7 +163,21 @@ class Caller:
         return found
 
 
+def _contained(error: BaseException, comes_from_outside: Callable[[BaseException], bool]) -> BaseException:
+    """Return what to raise for an error of a handler: the error itself, unless it would end more than one attempt."""
+    if isinstance(error, Exception | Alarm) or comes_from_outside(error):
+        return error
+    return _Ended(error)
+
+
 async def _awaited(answer: Any, deadline: Deadline | None) -> Any:
+    try:
+        return await _in_time(answer, deadline)
+    except BaseException as error:
+        raise _contained(error, aio.comes_from_outside)  # noqa: B904 - nearly always the same one
+
+
+async def _in_time(answer: Any, deadline: Deadline | None) -> Any:
     if deadline is None:
         return await answer
     limit = asyncio.timeout(deadline.timeout_s)
@@ -198,16 +224,19 @@ class HandlerTask(Carried):
             self.step.attempts,
             has_output=self.output is not None,
             timeout_s=self.step.timeout_s,
-            is_repeated=is_repeated_task(),
         )
         desk = self.office.open()
+        begun = Begun(desk, self.step.handler, self.step.attempts)
         try:
             for batch in batches:
-                yield self._handled(batch, caller, desk, decode)
+                yield self._handled(batch, caller, desk, begun, decode)
         finally:
+            begun.end()
             caller.close()
 
-    def _handled(self, batch: Any, caller: Caller, desk: DeadLetterDesk, decode: Callable[[bytes], Any]) -> Any:
+    def _handled(
+        self, batch: Any, caller: Caller, desk: DeadLetterDesk, begun: Begun, decode: Callable[[bytes], Any]
+    ) -> Any:
         columns = {name: batch.column(name).to_pylist() for name in _OF_A_MESSAGE if name in batch.schema.names}
         streams, ids = columns["stream"], columns["id"]
         kept: list[int] = []
@@ -215,13 +244,17 @@ class HandlerTask(Carried):
         for stream in dict.fromkeys(streams):
             of_stream = (row for row, name in enumerate(streams) if name == stream)
             rows = [row for row in of_stream if not desk.is_given_up(stream, ids[row])]
-            outcome = self._of_stream(columns, stream, rows, caller, decode, desk)
+            if not rows:
+                continue
+            notes = begun.stream(stream, ids[rows[0]])
+            outcome = self._of_stream(columns, stream, rows, caller, decode, desk, notes)
             for row in rows:
                 if ids[row] in outcome.failed:
                     desk.bury(stream, ids[row], _bytes(columns, row), outcome.failed[ids[row]])
                 else:
                     kept.append(row)
                     outputs.append(outcome.done[ids[row]])
+            notes.forget(ids[row] for row in rows)
         in_order = sorted(range(len(kept)), key=kept.__getitem__)
         rows_kept = batch.take(pa.array([kept[n] for n in in_order], pa.int64()))
         return self._with_output(rows_kept, [outputs[n] for n in in_order])
@@ -234,6 +267,7 @@ class HandlerTask(Carried):
         caller: Caller,
         decode: Callable[[bytes], Any],
         desk: DeadLetterDesk,
+        notes: BegunStream,
     ) -> Outcome:
         def give_up(entry_id: str, fate: Fate) -> None:
             desk.bury(stream, entry_id, _bytes(columns, columns["id"].index(entry_id)), fate)
@@ -241,15 +275,20 @@ class HandlerTask(Carried):
         whole = Outcome()
         messages: dict[str, StreamMessage] = {}
         for row in rows:
+            entry_id = columns["id"][row]
+            if (fate := notes.fate(entry_id)) is not None:
+                whole.failed[entry_id] = fate
+                continue
             try:
                 message = _message(columns, row, stream, decode)
             except DecodeError as error:
-                whole.failed[columns["id"][row]] = Fate(Reason.DECODE_ERROR, error)
+                whole.failed[entry_id] = Fate(Reason.DECODE_ERROR, error)
             else:
-                messages[message.id] = message
+                message.attempts = message.delivery_count = notes.tries_before(entry_id) + 1
+                messages[entry_id] = message
         waiting = list(messages.values())
         for first in range(0, len(waiting), self.step.batch_size):
-            outcome = caller.handle(waiting[first : first + self.step.batch_size], give_up)
+            outcome = caller.handle(waiting[first : first + self.step.batch_size], give_up, notes.alone)
             self._check_outputs(outcome, messages)
             whole.done |= outcome.done
             whole.failed |= outcome.failed

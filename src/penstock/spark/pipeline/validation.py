@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, PenstockError, name_of
 from penstock.spark.master import is_connect
 from penstock.spark.pipeline.declaration import Pipeline
 from penstock.spark.pipeline.origin import visible_schema
@@ -95,7 +95,7 @@ class Validation:
         except (PenstockError, PySparkException) as error:
             self._problems.append(f"{place}: {one_line(error)}")
         except (Exception, SystemExit) as error:  # a function of the user's
-            self._problems.append(f"{place}: {type(error).__name__}: {one_line(error)}")
+            self._problems.append(f"{place}: {name_of(error)}: {one_line(error)}")
         else:
             return rows
         finally:

@@ -33,6 +33,8 @@ DEAD_LETTER = {
     "consumer": [_TEXT],
     "error": [_TEXT],
     "error_text": [_TEXT],
+    "traceback": [_TEXT],
+    "cut": [_TEXT],
     "attempts": [_WHOLE],
     "deliveries": [_WHOLE],
     "dead_at": [_TIME, _NAIVE_TIME],

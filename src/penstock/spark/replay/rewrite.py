@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock import dead_letter_record, envelope
+from penstock.dead_letter_record import CUT, WELL_KNOWN, kept_fields
+from penstock.spark.sink.entries import MAX_FIELDS, MAX_NAME
 
 Pairs: TypeAlias = list[tuple[str, Any]]
 REPLAY_OF = "replay_of"  # header: stream/id of the entry that was first published
@@ -28,6 +30,8 @@ _LEFT = {
     envelope.DATA, envelope.KEY, envelope.HEADERS, envelope.MESSAGE_ID,
     envelope.EXPIRES_AT, envelope.DEDUP_KEY, envelope.REDRIVES,
 }  # fmt: skip
+_MOST_OTHERS = MAX_FIELDS - len(WELL_KNOWN) - 1  # fields of others, beside those that Penstock knows and `dlq_cut`
+_REPLACED = "\ufffd"  # in a text: what was no UTF-8
 _SOURCE, _SOURCE_ID = dead_letter_record.FIELDS["source_stream"], dead_letter_record.FIELDS["source_id"]
 
 
@@ -38,6 +42,7 @@ class Counts:
     wanted: int = 0
     looping: int = 0  # a replay wrote them into the stream where they would go again
     empty: int = 0  # without a payload
+    cut: int = 0  # written without some of their fields: there is no room for all
 
 
 class Rewriter:
@@ -50,9 +55,11 @@ class Rewriter:
         """Return the messages to be written."""
         kept: list[bool] = []
         made: list[tuple[Pairs, str, Pairs]] = []
+        key = batch.column("key")
+        is_odd = pc.or_(pc.greater(pc.utf8_length(key), MAX_NAME), pc.match_substring(key, _REPLACED)).fill_null(False)
         has_data = batch.column("data").is_valid().to_pylist()
         given = [batch.column(name).to_pylist() for name in ("stream", "id", "headers", "fields")]
-        for row in zip(has_data, *given, strict=True):
+        for row in zip(is_odd.to_pylist(), has_data, *given, strict=True):
             message = self._message(*row, counts=counts)
             kept.append(message is not None)
             if message is not None:
@@ -62,9 +69,10 @@ class Rewriter:
         # Payloads and keys stay as they are: they are not touched row by row.
         rest = batch if len(made) == batch.num_rows else batch.filter(pa.array(kept, pa.bool_()))
         key = rest.column("key")
+        is_field = pa.array([bool(pairs) and pairs[0][0] == envelope.KEY for pairs in fields], pa.bool_())
         columns = {
             "data": rest.column("data"),
-            "key": pc.if_else(pc.equal(key, ""), None, key),
+            "key": pc.if_else(pc.or_(pc.equal(key, ""), is_field), None, key),
             "headers": headers,
             "message_id": ids,
             "fields": fields,
@@ -72,7 +80,7 @@ class Rewriter:
         return pa.RecordBatch.from_arrays([_array(columns[each.name], each.type) for each in SCHEMA], schema=SCHEMA)
 
     def _message(
-        self, has_data: bool, stream: str, entry_id: str, pairs: Any, fields: Any, *, counts: Counts
+        self, has_odd_key: bool, has_data: bool, stream: str, entry_id: str, pairs: Any, fields: Any, *, counts: Counts
     ) -> tuple[Pairs, str, Pairs] | None:
         """Return the headers, the message id and the further fields; None if it is not to be written."""
         headers = dict(pairs or ())
@@ -83,6 +91,10 @@ class Rewriter:
             counts.looping += 1
             return None
         kept = [pair for pair in given.items() if pair[0] not in _LEFT and not dead_letter_record.is_mark(pair[0])]
+        if has_odd_key and envelope.KEY in given:
+            kept.insert(0, (envelope.KEY, given[envelope.KEY]))  # as it was: the text of the column is not, or too long
+        if len(kept) > _MOST_OTHERS:
+            kept = _cut(kept, counts)
         if not has_data and not kept:
             counts.empty += 1
             return None
@@ -95,6 +107,14 @@ class Rewriter:
         if REPLAY_OF not in headers:
             return False
         return self._into in (stream, headers[REPLAY_OF].rpartition("/")[0])
+
+
+def _cut(fields: Pairs, counts: Counts) -> Pairs:
+    flat, cut = kept_fields(envelope.as_fields(dict(fields)), _MOST_OTHERS)
+    if not cut:
+        return fields
+    counts.cut += 1
+    return list({**envelope.as_mapping(flat), CUT: cut.encode()}.items())
 
 
 def message_id(name: str, origin: str, place: str) -> str:

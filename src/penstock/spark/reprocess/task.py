@@ -11,13 +11,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import ConfigurationError, DecodeError, EncodeError, name_of, text_of
+from penstock.errors import ConfigurationError, DecodeError, EncodeError, summary_of
 from penstock.keys import check_name
 from penstock.model import StreamMessage
 from penstock.serializers import load_serializer
@@ -27,7 +28,7 @@ from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.checks import check_function_path, check_positive, check_timeout, imported
 from penstock.spark.pipeline.dead_letters import Fate
 from penstock.spark.pipeline.deadline import HandlerTimeout
-from penstock.spark.pipeline.handling import Caller, Outcome, is_repeated_task
+from penstock.spark.pipeline.handling import Alone, Caller, Outcome, is_repeated_task
 from penstock.spark.reprocess.answers import OUTPUT, with_outputs
 from penstock.spark.reprocess.identity import check_run_name, result_id
 from penstock.spark.reprocess.shared_root import check_mark
@@ -102,9 +103,9 @@ class ReprocessTask(Carried):
         check_mark(self.mark)
         function = with_outputs(imported("--handler", self.work.handler))
         is_repeated = is_repeated_task()
-        caller = Caller(
-            function, self.work.attempts, has_output=True, timeout_s=self.work.timeout_s, is_repeated=is_repeated
-        )
+        caller = Caller(function, self.work.attempts, has_output=True, timeout_s=self.work.timeout_s)
+        # Of several messages nobody would know which one hangs.
+        alone = nullcontext if is_repeated and self.work.timeout_s is not None else None
         stuck = self.stuck.known() if self.stuck is not None and is_repeated else frozenset()
         store = Store(self.work.results)
         size = self.work.batch_size
@@ -112,7 +113,7 @@ class ReprocessTask(Carried):
             for batch in batches:
                 for first in range(0, batch.num_rows, size):
                     rows = [_row(each, self.work.name) for each in batch.slice(first, size).to_pylist()]
-                    yield pa.RecordBatch.from_pylist(_Chunk(self, caller, store, stuck).handled(rows), OUTCOME)
+                    yield pa.RecordBatch.from_pylist(_Chunk(self, caller, store, stuck, alone).handled(rows), OUTCOME)
                     if self.told is not None:
                         self.told.add(len(rows))
         finally:
@@ -123,8 +124,10 @@ class ReprocessTask(Carried):
 class _Chunk:
     """Some messages that are handled and saved together."""
 
-    def __init__(self, task: ReprocessTask, caller: Caller, store: Store, stuck: frozenset[str]) -> None:
-        self._task, self._caller, self._store, self._stuck = task, caller, store, stuck
+    def __init__(
+        self, task: ReprocessTask, caller: Caller, store: Store, stuck: frozenset[str], alone: Alone | None
+    ) -> None:
+        self._task, self._caller, self._store, self._stuck, self._alone = task, caller, store, stuck, alone
         form = task.work.form
         self._decode: Callable[[bytes], Any] = bytes if form == "raw" else load_serializer(form).decode
 
@@ -167,7 +170,7 @@ class _Chunk:
         def give_up(entry_id: str, fate: Fate) -> None:
             self._give_up(_failed(messages[entry_id][0], fate.error, fate.attempts, started))
 
-        outcome = self._caller.handle(waiting, give_up) if waiting else Outcome()
+        outcome = self._caller.handle(waiting, give_up, self._alone) if waiting else Outcome()
         for entry_id, (row, message) in messages.items():
             fate = outcome.failed.get(entry_id)
             if fate is not None:
@@ -226,7 +229,7 @@ def _done(row: _Row, output: Any, attempts: int, started: datetime) -> Result:
 
 
 def _failed(row: _Row, error: BaseException | None, attempts: int, started: datetime) -> Result:
-    text = "" if error is None else f"{name_of(error)}: {text_of(error)}"
+    text = "" if error is None else summary_of(error)
     return Result(
         task_id=row.result, kind=row.kind, status=Status.ERROR, error=text[:_MOST_TEXT], attempts=attempts,
         started_at=started,

@@ -24,8 +24,8 @@ _BINARY = pa.binary()
 _END = pa.scalar(b"\r\n", _BINARY)
 _NOTHING = pa.scalar(b"", _BINARY)
 _MOST_BYTES = 1 << 28  # of a batch that is packed at once: Arrow's offsets end at 2 GB
-_MAX_NAME = 512  # characters, as StreamProducer has it
-_MAX_FIELDS = 2_000  # of one entry: Lua's stack holds about 8,000 arguments
+MAX_NAME = 512  # characters, as StreamProducer has it
+MAX_FIELDS = 2_000  # of one entry: Lua's stack holds about 8,000 arguments
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Packer:
         lengths = pc.utf8_length(column)
         for is_wrong, why in (
             (pc.equal(lengths, 0), "is empty: give a text, or null for none"),
-            (pc.greater(lengths, _MAX_NAME), f"has more than {_MAX_NAME} characters"),
+            (pc.greater(lengths, MAX_NAME), f"has more than {MAX_NAME} characters"),
         ):
             if pc.any(is_wrong).as_py():
                 raise self._failure(_first(is_wrong), name, why)
@@ -170,8 +170,8 @@ class Packer:
                 raise self._failure(row, name, "has a null among its values")
             if not wanted and not ("data" in taken and taken["data"][row]):
                 raise self._failure(row, name, "is empty, and there is no payload: an entry needs a field")
-            if len(wanted) > _MAX_FIELDS:
-                raise self._failure(row, name, f"has more than {_MAX_FIELDS} fields")
+            if len(wanted) > MAX_FIELDS:
+                raise self._failure(row, name, f"has more than {MAX_FIELDS} fields")
             lines.append(b"".join([_text(envelope.field_bytes(field)) + _text(value) for field, value in wanted]))
             counts.append(2 * len(wanted))
         return pa.array(lines, _BINARY), pa.array(counts, pa.int64())

@@ -14,7 +14,7 @@ from penstock.balancer.heartbeat import Heartbeat
 from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import Info, LBSInfo, LBSInputMessage
 from penstock.balancer.notices import Notice, StreamDisowned, StreamExpired, terminated
-from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, PermanentError, StreamNotOwned
+from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, PermanentError, StreamNotOwned, text_of
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
 from penstock.runtime.threads import Crew, Event, call_home, home, pause, shielded
@@ -122,7 +122,7 @@ class Service:
         except Exception as error:
             self.config.logger.exception("the balancer of %s stops", self.service)
             self._failure = error
-            self._notices.close(terminated(str(error)))
+            self._notices.close(terminated(text_of(error)))
 
     def done(self) -> None:
         """Leave the service: hand over what is not finished, tell the last notice, end. Nothing is marked finished."""

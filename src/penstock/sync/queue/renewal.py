@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from penstock.errors import text_of
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.payload import MessageData
 from penstock.runtime.threads import Crew, Event
@@ -53,8 +54,8 @@ class Renewal:
             if self._renew(self._queue, self._claimed.stored_message, self._claimed.lease_token):
                 return ""
         except Exception as error:
-            logger.warning("a lease of %s was not renewed: %s", self._queue, error)
-            return f"the renewal failed: {error}"
+            logger.warning("a lease of %s was not renewed: %s", self._queue, text_of(error))
+            return f"the renewal failed: {text_of(error)}"
         return "the message belongs to another consumer by now"
 
     def _stop(self) -> None:

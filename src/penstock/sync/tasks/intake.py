@@ -157,7 +157,7 @@ class TaskIntake:
         return found, bool(rows)
 
     def _accept_fresh(self, books: LaneBooks, entries: Sequence[tuple[bytes, list[bytes]]]) -> list[HeldTask]:
-        found, lane = [], books.lane
+        found, foreign, lane = list[HeldTask](), list[HeldTask](), books.lane
         if self._lanes.is_restored:
             entries = self._without_settled(books, entries)
         for raw_id, fields in entries:
@@ -165,30 +165,48 @@ class TaskIntake:
                 found.append(HeldTask(self._entries.read(fields), lane, raw_id.decode(), False))
             except Malformed as error:
                 self._refuse(books, Claim(raw_id.decode(), 0, 0, fields), error)
-        found = self._without_second_entries(books, found)
+                continue
+            if len(fields) != 6 or fields[2] != b"task_id":  # enqueue() writes three fields
+                foreign.append(found[-1])
+        found = self._without_copies(books, found, foreign)
         self._held.add(found)
         return found
 
-    def _without_second_entries(self, books: LaneBooks, tasks: list[HeldTask]) -> list[HeldTask]:
-        # Anybody may write an entry with the id of a task that is in our hands.
+    def _without_copies(
+        self, books: LaneBooks, tasks: list[HeldTask], foreign: Sequence[HeldTask] = ()
+    ) -> list[HeldTask]:
+        # Anybody may write an entry with the id of a task. To ask the index for every entry would cost every task, so
+        # only those are asked for whose task is in our hands already, or that enqueue() did not write as they are.
         second = self._held.second_entries(tasks)
-        if not second:
+        asked = [*second, *(held for held in foreign if held not in second)]
+        if not asked:
             return tasks
-        index = self._keys.index
-        known = self._client.call(index, "HMGET", index, *(held.task.id for held in second))
-        for held, value in zip(second, known, strict=True):
+        ids, index, done = [held.task.id for held in asked], self._keys.index, self._keys.done
+        known = self._client.call(index, "HMGET", index, *ids)
+        ended = self._client.call(done, "HMGET", done, *ids)  # after the index: a task that ends is in either
+        gone = set[str]()
+        for held, value, result in zip(asked, known, ended, strict=True):
             if value is not None and value.partition(b" ")[0] != held.entry_id.encode():
-                books.release(
-                    "bury", held.entry_id, held.task.id, held.task.kind, owner=self._consumer,
-                    reason=Reason.INVALID, text=f"task {held.task.id} is open, in entry {envelope.text(value)}",
-                )  # fmt: skip
-            else:  # no other entry is known to be the task: this one waits until the one in our hands has ended
+                self._bury_copy(books, held, f"is open, in entry {envelope.text(value)}")
+            elif value is None and result is not None:
+                self._bury_copy(books, held, "has ended, it has a result")
+            elif held in second:
+                # Nobody knows another entry of the task: it waits until the one in our hands has ended.
                 books.release(
                     "nack", held.entry_id, held.task.id, held.task.kind, owner=self._consumer, counts=False,
                     delay_ms=int(_SECOND_S * 1000),
                 )  # fmt: skip
                 self.due_soon(books.lane, _SECOND_S)
-        return [held for held in tasks if held not in second]
+            else:
+                continue
+            gone.add(held.entry_id)
+        return [held for held in tasks if held.entry_id not in gone]
+
+    def _bury_copy(self, books: LaneBooks, held: HeldTask, why: str) -> None:
+        books.release(
+            "bury", held.entry_id, held.task.id, held.task.kind, owner=self._consumer, reason=Reason.INVALID,
+            text=f"task {held.task.id} {why}",
+        )  # fmt: skip
 
     def _without_settled(
         self, books: LaneBooks, entries: Sequence[tuple[bytes, list[bytes]]]
@@ -264,7 +282,7 @@ class TaskIntake:
         try:
             answers = books.ledger.begin([counts[held.entry_id] for held in found])
             ours = [held for held, is_ours in zip(found, answers, strict=True) if is_ours]
-            ours = self._without_second_entries(books, ours)
+            ours = self._without_copies(books, ours)
         except BaseException:
             self._doubts.never_ran(found)
             raise
