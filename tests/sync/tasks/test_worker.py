@@ -415,6 +415,32 @@ def test_a_task_that_cannot_be_settled_stops_no_other(redis_url: str, raw: redis
             eventually(lambda: raw.xlen("jobs.dead") == 2)
 
 
+def test_a_worker_takes_no_more_tasks_than_it_can_bring_home(queue: TaskQueue, redis_url: str) -> None:
+    handlers, is_asked, may_go_on, begun = Handlers(), Event(), Event(), []
+
+    class Slow(MemoryBackend):
+        def save_many(self, results: Sequence[Result]) -> list[bool]:
+            is_asked.set()
+            wait_for(may_go_on)
+            return super().save_many(results)
+
+    @handlers.task("work")
+    def work(task: Task) -> None:
+        begun.append(task.id)
+
+    tasks = [Task(kind="work") for _ in range(200)]
+    queue.enqueue_many(tasks)
+    worker = quick(queue, handlers, results=Slow(), concurrency=4, read_ahead=8)
+    with running(worker):
+        wait_for(is_asked)
+        pause(0.3)  # nothing may happen, and nothing says when it would
+        in_hand, _ = len(begun), may_go_on.set()
+        for task in tasks:
+            assert (result_of(queue, task)).status is Status.OK
+    assert in_hand <= 8 + 4, "all of them would run again if the worker died now"
+    assert Counter(begun) == Counter(task.id for task in tasks)
+
+
 @pytest.mark.skipif(not IS_ASYNC, reason="a thread cannot be interrupted")
 def test_a_back_end_that_hangs_holds_up_no_task_for_ever(queue: TaskQueue, redis_url: str) -> None:
     handlers, may_go_on = Handlers(), Event()
