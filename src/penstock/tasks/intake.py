@@ -29,6 +29,7 @@ from penstock.tasks.lanes import Lane, fits, portions, reading_order, suffix_of
 logger = logging.getLogger("penstock.tasks")
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
+_SUSPECTS = 16  # taken at once: should one kill the worker, all that it has wait for another lease
 _SECOND_S = 1.0  # how soon a second entry of a task in hand is looked at again
 _DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
 _TRIES = 3
@@ -223,6 +224,8 @@ class TaskIntake:
     # --- tasks that were handed out before ----------------------------------------------------------
 
     async def _take_due(self, books: LaneBooks, limit: int, keeps_apart: bool) -> list[HeldTask]:
+        if keeps_apart and limit > _SUSPECTS and await books.has_suspects():
+            limit = _SUSPECTS
         self._reading += 1
         try:
             wait_ms, claims, _ = await books.ledger.take_due(limit)
