@@ -28,7 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from campaign.journal import FAULTS_FILE, HELD_FILE, NO_FAULTS, Held, Run, Window, lines
-from campaign.recovery import Bounds, KindOfRecovery, Presence, against_bounds, felt_by_all, felt_by_held
+from campaign.recovery import (
+    Bounds,
+    KindOfRecovery,
+    Presence,
+    against_bounds,
+    felt_by_all,
+    felt_by_held,
+    longest_wait_s,
+    losses,
+)
 
 SETTLING_S = 2.0
 _FLUSH_SLACK_S = 0.5  # a push that the server executed before the FLUSHALL may be journalled after it
@@ -71,6 +80,8 @@ class Verdict:
     faults: dict[str, int] = field(default_factory=dict)
     recoveries: dict[str, KindOfRecovery] = field(default_factory=dict)
     late: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+    """How long a message waited that lost one worker after the other."""
 
     @property
     def is_clean(self) -> bool:
@@ -105,7 +116,9 @@ def judge(folder: Path, state: State, crashes: list[str], bounds: Bounds | None 
     for n, of in runs.items():
         _judge_runs(n, sorted(of, key=lambda run: run.begin), windows, verdict)
     if state.is_steady:
-        felt = [*felt_by_all(confirmed, ended, windows), *felt_by_held(runs, windows, _held(folder))]
+        hits = losses(runs, windows, _held(folder))
+        verdict.slowest_s = longest_wait_s(runs, hits)
+        felt = [*felt_by_all(confirmed, ended, windows), *felt_by_held(runs, hits)]
         started = {line.process: line.at for line in lines(folder, "worker") if line.what == "started"}
         verdict.recoveries, verdict.late = against_bounds(felt, windows, Presence(started, windows), bounds or Bounds())
     poisonous = {line.message for line in lines(folder, "worker") if line.what == "dying"}

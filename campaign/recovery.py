@@ -137,9 +137,18 @@ def felt_by_all(confirmed: dict[str, float], ended: dict[str, float], windows: l
             yield Felt(window, window.begin if window.kind == "cluster_kill" else since, end, message)
 
 
-def felt_by_held(runs: dict[str, list[Run]], windows: list[Window], held: list[Held]) -> Iterator[Felt]:
+def longest_wait_s(runs: dict[str, list[Run]], hits: dict[str, set[Window]]) -> float:
+    """Return how long a message waited that lost its workers, from the first of these to the end of its last run."""
+    waits = [0.0]
+    for n, of in hits.items():
+        ends = [run.end for run in runs.get(n, ()) if run.end is not None]
+        if ends:
+            waits.append(max(ends) - min(window.begin for window in of))
+    return max(waits)
+
+
+def felt_by_held(runs: dict[str, list[Run]], hits: dict[str, set[Window]]) -> Iterator[Felt]:
     """Yield for each worker that was hit when the last of what it had in hand had come to another."""
-    hits = _hits(runs, windows, held)
     last: dict[Window, tuple[float, str]] = {}
     for n, of in hits.items():
         for window in of:
@@ -157,7 +166,7 @@ def felt_by_held(runs: dict[str, list[Run]], windows: list[Window], held: list[H
         yield Felt(window, window.begin, end, message)
 
 
-def _hits(runs: dict[str, list[Run]], windows: list[Window], held: list[Held]) -> dict[str, set[Window]]:
+def losses(runs: dict[str, list[Run]], windows: list[Window], held: list[Held]) -> dict[str, set[Window]]:
     """Return the faults by which each message lost its worker."""
     by_process = defaultdict[str, list[Window]](list)
     for window in sorted(windows, key=lambda window: window.begin):

@@ -11,7 +11,7 @@ from campaign.checker import Verdict
 _SHOWN = 40
 _HEAD = (
     "| scenario | messages | faults | lost | flushed | again, explained | unexplained | stranded | results twice "
-    "| dead | recovery |\n|---|---|---|---|---|---|---|---|---|---|---|"
+    "| dead | recovery | slowest message |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 _BOUNDS_HEAD = (
     "| scenario | fault | faults | measured | worst alone | worst beside others | bound | verdict |\n"
@@ -56,10 +56,11 @@ class Report:
             kinds += f"{v.hostile:,} hostile entries" if v.hostile else ""
             cells = [
                 name, f"{v.messages:,}", kinds or "-", len(v.lost), v.flushed, v.explained,
-                len(v.unexplained), len(v.stranded), len(v.results_twice), v.dead, f"{v.recovery_s:.1f} s",
+                len(v.unexplained), len(v.stranded), len(v.results_twice), v.dead,
+                f"{v.recovery_s:.1f} s", f"{v.slowest_s:.1f} s",
             ]  # fmt: skip
             rows.append("| " + " | ".join(map(str, cells)) + " |")
-        rows += [f"| {name} | skipped: {why} | | | | | | | | | |" for name, why in self.skipped.items()]
+        rows += [f"| {name} | skipped: {why} | | | | | | | | | | |" for name, why in self.skipped.items()]
         return "\n".join(rows)
 
     def bounds(self) -> str:

@@ -146,8 +146,10 @@ def test_what_a_worker_had_in_hand_must_come_to_another_in_a_lease_and_a_sweep(f
 def test_what_is_in_the_hands_of_the_next_worker_that_dies_had_come_to_it(folder: Path) -> None:
     killed_at_10(folder, 20.0, Window("kill", "worker-2", 15.0, 15.0, "all"))
     held(folder, Held("worker-0", 10.1, ["1"]), Held("worker-2", 15.1, ["1"]))
-    found = verdict_of(folder, _BOUNDS).recoveries["kill"]
-    assert (found.measured, found.alone_s, found.verdict) == (2, pytest.approx(5.0), "kept")
+    found = verdict_of(folder, _BOUNDS)
+    kill = found.recoveries["kill"]
+    assert (kill.measured, kill.alone_s, kill.verdict) == (2, pytest.approx(5.0), "kept")
+    assert found.slowest_s == pytest.approx(10.0), "each was in time, and the message has waited for both"
 
 
 @pytest.mark.parametrize(
