@@ -218,7 +218,7 @@ class TaskIntake:
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            self._wait_in(books, entry_id, self._unburied.note(books.stream, entry_id))
+            self._wait_in(books, [entry_id], self._unburied.note(books.stream, entry_id))
         else:
             self._unburied.forget(entry_id)
 
@@ -241,6 +241,7 @@ class TaskIntake:
 
     def _accept_again(self, books: LaneBooks, claims: Sequence[Claim], keeps_apart: bool) -> list[HeldTask]:
         found: list[HeldTask] = []
+        postponed: list[str] = []
         last = [claim.id for claim in claims if claim.attempts >= self._max_retry]
         suspected = books.suspected(last) if keeps_apart else set()
         for claim in claims:
@@ -253,11 +254,13 @@ class TaskIntake:
             # The last run of a task whose workers died has no neighbours: one of them may be what they died of.
             is_last = claim.id in suspected
             if keeps_apart and (self._alone is not None or (is_last and (found or len(self._held)))):
-                self._postpone(books, held)
+                postponed.append(claim.id)
                 continue
             if is_last:
                 self._alone = held
             found.append(held)
+        if postponed:
+            self._postpone(books, postponed)
         return self._begin(books, claims, found)
 
     def _begin(self, books: LaneBooks, claims: Sequence[Claim], found: list[HeldTask]) -> list[HeldTask]:
@@ -274,15 +277,16 @@ class TaskIntake:
         self._held.add(ours)
         return ours
 
-    def _postpone(self, books: LaneBooks, held: HeldTask) -> None:
-        self._wait_in(books, held.entry_id, int(_APART_S * 1000))
+    def _postpone(self, books: LaneBooks, entry_ids: Sequence[str]) -> None:
+        self._wait_in(books, entry_ids, int(_APART_S * 1000))
         if time.monotonic() > self._drains_until_s + _DRAIN_EVERY_S - _DRAIN_S:
             self._drains_until_s = time.monotonic() + _DRAIN_S
 
-    def _wait_in(self, books: LaneBooks, entry_id: str, delay_ms: int) -> None:
+    def _wait_in(self, books: LaneBooks, entry_ids: Sequence[str], delay_ms: int) -> None:
         # Not begun yet, so its counts are those of its earlier runs and stay.
         key, at = books.retries, int(time.time() * 1000) + delay_ms
-        self._client.call(key, "ZADD", key, at, entry_id, repeat=Repeat.IDEMPOTENT)
+        command: Command = ("ZADD", key, *(part for entry_id in entry_ids for part in (at, entry_id)))
+        self._client.call(key, *command, repeat=Repeat.IDEMPOTENT)
         self._note_due(books.lane, delay_ms)
 
     def _sweep(self, lanes: Sequence[LaneBooks], keeps_apart: bool) -> list[HeldTask]:
