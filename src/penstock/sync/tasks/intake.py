@@ -32,7 +32,7 @@ _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
 _SUSPECTS = 16  # taken at once: should one kill the worker, all that it has wait for another lease
 _SECOND_S = 1.0  # how soon a second entry of a task in hand is looked at again
-_DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
+_DRAIN_S, _DRAIN_SHARE = 5.0, 7  # for so long nothing else is taken so that it can, and of all time one part in so many
 _TRIES = 3
 _PASSING_S = 30.0  # for so long a pop passes over what it cannot do before it says that there is nothing
 
@@ -57,7 +57,8 @@ class TaskIntake:
         self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
         self._reads = BlockingReads(client, keys.index, self._doubts)
         self._alone: HeldTask | None = None  # a task in hand that must have no neighbours
-        self._drains_until_s = 0.0
+        self._drains_for: Lane | None = None  # where a task waits until nothing else is in hand
+        self._drain_began_s = self._next_drain_s = 0.0
         self._unburied = Unburied(logger)
         self._due_lanes: list[str] = []  # for which scheduled tasks were due lately
 
@@ -87,7 +88,10 @@ class TaskIntake:
         if self._alone is not None and self._held.get(self._alone.task.id) is self._alone:
             return True
         self._alone = None
-        return len(self._held) > 0 and time.monotonic() < self._drains_until_s
+        if self._drains_for is not None and time.monotonic() - self._drain_began_s > _DRAIN_S:
+            self._end_drain()
+        # Also in the moment between the end of the others and its turn: what is read then would be its neighbour.
+        return self._drains_for is not None and (len(self._held) > 0 or not self._is_due(self._drains_for))
 
     def _persist(
         self, count: int, provides: Collection[str] | None, kinds: Collection[str] | None, keeps_apart: bool
@@ -261,6 +265,8 @@ class TaskIntake:
             found.append(held)
         if postponed:
             self._postpone(books, postponed)
+        elif self._drains_for == books.lane:
+            self._end_drain()  # it is in hand, or with another worker
         return self._begin(books, claims, found)
 
     def _begin(self, books: LaneBooks, claims: Sequence[Claim], found: list[HeldTask]) -> list[HeldTask]:
@@ -279,8 +285,12 @@ class TaskIntake:
 
     def _postpone(self, books: LaneBooks, entry_ids: Sequence[str]) -> None:
         self._wait_in(books, entry_ids, int(_APART_S * 1000))
-        if time.monotonic() > self._drains_until_s + _DRAIN_EVERY_S - _DRAIN_S:
-            self._drains_until_s = time.monotonic() + _DRAIN_S
+        if self._drains_for is None and time.monotonic() >= self._next_drain_s:
+            self._drains_for, self._drain_began_s = books.lane, time.monotonic()
+
+    def _end_drain(self) -> None:
+        now = time.monotonic()
+        self._drains_for, self._next_drain_s = None, now + (_DRAIN_SHARE - 1) * (now - self._drain_began_s)
 
     def _wait_in(self, books: LaneBooks, entry_ids: Sequence[str], delay_ms: int) -> None:
         # Not begun yet, so its counts are those of its earlier runs and stay.
