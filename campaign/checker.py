@@ -118,7 +118,7 @@ def judge(folder: Path, state: State, crashes: list[str], bounds: Bounds | None 
     if state.is_steady:
         hits = losses(runs, windows, _held(folder))
         verdict.slowest_s = longest_wait_s(runs, hits)
-        felt = [*felt_by_all(confirmed, ended, windows), *felt_by_held(runs, hits)]
+        felt = [*felt_by_all(confirmed, ended, runs, windows), *felt_by_held(runs, hits)]
         started = {line.process: line.at for line in lines(folder, "worker") if line.what == "started"}
         verdict.recoveries, verdict.late = against_bounds(felt, windows, Presence(started, windows), bounds or Bounds())
     poisonous = {line.message for line in lines(folder, "worker") if line.what == "dying"}

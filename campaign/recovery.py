@@ -7,7 +7,7 @@ failover_*             the same from the moment when another master is in place
 others on everybody    from their begin until a message published since was handled
 
 A fault that hits everybody while another one is felt may make that longer by its own time and OTHERS_S; so does the
-time in which no worker ran that could take over.
+time in which no worker ran that could take over. What is published behind a backlog waits for that, fault or not.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import median
 
 from campaign.journal import NO_FAULTS, Held, Run, Window
 
@@ -27,6 +28,8 @@ OTHERS_S = 1.0
 """What a fault on everybody may cost beyond its own time: the time-out of a socket, or a new connection."""
 _SERVER_S, _FAILOVER_S = 2.0, 3.0
 _NOTICED_S = 0.5
+_LATELY = 20
+_BACKLOG_S = 0.5  # less is the way of a message through busy processes
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Felt:
     begin: float
     end: float
     message: str
+    backlog_s: float = 0.0
+    """How old the messages were that were being handled when it began: it may be felt for so much longer."""
 
 
 @dataclass
@@ -122,19 +127,27 @@ def _without(begin: float, end: float, gaps: list[Window]) -> Iterator[tuple[flo
         yield begin, end
 
 
-def felt_by_all(confirmed: dict[str, float], ended: dict[str, float], windows: list[Window]) -> Iterator[Felt]:
+def felt_by_all(
+    confirmed: dict[str, float], ended: dict[str, float], runs: dict[str, list[Run]], windows: list[Window]
+) -> Iterator[Felt]:
     """Yield what faults on everybody did to the messages that were published after them."""
     pairs = sorted((at, ended[n], n) for n, at in confirmed.items() if n in ended)
     published = [at for at, _, _ in pairs]
     first = list(accumulate(((end, n) for _, end, n in reversed(pairs)), min))[::-1]  # of these and all later ones
+    firsts = ((min(run.begin for run in of), n) for n, of in runs.items() if n in confirmed)
+    begun = sorted((begin, begin - confirmed[n]) for begin, n in firsts)
     for window in windows:
         if window.target != "*" or window.kind in NO_FAULTS:
             continue
+        last = bisect_right(begun, (window.begin, float("inf")))
+        ages = [age for _, age in begun[max(0, last - _LATELY) : last]]
+        backlog_s = median(ages) if ages else 0.0
         since = window.promoted or (window.end if window.kind == "server_kill" else window.begin)
         place = bisect_right(published, since)
         if place < len(pairs):
             end, message = first[place]
-            yield Felt(window, window.begin if window.kind == "cluster_kill" else since, end, message)
+            begin = window.begin if window.kind == "cluster_kill" else since
+            yield Felt(window, begin, end, message, backlog_s if backlog_s > _BACKLOG_S else 0.0)
 
 
 def longest_wait_s(runs: dict[str, list[Run]], hits: dict[str, set[Window]]) -> float:
@@ -199,6 +212,7 @@ def against_bounds(
             for other in on_all
             if other is not one.window and other.kind not in NO_FAULTS and _meet(other, one)
         )
+        extra_s += one.backlog_s
         if one.window.kind in LOSSES:
             extra_s += presence.absent_s(min(one.begin + bounds.lease_s, one.end), one.end)
         kind.measured += 1

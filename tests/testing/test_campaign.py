@@ -166,6 +166,14 @@ def test_another_fault_allows_for_what_it_costs_itself(folder: Path, window: Win
     assert killed_at_10(folder, 10.0 + _BOUND_S + extra_s + 0.1, window).broken == 1
 
 
+def test_what_waited_before_a_fault_is_not_its_doing(folder: Path) -> None:
+    wrote(folder, "producer-0", *(f"confirmed {n} {n}.0" for n in range(1, 9)))
+    wrote(folder, "worker-0", *(f"{what} {n} {n + 4}.0" for n in range(1, 9) for what in ("begin", "end")))
+    broke(folder, Window("server_kill", "*", 7.2, 7.4, "none"))
+    found = verdict_of(folder).recoveries["server_kill"]
+    assert (found.alone_s, found.beside_s, found.verdict) == (0.0, pytest.approx(4.6), "kept")
+
+
 def test_the_time_until_a_worker_has_started_is_allowed_for(folder: Path) -> None:
     found = killed_at_10(folder, 16.0, started=15.0)
     assert (found.alone_s, found.beside_s, found.verdict) == (0.0, pytest.approx(6.0), "kept")
