@@ -11,7 +11,7 @@ out that others had its messages; else by what happened to the run before it:
 * it failed, because its message ordered that;
 * its process was killed, or cut off for longer than 0.7 leases (frozen, mute, the server away), while it ran, or within
   SETTLING_S before it began, so that it had lost the message and not found out, or within SETTLING_S after it ended,
-  before its acknowledgement may have been made;
+  before its acknowledgement may have been made (time in which the process was frozen does not count);
 * its process was told to stop, or crashed, and it had not ended;
 * it ran while a failover or a jump of the server's clock may have undone its acknowledgement.
 
@@ -21,40 +21,27 @@ Lost replies, resets, half replies, short pauses, restarts and busy processors e
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from campaign.journal import lines
+from campaign.journal import FAULTS_FILE, HELD_FILE, NO_FAULTS, Held, Run, Window, lines
+from campaign.recovery import (
+    Bounds,
+    KindOfRecovery,
+    Presence,
+    against_bounds,
+    felt_by_all,
+    felt_by_held,
+    longest_wait_s,
+    losses,
+)
 
 SETTLING_S = 2.0
 _FLUSH_SLACK_S = 0.5  # a push that the server executed before the FLUSHALL may be journalled after it
 _DYING_S = 1.0
-FAULTS_FILE = "faults.jsonl"
-
-
-@dataclass(frozen=True)
-class Window:
-    """When a fault held, whom it hit (`*`: everybody), and which runs it explains: `all`, `unended` or `none`."""
-
-    kind: str
-    target: str
-    begin: float
-    end: float
-    explains: str
-
-
-@dataclass
-class Run:
-    """One run of a handler."""
-
-    process: str
-    begin: float
-    end: float | None = None
-    has_failed: bool = False
 
 
 @dataclass
@@ -65,6 +52,8 @@ class State:
     dead: Counter[str] = field(default_factory=Counter)
     results: Counter[str] = field(default_factory=Counter)
     is_result_due: bool = False
+    saved: Counter[str] | None = None
+    """Results in the back-end, where there is one."""
     is_steady: bool = True
     """Whether messages come all the time, so that the next one shows how long a fault lasted."""
 
@@ -89,19 +78,27 @@ class Verdict:
     crashes: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
-    recovery_s: float = 0.0
+    recoveries: dict[str, KindOfRecovery] = field(default_factory=dict)
+    late: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+    """How long a message waited that lost one worker after the other."""
 
     @property
     def is_clean(self) -> bool:
         """Whether every promise was kept."""
         broken = (self.lost, self.unexplained, self.stranded, self.innocent, self.results_twice, self.results_missing)
-        return not any((*broken, self.crashes, self.complaints))
+        return not any((*broken, self.crashes, self.complaints, self.late))
+
+    @property
+    def recovery_s(self) -> float:
+        """The longest of all."""
+        return max((kind.worst_s for kind in self.recoveries.values()), default=0.0)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def judge(folder: Path, state: State, crashes: list[str]) -> Verdict:
+def judge(folder: Path, state: State, crashes: list[str], bounds: Bounds | None = None) -> Verdict:
     """Return what the journals of a folder and the state say."""
     confirmed, unknown = _published(folder)
     runs, windows = _runs(folder)
@@ -110,7 +107,7 @@ def judge(folder: Path, state: State, crashes: list[str]) -> Verdict:
     verdict = Verdict(
         messages=len(confirmed), handled=len(ended), dead=len(state.dead), crashes=crashes,
         unknown=len(unknown - set(confirmed)), stranded=sorted(state.queued),
-        faults=dict(Counter(window.kind for window in windows if window.kind != "stall")),
+        faults=dict(Counter(window.kind for window in windows if window.kind not in NO_FAULTS)),
     )  # fmt: skip
     missing = set(confirmed) - set(ended) - set(state.dead) - state.queued
     flushes = [window.end + _FLUSH_SLACK_S for window in windows if window.kind == "flushall"]
@@ -119,12 +116,18 @@ def judge(folder: Path, state: State, crashes: list[str]) -> Verdict:
     for n, of in runs.items():
         _judge_runs(n, sorted(of, key=lambda run: run.begin), windows, verdict)
     if state.is_steady:
-        verdict.recovery_s = max(verdict.recovery_s, _longest_recovery(confirmed, ended, windows))
+        hits = losses(runs, windows, _held(folder))
+        verdict.slowest_s = longest_wait_s(runs, hits)
+        felt = [*felt_by_all(confirmed, ended, runs, windows), *felt_by_held(runs, hits)]
+        started = {line.process: line.at for line in lines(folder, "worker") if line.what == "started"}
+        verdict.recoveries, verdict.late = against_bounds(felt, windows, Presence(started, windows), bounds or Bounds())
     poisonous = {line.message for line in lines(folder, "worker") if line.what == "dying"}
     verdict.innocent = sorted(f"{n}, after {len(runs[n])} runs" for n in state.dead if n not in poisonous)
-    verdict.results_twice = sorted(n for n, count in state.results.items() if count > 1)
+    stores = [state.results] if state.saved is None else [state.results, state.saved]
+    verdict.results_twice = sorted({n for store in stores for n, count in store.items() if count > 1})
     if state.is_result_due:
-        verdict.results_missing = sorted(set(ended) & set(confirmed) - set(state.results) - set(state.dead))
+        due = set(ended) & set(confirmed) - set(state.dead)
+        verdict.results_missing = sorted({n for store in stores for n in due if n not in store})
     return verdict
 
 
@@ -159,16 +162,20 @@ def _runs(folder: Path) -> tuple[dict[str, list[Run]], list[Window]]:
     return found, deaths
 
 
-def _fault_lines(folder: Path) -> list[str]:
-    path = folder / FAULTS_FILE
+def _fault_lines(folder: Path, name: str = FAULTS_FILE) -> list[str]:
+    path = folder / name
     return path.read_text().splitlines() if path.exists() else []
+
+
+def _held(folder: Path) -> list[Held]:
+    return [Held(**json.loads(line)) for line in _fault_lines(folder, HELD_FILE)]
 
 
 def _judge_runs(n: str, runs: list[Run], windows: list[Window], verdict: Verdict) -> None:
     for before, after in pairwise(runs):
         if before.has_failed:
             continue
-        cause = next((w for w in windows if _explains(w, before) or _has_just_ended(w, after)), None)
+        cause = next((w for w in windows if _explains(w, before, windows) or _has_just_ended(w, after)), None)
         if cause is None:
             verdict.unexplained.append(
                 f"{n}: {before.process} from {before.begin:.3f} to {before.end or 0:.3f}, "
@@ -176,35 +183,27 @@ def _judge_runs(n: str, runs: list[Run], windows: list[Window], verdict: Verdict
             )
             continue
         verdict.explained += 1
-        if after.end is not None:
-            verdict.recovery_s = max(verdict.recovery_s, after.end - max(cause.begin, before.begin))
 
 
-def _explains(window: Window, run: Run) -> bool:
+def _explains(window: Window, run: Run, windows: list[Window]) -> bool:
     if window.explains == "none" or window.target not in {"*", run.process}:
         return False
     if window.explains == "unended":
         return run.end is None
-    last = float("inf") if run.end is None else run.end + SETTLING_S
-    return window.begin <= last and window.end + SETTLING_S >= run.begin
+    if window.end + SETTLING_S < run.begin:
+        return False
+    return (
+        run.end is None or window.begin - _asleep_s(run.process, run.end, window.begin, windows) <= run.end + SETTLING_S
+    )
+
+
+def _asleep_s(process: str, begin: float, end: float, windows: list[Window]) -> float:
+    """Return for how long a process was frozen between two moments: it could acknowledge nothing."""
+    asleep = [window for window in windows if window.target == process and window.kind in {"nap", "freeze"}]
+    return sum(max(0.0, min(window.end, end) - max(window.begin, begin)) for window in asleep)
 
 
 def _has_just_ended(window: Window, run: Run) -> bool:
     if window.explains != "all" or window.target not in {"*", run.process}:
         return False
     return window.begin <= run.begin <= window.end + SETTLING_S
-
-
-def _longest_recovery(confirmed: dict[str, float], ended: dict[str, float], windows: list[Window]) -> float:
-    """Return the longest time from the begin of a fault until a message that was published since had been handled."""
-    pairs = sorted((at, ended[n]) for n, at in confirmed.items() if n in ended)
-    published = [at for at, _ in pairs]
-    first_end = list(accumulate((end for _, end in reversed(pairs)), min))[::-1]  # of these and all later ones
-    longest = 0.0
-    for window in windows:
-        if window.kind == "stall":
-            continue  # the campaign itself stood still: nothing was broken
-        place = bisect_right(published, window.begin)
-        if place < len(pairs):
-            longest = max(longest, first_end[place] - window.begin)
-    return longest

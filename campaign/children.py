@@ -37,6 +37,10 @@ class Child:
         self.is_frozen = False
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def code(self) -> int | None:
         """The exit code, negative for a signal; None while it lives."""
         return self._process.poll()

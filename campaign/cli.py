@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"Journals and logs: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    print(f"\n{report.table()}\n")
+    print(f"\n{report.table()}\n\n{report.bounds()}\n")
     if report.failures():
         print(report.failures() + "\n")
     print(f"Report: {report.write(RESULTS)}")

@@ -31,9 +31,11 @@ while True: pass
 def kill(stage: Stage) -> None:
     """SIGKILL a worker."""
     for child in stage.chance.sample(stage.live(), min(1, len(stage.live()))):
+        began = time.time()
         child.end(signal.SIGKILL)
         child.wait()
-        stage.note("kill", child.name, explains="all")
+        stage.note("kill", child.name, began, time.time(), explains="all")
+        stage.note_held(child)
 
 
 def freeze(stage: Stage) -> None:
@@ -51,6 +53,8 @@ def _freeze(stage: Stage, kind: str, leases: float) -> None:
         return
     child, began = stage.chance.choice(stage.live()), time.time()
     child.freeze()
+    if kind == "freeze":
+        stage.note_held(child)
 
     def thaw() -> None:
         child.thaw()
@@ -229,6 +233,7 @@ def fail_over(stage: Stage) -> None:
     else:
         os.kill(master.pid, signal.SIGSTOP)
     _wait_until(stage, lambda: group.master() is not master)
+    promoted = time.time()
     if is_kill:
         master.start()
     else:
@@ -236,7 +241,7 @@ def fail_over(stage: Stage) -> None:
         os.kill(master.pid, signal.SIGCONT)
     _wait_until(stage, lambda: _follows_another(master))
     # Acknowledgements that had not reached the new master are undone.
-    stage.note("failover_kill" if is_kill else "failover_freeze", "*", began, time.time(), "all")
+    stage.note("failover_kill" if is_kill else "failover_freeze", "*", began, time.time(), "all", promoted)
 
 
 def _follows_another(old: EmbeddedServer) -> bool:
@@ -254,9 +259,10 @@ def cluster_kill(stage: Stage) -> None:
     victim = cluster.owner(stage.stream)
     victim.kill()
     _wait_until(stage, lambda: cluster.owner(stage.stream) not in {victim, None})
+    promoted = time.time()
     victim.start()
     _wait_until(stage, lambda: _follows_another(victim))
-    stage.note("cluster_kill", "*", began, time.time(), "all")
+    stage.note("cluster_kill", "*", began, time.time(), "all", promoted)
 
 
 def slot_migration(stage: Stage) -> None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 SUFFIX = ".journal"
+FAULTS_FILE, HELD_FILE = "faults.jsonl", "held.jsonl"
+NO_FAULTS = frozenset({"stall", "busy"})
+"""What is noted beside the faults: the whole machine stood still, or others had it."""
 
 
 class Line(NamedTuple):
@@ -21,6 +25,38 @@ class Line(NamedTuple):
     what: str
     message: str
     at: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """When a fault held, whom it hit (`*`: everybody), and which runs it explains: `all`, `unended` or `none`."""
+
+    kind: str
+    target: str
+    begin: float
+    end: float
+    explains: str
+    promoted: float = 0.0
+    """When a failover had another server in place; 0.0 = this is none."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a worker had in hand when it died or was frozen."""
+
+    process: str
+    at: float
+    messages: list[str]
+
+
+@dataclass
+class Run:
+    """One run of a handler."""
+
+    process: str
+    begin: float
+    end: float | None = None
+    has_failed: bool = False
 
 
 class Journal:

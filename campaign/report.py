@@ -10,9 +10,14 @@ from campaign.checker import Verdict
 
 _SHOWN = 40
 _HEAD = (
-    "| scenario | messages | faults | lost | flushed | again, explained | unexplained | stranded | dead | recovery |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
+    "| scenario | messages | faults | lost | flushed | again, explained | unexplained | stranded | results twice "
+    "| dead | recovery | slowest message |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
+_BOUNDS_HEAD = (
+    "| scenario | fault | faults | measured | worst alone | worst beside others | bound | verdict |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+_COUNTED = ("lost", "unexplained", "stranded", "results_twice", "late")
 
 
 @dataclass
@@ -33,13 +38,14 @@ class Report:
     def last_line(self) -> str:
         """Return the whole campaign in one line."""
         found = list(self.verdicts.values())
-        lost, stranded = (sum(len(getattr(v, name)) for v in found) for name in ("lost", "stranded"))
-        unexplained = sum(len(v.unexplained) + len(v.results_twice) for v in found)
+        counts = [sum(len(getattr(v, name)) for v in found) for name in _COUNTED]
+        lost, unexplained, stranded, twice, late = counts
         worst = max((v.recovery_s for v in found), default=0.0)
         messages, faults = sum(v.messages for v in found), sum(sum(v.faults.values()) for v in found)
         return (
-            f"{lost} lost / {unexplained} unexplained duplicates / {stranded} stranded / {worst:.1f} s worst recovery "
-            f"over {messages:,} messages and {faults:,} faults, seed {self.seed}"
+            f"{lost} lost / {unexplained} unexplained duplicates / {stranded} stranded / {twice} results twice / "
+            f"{late} bounds broken, worst recovery {worst:.1f} s / "
+            f"{messages:,} messages, {faults:,} faults, seed {self.seed}"
         )
 
     def table(self) -> str:
@@ -50,10 +56,24 @@ class Report:
             kinds += f"{v.hostile:,} hostile entries" if v.hostile else ""
             cells = [
                 name, f"{v.messages:,}", kinds or "-", len(v.lost), v.flushed, v.explained,
-                len(v.unexplained) + len(v.results_twice), len(v.stranded), v.dead, f"{v.recovery_s:.1f} s",
+                len(v.unexplained), len(v.stranded), len(v.results_twice), v.dead,
+                f"{v.recovery_s:.1f} s", f"{v.slowest_s:.1f} s",
             ]  # fmt: skip
             rows.append("| " + " | ".join(map(str, cells)) + " |")
-        rows += [f"| {name} | skipped: {why} | | | | | | | | |" for name, why in self.skipped.items()]
+        rows += [f"| {name} | skipped: {why} | | | | | | | | | | |" for name, why in self.skipped.items()]
+        return "\n".join(rows)
+
+    def bounds(self) -> str:
+        """Return how long each kind of fault was felt, as a Markdown table."""
+        rows = [_BOUNDS_HEAD]
+        for name, verdict in self.verdicts.items():
+            for kind, found in verdict.recoveries.items():
+                bound = "-" if found.bound_s is None else f"{found.bound_s:.1f} s"
+                cells = [
+                    name, kind, found.faults, found.measured, f"{found.alone_s:.1f} s", f"{found.beside_s:.1f} s",
+                    bound, found.verdict,
+                ]  # fmt: skip
+                rows.append("| " + " | ".join(map(str, cells)) + " |")
         return "\n".join(rows)
 
     def failures(self) -> str:
@@ -68,6 +88,7 @@ class Report:
                 "unexplained",
                 "stranded",
                 "innocent",
+                "late",
                 "results_twice",
                 "results_missing",
                 "crashes",
@@ -87,5 +108,7 @@ class Report:
         (folder / "report.json").write_text(json.dumps(facts, indent=1))
         path = folder / "report.md"
         failures = f"\n```\n{self.failures()}\n```\n" if self.failures() else ""
-        path.write_text(f"# Campaign, seed {self.seed}\n\n{self.table()}\n{failures}\n{self.last_line()}\n")
+        path.write_text(
+            f"# Campaign, seed {self.seed}\n\n{self.table()}\n\n{self.bounds()}\n{failures}\n{self.last_line()}\n"
+        )
         return path

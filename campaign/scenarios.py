@@ -12,6 +12,7 @@ import redis
 from campaign import faults, hostile, state
 from campaign.checker import State, Verdict
 from campaign.journal import Journal, lines
+from campaign.recovery import Bounds
 from campaign.servers import ReplicatedCluster, missing_faketime, missing_java, server_with_a_clock
 from campaign.stage import Stage
 from penstock.redis.embedded import EmbeddedServer
@@ -47,6 +48,12 @@ def _server(**settings: object) -> EmbeddedServer:
         raise Missing(str(error)) from error
 
 
+def _hold(stage: Stage, sweep: float, group: str = "workers") -> None:
+    """Have the stage ask who holds what; `sweep` is how often a worker looks for dead ones, in leases."""
+    stage.bounds = Bounds(stage.lease_s, sweep * stage.lease_s)
+    stage.holding = lambda pid: state.held_by(stage.raw, stage.stream, group, pid)
+
+
 def _crew(stage: Stage, part: str, asyncs: int = 2, syncs: int = 2, **job: object) -> None:
     for half in ["async"] * asyncs + ["sync"] * syncs:
         stage.worker(part, half, **job)
@@ -66,6 +73,7 @@ def streams(stage: Stage) -> Verdict:
     stage.serve(_server())
     stage.publish("streams", "async", "sync", poison=_POISON / stage.messages)
     _crew(stage, "streams", max_deliveries=5)
+    _hold(stage, 1 / 2)
     stage.play([faults.kill, faults.freeze, faults.nap, faults.term])
     return _judge_stream(stage)
 
@@ -117,6 +125,7 @@ def clock(stage: Stage) -> Verdict:
     stage.serve(stage.resources.enter_context(server_with_a_clock(stage.extra["clock"])))
     stage.publish("streams", "async", "sync")
     _crew(stage, "streams")
+    _hold(stage, 1 / 2)
     stage.play([faults.clock_jump, faults.kill], (2.0, 4.0))
     # What failed while the clock was an hour ahead is due in an hour: have that hour pass.
     began = time.time()
@@ -156,6 +165,7 @@ def queue(stage: Stage) -> Verdict:
     stage.serve(_server(), through_proxy=True)
     stage.publish("queue", "sync", "sync", "sync", "sync", poison=_POISON / stage.messages)
     _crew(stage, "queue", asyncs=3, syncs=3, max_deliveries=5)
+    _hold(stage, 1 / 10, "queue")
     stage.play(
         [faults.kill, faults.freeze, faults.nap, faults.term, faults.lost_reply, faults.half_reply, faults.reset]
     )
@@ -167,6 +177,8 @@ def tasks(stage: Stage) -> Verdict:
     stage.publish("tasks", "async", "async", poison=_POISON / stage.messages)
     for _ in range(3):
         stage.worker("tasks", results=str(stage.folder / "results"), max_deliveries=4)
+    _hold(stage, 1 / 4)
+    stage.holding = lambda pid: state.tasks_held_by(stage.raw, stage.stream, pid)
     stage.play(
         [faults.kill, faults.freeze, faults.nap, faults.term, faults.lost_reply, faults.half_reply, faults.reset]
     )
@@ -176,8 +188,13 @@ def tasks(stage: Stage) -> Verdict:
         waiting = stage.raw.hlen(f"{{{stage.stream}}}:bodies")
         return not waiting and all(state.is_quiet(stage.raw, lane, stage.stream) for lane in lanes)
 
+    def found() -> State:
+        held = state.of_tasks(stage.raw, stage.stream)
+        held.saved = state.saved_results(stage.folder / "results")
+        return held
+
     stage.drain(is_quiet)
-    return stage.verdict(lambda: state.of_tasks(stage.raw, stage.stream))
+    return stage.verdict(found)
 
 
 def cron(stage: Stage) -> Verdict:

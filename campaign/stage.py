@@ -14,8 +14,11 @@ from typing import Any
 
 import redis
 
-from campaign.checker import FAULTS_FILE, State, Verdict, Window, judge
+from campaign.checker import State, Verdict, judge
 from campaign.children import Child
+from campaign.journal import FAULTS_FILE, HELD_FILE, NO_FAULTS, Held, Window
+from campaign.machine import MachineWatch
+from campaign.recovery import Bounds
 from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import FaultProxy
 from penstock.testing.faults import Fault as ArmedFault
@@ -48,11 +51,17 @@ class Stage:
         self.url = ""
         self.stream = "orders"
         self.extra: dict[str, Any] = {}  # what else a fault or a verdict of this scenario needs
+        self.bounds = Bounds()
+        self.holding: Callable[[int], set[str]] | None = None
+        """Returns what a worker has in hand, by the id of its process."""
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._began = self._told = self._turn = time.monotonic()
         self._started = 0
         self._raw: Callable[[], Any] = self._plain
         folder.mkdir(parents=True, exist_ok=True)
+        watch = MachineWatch(lambda begin, end: self.note("busy", "*", begin, end))
+        watch.start()
+        self.resources.callback(watch.close)
 
     # --- what runs ----------------------------------------------------------------------------------
 
@@ -119,14 +128,26 @@ class Stage:
     # --- faults -------------------------------------------------------------------------------------
 
     def note(
-        self, kind: str, target: str = "*", begin: float | None = None, end: float | None = None, explains: str = "none"
-    ) -> None:
+        self, kind: str, target: str = "*", begin: float | None = None, end: float | None = None,
+        explains: str = "none", promoted: float = 0.0,
+    ) -> None:  # fmt: skip
         """Write a fault into the journal of faults."""
         now = time.time()
-        window = Window(kind, target, begin or now, end or begin or now, explains)
+        window = Window(kind, target, begin or now, end or begin or now, explains, promoted)
         with (self.folder / FAULTS_FILE).open("a") as file:
             file.write(json.dumps(asdict(window)) + "\n")
-        self.faults += kind != "stall"
+        self.faults += kind not in NO_FAULTS
+
+    def note_held(self, child: Child) -> None:
+        """Write down what a worker has in hand that was hit: that is what must come to another."""
+        if self.holding is None:
+            return
+        try:
+            held = Held(child.name, time.time(), sorted(self.holding(child.pid)))
+        except redis.RedisError:
+            return  # no stream yet
+        with (self.folder / HELD_FILE).open("a") as file:
+            file.write(json.dumps(asdict(held)) + "\n")
 
     def note_outage(self, kind: str, begin: float, target: str = "*", lasting_s: float = 0.0) -> None:
         """Note that somebody was cut off from `begin` to now: that explains something if it took most of a lease."""
@@ -140,8 +161,8 @@ class Stage:
     # --- the play -----------------------------------------------------------------------------------
 
     def play(self, faults: list[Callable[[Stage], None]], pause_s: tuple[float, float] = (0.3, 1.5)) -> None:
-        """Break one thing after the other until the time is over; then mend all of it."""
-        self.play_for(self.seconds, faults, pause_s, lambda: any(child.is_alive for child in self.producers))
+        """Break one thing after the other until all messages are published, in double the time at most."""
+        self.play_for(2 * self.seconds, faults, pause_s, lambda: any(child.is_alive for child in self.producers))
         self.finish_publishing()
 
     def finish_publishing(self) -> None:
@@ -233,7 +254,9 @@ class Stage:
     def _replace(self, child: Child) -> None:
         self.workers.remove(child)
         # A message may order the death of its worker; the journal has that.
-        if not child.is_expected_to_end and child.code != -signal.SIGKILL:
+        if not child.is_expected_to_end and child.code == -signal.SIGKILL:
+            self.note_held(child)
+        elif not child.is_expected_to_end:
             self.crashes.append(f"{child.name} ended by itself with {child.code}: {child.last_words()}")
             self.note("crash", child.name, explains="unended")
         if len(self.crashes) < 20:
@@ -255,7 +278,7 @@ class Stage:
         """Stop the workers and judge."""
         self._stop_workers()
         self._revive_server()
-        return judge(self.folder, state(), self.crashes)
+        return judge(self.folder, state(), self.crashes, self.bounds)
 
     def _stop_workers(self) -> None:
         for child in self.workers:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -13,6 +15,7 @@ from campaign.checker import State
 
 _NUMBER = re.compile(rb'"n": ?(\d+)')
 _PAGE = 5_000
+Fields = dict[bytes, bytes]
 
 
 def entries(raw: Any, stream: str, after: str = "-") -> Iterator[tuple[str, dict[bytes, bytes]]]:
@@ -57,6 +60,20 @@ def is_quiet(raw: Any, stream: str, group: str) -> bool:
     return not found[0]["pending"] and not raw.xrange(stream, "-" if last == "0-0" else f"({last}", "+", count=1)
 
 
+def held_by(raw: Any, stream: str, group: str, pid: int, number: Callable[[Fields], str] = number_of) -> set[str]:
+    """Return what a process has in hand; the consumers of Penstock have its id in their names."""
+    is_ours = re.compile(rf"_{pid:x}[0-9a-f]{{8}}(?![0-9a-f])")
+    ids: list[bytes] = []
+    for consumer in raw.xinfo_consumers(stream, group):
+        if consumer["pending"] and is_ours.search(consumer["name"].decode()):
+            rows = raw.xpending_range(stream, group, "-", "+", _PAGE, consumername=consumer["name"])
+            ids += [row["message_id"] for row in rows]
+    with raw.pipeline(transaction=False) as pipeline:
+        for entry_id in ids:
+            pipeline.xrange(stream, entry_id, entry_id)
+        return {number(fields) for rows in pipeline.execute() for _, fields in rows}
+
+
 def of_stream(raw: Any, stream: str, group: str, dead: str) -> State:
     """Return the state of a stream, or of the stream of a queue."""
     state, waiting = State(), unsettled(raw, stream, group)
@@ -71,6 +88,11 @@ def of_stream(raw: Any, stream: str, group: str, dead: str) -> State:
 def lanes(raw: Any, name: str) -> list[str]:
     """Return the streams of a task queue."""
     return [key.decode() for key in raw.scan_iter(match=f"{name}.tasks*", count=1_000)]
+
+
+def tasks_held_by(raw: Any, name: str, pid: int) -> set[str]:
+    """Return the tasks that a worker has in hand."""
+    return set[str]().union(*(held_by(raw, lane, name, pid, _task) for lane in lanes(raw, name)))
 
 
 def of_tasks(raw: Any, name: str) -> State:
@@ -90,6 +112,11 @@ def of_tasks(raw: Any, name: str) -> State:
     for n in state.dead:
         state.results.pop(n, None)  # the error of a task that was given up is no second result
     return state
+
+
+def saved_results(root: Path) -> Counter[str]:
+    """Return how many files FSBackend has for each task: `<day>/<kind>-<id>.msgpack`."""
+    return Counter(path.stem.rpartition("-t-")[2] for path in root.glob("[0-9]*/*.msgpack"))
 
 
 def _task(fields: dict[bytes, bytes]) -> str:

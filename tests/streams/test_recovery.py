@@ -9,7 +9,7 @@ from penstock import DeadLetters, StreamClient, StreamConsumer, StreamMessage
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from tests.helpers.ageing import LEASE_MS, Ageing
-from tests.helpers.aio import Event, eventually, wait_for
+from tests.helpers.aio import Event, eventually, pause, wait_for
 from tests.streams.stage import (
     DEAD_LETTERS,
     GROUP,
@@ -104,6 +104,54 @@ async def test_a_process_that_comes_back_under_its_name_takes_its_messages_at_on
         await eventually(lambda: consumer.metrics().total_acked == 30)
     assert sorted(handler.seen) == list(range(30))
     assert sum(event.fields["count"] for event in of_kind(events, EventName.SWEPT)) == 30
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_consumer_takes_over_no_more_than_its_handlers_can_begin(
+    client: StreamClient, raw: redis.Redis, orphans: list[str]
+) -> None:
+    begun, may_go_on = [], Event()
+
+    async def handle(message: StreamMessage) -> None:
+        begun.append(message.data)
+        await wait_for(may_go_on)
+
+    expire(raw)
+    config = quick(recovery_interval_ms=20, concurrency=2)
+    consumer = StreamConsumer(client, STREAM, config, message_handler=handle)
+    async with running(consumer):
+        await eventually(lambda: len(begun) == 2)
+        await pause(0.2)  # nothing may happen, and nothing says when it would
+        left = raw.xpending_range(STREAM, GROUP, "-", "+", 100, consumername="dead")
+        may_go_on.set()
+        await eventually(lambda: consumer.metrics().total_acked == 30)
+    assert len(left) >= 30 - 2 * 2, "what waits behind a handler that kills the process waits for another lease"
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_nothing_else_runs_beside_the_last_run_of_a_message_whose_consumers_died(
+    client: StreamClient, raw: redis.Redis, orphans: list[str]
+) -> None:
+    now: set[int] = set()
+    beside: list[set[int]] = []
+
+    async def handle(message: StreamMessage) -> None:
+        now.add(message.data)
+        for _ in range(5):
+            await pause(0.002)
+            if 7 in now:
+                beside.append(now - {7})
+        now.discard(message.data)
+
+    expire(raw)
+    raw.xclaim(STREAM, GROUP, "dead", 0, [orphans[7]], idle=2 * LEASE_MS, retrycount=4, justid=True)
+    config = quick(recovery_interval_ms=20, concurrency=4, max_deliveries=5)
+    consumer = StreamConsumer(client, STREAM, config, message_handler=handle)
+    async with running(consumer):
+        await publish(client, range(100, 200))
+        await eventually(lambda: consumer.metrics().total_acked == 130)
+    assert beside
+    assert set[int]().union(*beside) == set(), "each of them might be what the consumers died of"
 
 
 # --- poison ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.sync import DeadLetters, StreamClient, StreamConsumer, StreamMessage
 from tests.helpers.ageing import LEASE_MS, Ageing
-from tests.helpers.threads import Event, eventually, wait_for
+from tests.helpers.threads import Event, eventually, pause, wait_for
 from tests.sync.stage import (
     DEAD_LETTERS,
     GROUP,
@@ -105,6 +105,54 @@ def test_a_process_that_comes_back_under_its_name_takes_its_messages_at_once(
         eventually(lambda: consumer.metrics().total_acked == 30)
     assert sorted(handler.seen) == list(range(30))
     assert sum(event.fields["count"] for event in of_kind(events, EventName.SWEPT)) == 30
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_consumer_takes_over_no_more_than_its_handlers_can_begin(
+    client: StreamClient, raw: redis.Redis, orphans: list[str]
+) -> None:
+    begun, may_go_on = [], Event()
+
+    def handle(message: StreamMessage) -> None:
+        begun.append(message.data)
+        wait_for(may_go_on)
+
+    expire(raw)
+    config = quick(recovery_interval_ms=20, concurrency=2)
+    consumer = StreamConsumer(client, STREAM, config, message_handler=handle)
+    with running(consumer):
+        eventually(lambda: len(begun) == 2)
+        pause(0.2)  # nothing may happen, and nothing says when it would
+        left = raw.xpending_range(STREAM, GROUP, "-", "+", 100, consumername="dead")
+        may_go_on.set()
+        eventually(lambda: consumer.metrics().total_acked == 30)
+    assert len(left) >= 30 - 2 * 2, "what waits behind a handler that kills the process waits for another lease"
+
+
+@pytest.mark.usefixtures("default_server")
+def test_nothing_else_runs_beside_the_last_run_of_a_message_whose_consumers_died(
+    client: StreamClient, raw: redis.Redis, orphans: list[str]
+) -> None:
+    now: set[int] = set()
+    beside: list[set[int]] = []
+
+    def handle(message: StreamMessage) -> None:
+        now.add(message.data)
+        for _ in range(5):
+            pause(0.002)
+            if 7 in now:
+                beside.append(now - {7})
+        now.discard(message.data)
+
+    expire(raw)
+    raw.xclaim(STREAM, GROUP, "dead", 0, [orphans[7]], idle=2 * LEASE_MS, retrycount=4, justid=True)
+    config = quick(recovery_interval_ms=20, concurrency=4, max_deliveries=5)
+    consumer = StreamConsumer(client, STREAM, config, message_handler=handle)
+    with running(consumer):
+        publish(client, range(100, 200))
+        eventually(lambda: consumer.metrics().total_acked == 130)
+    assert beside
+    assert set[int]().union(*beside) == set(), "each of them might be what the consumers died of"
 
 
 # --- poison ---------------------------------------------------------------------------------------

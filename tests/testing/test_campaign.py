@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from campaign import faults
-from campaign.checker import FAULTS_FILE, State, Verdict, Window, judge
+from campaign.checker import State, Verdict, judge
+from campaign.journal import FAULTS_FILE, HELD_FILE, Held, Window
+from campaign.machine import ours_s
+from campaign.recovery import OTHERS_S, REACTION_S, Bounds, KindOfRecovery
 from campaign.report import Report
 from campaign.scenarios import SCENARIOS
 
@@ -31,8 +37,12 @@ def broke(folder: Path, *windows: Window) -> None:
     (folder / FAULTS_FILE).write_text("".join(json.dumps(asdict(window)) + "\n" for window in windows))
 
 
-def verdict_of(folder: Path, **state: object) -> Verdict:
-    return judge(folder, State(**state), [])  # type: ignore[arg-type]
+def held(folder: Path, *records: Held) -> None:
+    (folder / HELD_FILE).write_text("".join(json.dumps(asdict(record)) + "\n" for record in records))
+
+
+def verdict_of(folder: Path, bounds: Bounds | None = None, **state: object) -> Verdict:
+    return judge(folder, State(**state), [], bounds)  # type: ignore[arg-type]
 
 
 def test_what_is_confirmed_must_be_handled_dead_or_queued(folder: Path) -> None:
@@ -85,11 +95,104 @@ def test_a_run_that_failed_or_killed_its_process_explains_the_next(folder: Path)
     assert found.recovery_s == pytest.approx(4.4)
 
 
-def test_recovery_is_the_time_until_something_published_since_was_handled(folder: Path) -> None:
+def test_the_time_that_a_process_slept_does_not_count_before_it_dies(folder: Path) -> None:
+    wrote(folder, "worker-0", "begin 1 10.0", "end 1 10.2")
+    wrote(folder, "worker-1", "begin 1 20.0", "end 1 20.2")
+    broke(folder, Window("nap", "worker-0", 10.3, 12.9, "none"), Window("kill", "worker-0", 13.0, 13.0, "all"))
+    assert (verdict_of(folder).explained, verdict_of(folder).unexplained) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("window", "recovery_s"),
+    [
+        (Window("reset", "*", 5.0, 5.0, "none"), 3.5),
+        (Window("server_kill", "*", 5.0, 6.5, "none"), 2.0),  # since the server is back
+        (Window("failover_kill", "*", 5.0, 20.0, "all", promoted=6.75), 1.75),  # since there is another master
+        (Window("cluster_kill", "*", 5.0, 20.0, "all", promoted=6.75), 3.5),
+    ],
+)
+def test_recovery_is_the_time_until_something_published_since_was_handled(
+    folder: Path, window: Window, recovery_s: float
+) -> None:
     wrote(folder, "producer-0", "confirmed 1 1.0", "confirmed 2 7.0", "confirmed 3 7.5")
     wrote(folder, "worker-0", "begin 1 6.0", "end 1 6.0", "begin 2 8.0", "end 2 9.0", "begin 3 8.0", "end 3 8.5")
-    broke(folder, Window("server_kill", "*", 5.0, 6.5, "none"))
-    assert verdict_of(folder).recovery_s == pytest.approx(3.5)
+    broke(folder, window)
+    assert verdict_of(folder).recovery_s == pytest.approx(recovery_s)
+
+
+_BOUNDS = Bounds(lease_s=3.0, sweep_s=1.5)
+_BOUND_S = 4.5 + REACTION_S
+
+
+def killed_at_10(folder: Path, handled_at: float, *windows: Window, started: float = 0.0) -> KindOfRecovery:
+    """Worker 0 dies with message 1 in hand, which it has not begun; worker 1 handles it."""
+    wrote(folder, "worker-0", "started worker 0.0")
+    wrote(folder, "worker-1", f"started worker {started}", f"begin 1 {handled_at}", f"end 1 {handled_at}")
+    broke(folder, Window("kill", "worker-0", 10.0, 10.0, "all"), *windows)
+    held(folder, Held("worker-0", 10.1, ["1"]))
+    return verdict_of(folder, _BOUNDS).recoveries["kill"]
+
+
+def test_what_a_worker_had_in_hand_must_come_to_another_in_a_lease_and_a_sweep(folder: Path) -> None:
+    found = killed_at_10(folder, 10.0 + _BOUND_S - 0.1)
+    assert (found.alone_s, found.bound_s, found.verdict) == (pytest.approx(_BOUND_S - 0.1), _BOUND_S, "kept")
+    assert verdict_of(folder, _BOUNDS).is_clean
+    found = killed_at_10(folder, 10.0 + _BOUND_S + 0.1)
+    assert (found.broken, found.verdict) == (1, "BROKEN, 1 times")
+    assert not verdict_of(folder, _BOUNDS).is_clean
+    assert "kill of worker-0" in verdict_of(folder, _BOUNDS).late[0]
+
+
+def test_what_is_in_the_hands_of_the_next_worker_that_dies_had_come_to_it(folder: Path) -> None:
+    killed_at_10(folder, 20.0, Window("kill", "worker-2", 15.0, 15.0, "all"))
+    held(folder, Held("worker-0", 10.1, ["1"]), Held("worker-2", 15.1, ["1"]))
+    found = verdict_of(folder, _BOUNDS)
+    kill = found.recoveries["kill"]
+    assert (kill.measured, kill.alone_s, kill.verdict) == (2, pytest.approx(5.0), "kept")
+    assert found.slowest_s == pytest.approx(10.0), "each was in time, and the message has waited for both"
+
+
+@pytest.mark.parametrize(
+    ("window", "extra_s"),
+    [
+        (Window("reset", "*", 12.0, 12.0, "none"), OTHERS_S),
+        (Window("client_pause", "*", 12.0, 13.0, "none"), 1.0 + OTHERS_S),
+        (Window("freeze", "worker-1", 12.0, 14.0, "all"), 1.0),  # nobody was there when the lease was over
+        (Window("kill", "worker-5", 12.0, 12.0, "all"), 0.0),  # others were
+    ],
+)
+def test_another_fault_allows_for_what_it_costs_itself(folder: Path, window: Window, extra_s: float) -> None:
+    assert killed_at_10(folder, 10.0 + _BOUND_S + extra_s - 0.1, window).broken == 0
+    assert killed_at_10(folder, 10.0 + _BOUND_S + extra_s + 0.1, window).broken == 1
+
+
+def test_what_waited_before_a_fault_is_not_its_doing(folder: Path) -> None:
+    wrote(folder, "producer-0", *(f"confirmed {n} {n}.0" for n in range(1, 9)))
+    wrote(folder, "worker-0", *(f"{what} {n} {n + 4}.0" for n in range(1, 9) for what in ("begin", "end")))
+    broke(folder, Window("server_kill", "*", 7.2, 7.4, "none"))
+    found = verdict_of(folder).recoveries["server_kill"]
+    assert (found.alone_s, found.beside_s, found.verdict) == (0.0, pytest.approx(4.6), "kept")
+
+
+def test_the_time_until_a_worker_has_started_is_allowed_for(folder: Path) -> None:
+    found = killed_at_10(folder, 16.0, started=15.0)
+    assert (found.alone_s, found.beside_s, found.verdict) == (0.0, pytest.approx(6.0), "kept")
+
+
+def test_a_bound_is_not_judged_while_other_programs_have_the_machine(folder: Path) -> None:
+    found = killed_at_10(folder, 30.0, Window("busy", "*", 12.0, 13.0, "none"))
+    assert (found.broken, found.starved) == (0, 1)
+    assert "others had the machine" in found.verdict
+    assert verdict_of(folder, _BOUNDS).is_clean
+    assert verdict_of(folder, _BOUNDS).faults == {"kill": 1}
+    assert killed_at_10(folder, 30.0, Window("busy", "*", 31.0, 32.0, "none")).broken == 1
+
+
+def test_what_the_campaign_starts_is_not_taken_for_other_programs() -> None:
+    before, children = ours_s(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True)
+    used_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - children.ru_utime
+    assert ours_s() - before >= used_s - 0.05  # both are counted in hundredths
 
 
 def test_a_campaign_that_stood_still_itself_is_no_fault_to_recover_from(folder: Path) -> None:
@@ -104,13 +207,19 @@ def test_two_results_of_one_task_and_a_missing_one_break_a_promise(folder: Path)
     wrote(folder, "worker-0", "begin 1 2.0", "end 1 2.0", "begin 2 2.0", "end 2 2.0")
     found = verdict_of(folder, results=Counter({"1": 2}), is_result_due=True)
     assert (found.results_twice, found.results_missing) == (["1"], ["2"])
+    found = verdict_of(folder, results=Counter("12"), saved=Counter({"2": 2}), is_result_due=True)
+    assert (found.results_twice, found.results_missing) == (["2"], ["1"])
 
 
 def test_the_last_line_says_it_all() -> None:
-    report = Report(7, verdicts={"a": Verdict(messages=1_000, lost=["1"], recovery_s=2.04, faults={"kill": 3})})
+    kill = KindOfRecovery(faults=3, measured=2, bound_s=1.5, alone_s=2.04, broken=1)
+    verdict = Verdict(messages=1_000, lost=["1"], late=["kill"], recoveries={"kill": kill}, faults={"kill": 3})
+    report = Report(7, verdicts={"a": verdict})
     assert report.last_line() == (
-        "1 lost / 0 unexplained duplicates / 0 stranded / 2.0 s worst recovery over 1,000 messages and 3 faults, seed 7"
+        "1 lost / 0 unexplained duplicates / 0 stranded / 0 results twice / 1 bounds broken, worst recovery 2.0 s / "
+        "1,000 messages, 3 faults, seed 7"
     )
+    assert "| a | kill | 3 | 2 | 2.0 s | 0.0 s | 1.5 s | BROKEN, 1 times |" in report.bounds()
     assert "--seed 7 --only a" in report.failures()
 
 

@@ -22,6 +22,7 @@ class Batch(msgspec.Struct, gc=False, eq=False):
     messages: list[StreamMessage]
     is_again: bool = False
     is_last_chance: bool = False
+    is_suspect: bool = False  # its last holder died, perhaps of it
 
 
 class Inbox:
@@ -33,6 +34,8 @@ class Inbox:
         self.held = Held()
         self._decode, self._is_last_chance = decode, is_last_chance
         self._again: deque[StreamMessage] = deque()
+        self._again_taken = Turnstile()
+        self.suspects: set[str] = set()  # those whose last holder died
         self._arrivals = Turnstile()
         self._room = Turnstile()
         self._low = 0
@@ -75,16 +78,27 @@ class Inbox:
         try:
             while len(taken) < limit:
                 message = self._again.popleft()
+                self._again_taken.call()
                 if self._is_last_chance(message):
                     if not taken:
-                        return Batch([message], is_again=True, is_last_chance=True)
+                        return Batch([message], is_again=True, is_last_chance=True, is_suspect=self._suspected(message))
                     self._again.appendleft(message)
                     self._arrivals.call()  # a worker that looked meanwhile has not seen it
                     break
+                self._suspected(message)
                 taken.append(message)
         except IndexError:
             pass
         return Batch(taken, is_again=True) if taken else None
+
+    def _suspected(self, message: StreamMessage) -> bool:
+        is_suspect = message.id in self.suspects
+        self.suspects.discard(message.id)
+        return is_suspect
+
+    async def wait_for_few_again(self, few: int) -> None:
+        """Wait until fewer than that wait to be handled once more, or the inbox is closed."""
+        await self._again_taken.wait_until(lambda: self._is_closed or len(self._again) < few)
 
     async def take(self, limit: int) -> Batch | None:
         """Wait for messages for one call; return None when the inbox is closed."""
@@ -115,8 +129,8 @@ class Inbox:
     def close(self) -> None:
         """Let workers and reader end."""
         self._is_closed = True
-        self._arrivals.call(1_000_000)
-        self._room.call(1_000_000)
+        for turnstile in (self._arrivals, self._room, self._again_taken):
+            turnstile.call(1_000_000)
 
     def reopen(self) -> None:
         """Take messages again."""
@@ -130,6 +144,7 @@ class Inbox:
     def empty(self) -> tuple[list[str], list[StreamMessage]]:
         """Let no worker take what waits: return the ids of the new messages, and the messages handed out again."""
         fresh, again = self.held.call_off(), _drained(self._again)
+        self.suspects.clear()
         return fresh, again
 
 

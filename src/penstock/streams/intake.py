@@ -194,6 +194,8 @@ class Intake:
                 self._is_exact = not has_stranded and pending == len(known)
                 if stranded:
                     claims, missing = await self._ledger.take(stranded, self.has_read)
+                    if not self.has_read:  # they are those of a process of this name that died
+                        self._inbox.suspects.update(claim.id for claim in claims)
                     taken = self.take_again(claims, missing)
                     if taken:
                         found += taken

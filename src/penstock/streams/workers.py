@@ -13,7 +13,7 @@ from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, P
 from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import Backoff, Bury, Limits, Reason, Retry, Verdict, after_failure, before_run
-from penstock.runtime.aio import Cancelled, Job, Lock, comes_from_outside
+from penstock.runtime.aio import Cancelled, Job, Lock, Turnstile, comes_from_outside, pause
 from penstock.streams.callables import Call
 from penstock.streams.inbox import Batch, Inbox
 from penstock.streams.ledger import Ledger, Parking
@@ -23,6 +23,8 @@ from penstock.streams.undertaker import Emit, Unburied, Undertaker
 
 logger = logging.getLogger("penstock.streams")
 _SETTLED = object()
+_PATIENCE_S = 5.0  # of a last run with handlers that it must not have beside it; nothing new begins meanwhile
+_GLANCE_S = 0.005
 ErrorHook = Callable[[BaseException, list[StreamMessage]], Awaitable[Any]]
 
 
@@ -33,10 +35,11 @@ class HandlerTimeout(PenstockError):
 class Slot:
     """What one worker does at the moment, so that others can interrupt exactly that."""
 
-    __slots__ = ("cause", "job", "messages", "started_s")
+    __slots__ = ("cause", "is_busy", "job", "messages", "started_s")
 
     def __init__(self) -> None:
         self.messages: list[StreamMessage] = []
+        self.is_busy = False
         self.started_s = 0.0
         self.job: Job | None = None
         self.cause: PenstockError | None = None
@@ -75,6 +78,8 @@ class Workers:
         self._unburied = Unburied(logger)
         self._chance = random.Random()
         self._alone = Lock()
+        self._is_one_alone = False  # a message that may have killed its holders is on its last run, or about to be
+        self._others = Turnstile()
         self.slots: list[Slot] = []
 
     async def work(self, persist: Callable[..., Awaitable[Any]]) -> None:
@@ -115,13 +120,37 @@ class Workers:
 
     async def handle(self, slot: Slot, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
         """Run the handler once and settle every message of the batch."""
-        if not batch.is_last_chance:
-            await self._run(slot, batch, persist)
+        if batch.is_last_chance:
+            # Should it take the process down, no other message may be on its last run or done and not yet acknowledged.
+            async with self._alone:
+                await self._run_last(slot, batch, persist)
             return
-        # Should it take the process down, no other message may be on its last run or done and not yet acknowledged.
-        async with self._alone:
+        try:
+            slot.is_busy = True  # before the look: of a last run and this one, one waits
+            while self._is_one_alone:
+                slot.is_busy = False
+                await self._others.wait_until(lambda: not self._is_one_alone)
+                slot.is_busy = True
+            await self._run(slot, batch, persist)
+        finally:
+            slot.is_busy = False
+
+    async def _run_last(self, slot: Slot, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
+        if batch.is_suspect:
+            # Nor may another one take it down: it would die with a neighbour, and its chances are used up.
+            self._is_one_alone = True
+        try:
+            deadline_s = time.monotonic() + _PATIENCE_S
+            while self._is_one_alone and self._is_any_busy() and time.monotonic() < deadline_s:
+                await pause(_GLANCE_S)
             await self._run(slot, batch, persist)
             await persist(self._settler.flush)
+        finally:
+            self._is_one_alone = False
+            self._others.call(len(self.slots))
+
+    def _is_any_busy(self) -> bool:
+        return any(slot.is_busy for slot in list(self.slots))
 
     async def _run(self, slot: Slot, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
         messages = batch.messages

@@ -160,6 +160,10 @@ class LaneBooks:
         args = [self.lane.name, self._group]
         return bool(await self._client.run("task_close_lane", keys, args, Repeat.IDEMPOTENT))
 
+    async def has_suspects(self) -> bool:
+        """Return whether any task of the lane was with a worker when it died."""
+        return bool(await self._client.call(self.stream, "EXISTS", self.suspects))
+
     async def suspected(self, entry_ids: Sequence[str]) -> set[str]:
         """Return those of the entries that were with a worker when it died."""
         if not entry_ids:

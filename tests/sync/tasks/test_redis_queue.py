@@ -180,6 +180,36 @@ def test_the_last_run_of_a_task_whose_workers_died_has_no_neighbours(
     assert {task.id for task in found} <= {task.id for task in tasks[1:]}
 
 
+def test_what_waits_for_a_lone_task_is_put_aside_in_one_step(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    queue.enqueue_many([Task(kind="work") for _ in range(30)])
+    queue.pop_many(30)
+    keys = queue.keys.tasks()
+    with RedisTaskQueue(queue.client, "jobs") as other:
+        for entry_id, _ in raw.xrange("jobs.tasks"):
+            raw.hset(keys.attempts("jobs"), entry_id, queue.max_retry)
+            raw.sadd(queue.keys.suspects(), entry_id)
+            raw.zadd(keys.retries("jobs"), {entry_id: 0})
+        before = calls(raw, "zadd")
+        assert len(other.pop_many(30)) == 1
+        assert calls(raw, "zadd") - before == 1
+
+
+def test_few_tasks_of_dead_workers_are_taken_at_once_and_all_that_failed(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str
+) -> None:
+    tasks = [Task(kind="render") for _ in range(50)]
+    queue.enqueue_many(tasks)
+    for task in queue.pop_many(50):
+        queue.nack(task.id)
+    with RedisTaskQueue(redis_url, "jobs") as dead:
+        assert len(dead.pop_many(50)) == 50
+    assert eventually(lambda: other.requeue_orphans(1, 100)) == 50
+    first, then = queue.pop_many(50), other.pop_many(50)
+    assert 0 < len(first) <= 20, "should one of them kill the worker, the others are free for the next"
+    assert then
+    assert not {task.id for task in first} & {task.id for task in then}
+
+
 def test_an_entry_that_was_deleted_in_hand_stops_nobody(
     queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
 ) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ import redis
 from penstock.errors import BackendUnavailable, ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
 from penstock.runtime.threads import IS_ASYNC, Cancelled
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
+from penstock.sync.tasks.intake import TaskIntake
 from penstock.task import Result, Status, Task
 from tests.helpers.threads import DEADLINE_S, Event, eventually, join, pause, start, wait_for
 from tests.sync.tasks.stage import MemoryBackend, quick, running
@@ -415,6 +417,32 @@ def test_a_task_that_cannot_be_settled_stops_no_other(redis_url: str, raw: redis
             eventually(lambda: raw.xlen("jobs.dead") == 2)
 
 
+def test_a_worker_takes_no_more_tasks_than_it_can_bring_home(queue: TaskQueue, redis_url: str) -> None:
+    handlers, is_asked, may_go_on, begun = Handlers(), Event(), Event(), []
+
+    class Slow(MemoryBackend):
+        def save_many(self, results: Sequence[Result]) -> list[bool]:
+            is_asked.set()
+            wait_for(may_go_on)
+            return super().save_many(results)
+
+    @handlers.task("work")
+    def work(task: Task) -> None:
+        begun.append(task.id)
+
+    tasks = [Task(kind="work") for _ in range(200)]
+    queue.enqueue_many(tasks)
+    worker = quick(queue, handlers, results=Slow(), concurrency=4, read_ahead=8)
+    with running(worker):
+        wait_for(is_asked)
+        pause(0.3)  # nothing may happen, and nothing says when it would
+        in_hand, _ = len(begun), may_go_on.set()
+        for task in tasks:
+            assert (result_of(queue, task)).status is Status.OK
+    assert in_hand <= 8 + 4, "all of them would run again if the worker died now"
+    assert Counter(begun) == Counter(task.id for task in tasks)
+
+
 @pytest.mark.skipif(not IS_ASYNC, reason="a thread cannot be interrupted")
 def test_a_back_end_that_hangs_holds_up_no_task_for_ever(queue: TaskQueue, redis_url: str) -> None:
     handlers, may_go_on = Handlers(), Event()
@@ -569,6 +597,37 @@ def test_tasks_of_a_worker_that_vanished_are_done_by_another(queue: TaskQueue, r
             assert len(vanished.pop_many(20)) == 20
     with running(quick(queue, handlers, idle_ms=200)):
         assert [(result_of(queue, task)).data for task in tasks] == [1] * 20
+
+
+def test_each_task_that_must_run_alone_gets_its_turn_while_others_keep_coming(
+    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[TaskIntake.__module__], "_DRAIN_S", 0.5)
+    handlers, ended, may_end = Handlers(), set[str](), Event()
+
+    @handlers.task("work")
+    def work(task: Task) -> None:
+        ended.add(task.id)
+        if task not in lone and not may_end.is_set():
+            queue.enqueue(Task(kind="work"))
+
+    lone = [Task(kind="work"), Task(kind="work")]
+    with RedisTaskQueue(redis_url, "jobs") as queue:
+        queue.enqueue_many(lone)
+        with RedisTaskQueue(redis_url, "jobs") as dead:
+            dead.pop_many(2)
+        entry_ids = [entry_id for entry_id, _ in raw.xrange("jobs.tasks")]
+        keys = queue.keys.tasks()
+        queue.enqueue_many([Task(kind="work") for _ in range(20)])
+        with running(quick(queue, handlers, concurrency=4)):
+            eventually(lambda: len(ended) > 20)
+            for task, entry_id in zip(lone, entry_ids, strict=True):
+                raw.hset(keys.attempts("jobs"), entry_id, queue.max_retry)
+                raw.sadd(queue.keys.suspects(), entry_id)
+                raw.zadd(keys.retries("jobs"), {entry_id: 0})
+                eventually(lambda task=task: task.id in ended)
+                pause(0.6)  # longer than the worker may take nothing else for the first one
+            may_end.set()
 
 
 def test_handlers_are_checked_when_they_are_registered() -> None:

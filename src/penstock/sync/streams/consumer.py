@@ -105,6 +105,7 @@ class StreamConsumer:
             call, limit = batch_call(awaitable(handler, threads, "handler")), config.batch_size
         else:
             call, limit = message_call(awaitable(message_handler, threads, "message_handler")), 1
+        self._at_once = self._concurrency * limit
         self._intake = Intake(
             self.client, self._ledger, self._inbox, self._settler, self._decoder, self._tally,
             self._emit, Appetite(config.batch_size, config.max_prefetch), config.effective_recovery_ms / 1000,
@@ -243,7 +244,7 @@ class StreamConsumer:
         crew.start(self._repeat, self._settler.run_once, 0.0)
         crew.start(self._repeat, self._bury_once, 0.0)
         crew.start(self._repeat, self._recovery.retry_once, 0.0)
-        crew.start(self._repeat, self._recovery.take_expired, recovery_s)
+        crew.start(self._repeat, lambda: self._recovery.take_expired(self._at_once), recovery_s)
         crew.start(self._repeat, self._upkeep.run_due, min(1.0, config.retention_interval_ms / 1000))
         if config.handler_timeout_ms is not None:
             crew.start(self._watch_timeouts, config.handler_timeout_ms / 1000)

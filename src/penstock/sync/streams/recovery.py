@@ -40,11 +40,17 @@ class Recovery:
         self._cursor = "-"
         self.wake = Event()  # a message was put aside: it may be due before the next look
 
-    def take_expired(self) -> int:
-        """Take over messages whose lease ran out; return how many."""
+    def take_expired(self, at_once: int | None = None) -> int:
+        """Take over messages whose lease ran out; return how many.
+
+        With `at_once` so many are taken, and the next ones when these have begun: one of them may kill this process as
+        well, and what had not begun would wait for another lease.
+        """
         taken, passes = 0, 0
         while self._max_passes is None or passes < self._max_passes:
-            limit = min(_STEP, self._room - self._inbox.waiting_again)
+            if at_once is not None:
+                self._inbox.wait_for_few_again(at_once)
+            limit = min(_STEP, (at_once or self._room) - self._inbox.waiting_again)
             if limit <= 0:
                 break
             passes += 1
@@ -55,6 +61,7 @@ class Recovery:
         return taken
 
     def _take_in(self, claims: list[Claim], missing: list[str]) -> int:
+        self._inbox.suspects.update(claim.id for claim in claims)
         count = self._intake.take_again(claims, missing)
         if count:
             self._tally.count(reclaimed=count)

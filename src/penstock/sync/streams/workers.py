@@ -14,7 +14,7 @@ from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, P
 from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import Backoff, Bury, Limits, Reason, Retry, Verdict, after_failure, before_run
-from penstock.runtime.threads import Cancelled, Job, Lock, comes_from_outside
+from penstock.runtime.threads import Cancelled, Job, Lock, Turnstile, comes_from_outside, pause
 from penstock.streams.tally import Tally
 from penstock.sync.streams.callables import Call
 from penstock.sync.streams.inbox import Batch, Inbox
@@ -24,6 +24,8 @@ from penstock.sync.streams.undertaker import Emit, Unburied, Undertaker
 
 logger = logging.getLogger("penstock.sync.streams")
 _SETTLED = object()
+_PATIENCE_S = 5.0  # of a last run with handlers that it must not have beside it; nothing new begins meanwhile
+_GLANCE_S = 0.005
 ErrorHook = Callable[[BaseException, list[StreamMessage]], Any]
 
 
@@ -34,10 +36,11 @@ class HandlerTimeout(PenstockError):
 class Slot:
     """What one worker does at the moment, so that others can interrupt exactly that."""
 
-    __slots__ = ("cause", "job", "messages", "started_s")
+    __slots__ = ("cause", "is_busy", "job", "messages", "started_s")
 
     def __init__(self) -> None:
         self.messages: list[StreamMessage] = []
+        self.is_busy = False
         self.started_s = 0.0
         self.job: Job | None = None
         self.cause: PenstockError | None = None
@@ -76,6 +79,8 @@ class Workers:
         self._unburied = Unburied(logger)
         self._chance = random.Random()
         self._alone = Lock()
+        self._is_one_alone = False  # a message that may have killed its holders is on its last run, or about to be
+        self._others = Turnstile()
         self.slots: list[Slot] = []
 
     def work(self, persist: Callable[..., Any]) -> None:
@@ -116,13 +121,37 @@ class Workers:
 
     def handle(self, slot: Slot, batch: Batch, persist: Callable[..., Any]) -> None:
         """Run the handler once and settle every message of the batch."""
-        if not batch.is_last_chance:
-            self._run(slot, batch, persist)
+        if batch.is_last_chance:
+            # Should it take the process down, no other message may be on its last run or done and not yet acknowledged.
+            with self._alone:
+                self._run_last(slot, batch, persist)
             return
-        # Should it take the process down, no other message may be on its last run or done and not yet acknowledged.
-        with self._alone:
+        try:
+            slot.is_busy = True  # before the look: of a last run and this one, one waits
+            while self._is_one_alone:
+                slot.is_busy = False
+                self._others.wait_until(lambda: not self._is_one_alone)
+                slot.is_busy = True
+            self._run(slot, batch, persist)
+        finally:
+            slot.is_busy = False
+
+    def _run_last(self, slot: Slot, batch: Batch, persist: Callable[..., Any]) -> None:
+        if batch.is_suspect:
+            # Nor may another one take it down: it would die with a neighbour, and its chances are used up.
+            self._is_one_alone = True
+        try:
+            deadline_s = time.monotonic() + _PATIENCE_S
+            while self._is_one_alone and self._is_any_busy() and time.monotonic() < deadline_s:
+                pause(_GLANCE_S)
             self._run(slot, batch, persist)
             persist(self._settler.flush)
+        finally:
+            self._is_one_alone = False
+            self._others.call(len(self.slots))
+
+    def _is_any_busy(self) -> bool:
+        return any(slot.is_busy for slot in list(self.slots))
 
     def _run(self, slot: Slot, batch: Batch, persist: Callable[..., Any]) -> None:
         messages = batch.messages

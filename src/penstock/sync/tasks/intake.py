@@ -30,8 +30,9 @@ from penstock.tasks.lanes import Lane, fits, portions, reading_order, suffix_of
 logger = logging.getLogger("penstock.sync.tasks")
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
+_SUSPECTS = 16  # taken at once: should one kill the worker, all that it has wait for another lease
 _SECOND_S = 1.0  # how soon a second entry of a task in hand is looked at again
-_DRAIN_S, _DRAIN_EVERY_S = 5.0, 35.0  # for so long nothing else is taken so that it can, and so often
+_DRAIN_S, _DRAIN_SHARE = 5.0, 7  # for so long nothing else is taken so that it can, and of all time one part in so many
 _TRIES = 3
 _PASSING_S = 30.0  # for so long a pop passes over what it cannot do before it says that there is nothing
 
@@ -56,7 +57,8 @@ class TaskIntake:
         self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
         self._reads = BlockingReads(client, keys.index, self._doubts)
         self._alone: HeldTask | None = None  # a task in hand that must have no neighbours
-        self._drains_until_s = 0.0
+        self._drains_for: Lane | None = None  # where a task waits until nothing else is in hand
+        self._drain_began_s = self._next_drain_s = 0.0
         self._unburied = Unburied(logger)
         self._due_lanes: list[str] = []  # for which scheduled tasks were due lately
 
@@ -86,7 +88,10 @@ class TaskIntake:
         if self._alone is not None and self._held.get(self._alone.task.id) is self._alone:
             return True
         self._alone = None
-        return len(self._held) > 0 and time.monotonic() < self._drains_until_s
+        if self._drains_for is not None and time.monotonic() - self._drain_began_s > _DRAIN_S:
+            self._end_drain()
+        # Also in the moment between the end of the others and its turn: what is read then would be its neighbour.
+        return self._drains_for is not None and (len(self._held) > 0 or not self._is_due(self._drains_for))
 
     def _persist(
         self, count: int, provides: Collection[str] | None, kinds: Collection[str] | None, keeps_apart: bool
@@ -235,13 +240,15 @@ class TaskIntake:
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            self._park(books, claim, self._unburied.note(books.stream, claim.id))
+            self._park(books, [claim], self._unburied.note(books.stream, claim.id))
         else:
             self._unburied.forget(claim.id)
 
     # --- tasks that were handed out before ----------------------------------------------------------
 
     def _take_due(self, books: LaneBooks, limit: int, keeps_apart: bool) -> list[HeldTask]:
+        if keeps_apart and limit > _SUSPECTS and books.has_suspects():
+            limit = _SUSPECTS
         self._reading += 1
         try:
             wait_ms, claims, _ = books.ledger.take_due(limit)
@@ -256,6 +263,7 @@ class TaskIntake:
 
     def _accept_again(self, books: LaneBooks, claims: Sequence[Claim], keeps_apart: bool) -> list[HeldTask]:
         found: list[HeldTask] = []
+        postponed: list[Claim] = []
         last = [claim.id for claim in claims if claim.attempts >= self._max_retry]
         suspected = books.suspected(last) if keeps_apart else set()
         for claim in claims:
@@ -268,11 +276,15 @@ class TaskIntake:
             # The last run of a task whose workers died has no neighbours: one of them may be what they died of.
             is_last = claim.id in suspected
             if keeps_apart and (self._alone is not None or (is_last and (found or len(self._held)))):
-                self._postpone(books, claim)
+                postponed.append(claim)
                 continue
             if is_last:
                 self._alone = held
             found.append(held)
+        if postponed:
+            self._postpone(books, postponed)
+        elif self._drains_for == books.lane:
+            self._end_drain()  # it is in hand, or with another worker
         return self._begin(books, claims, found)
 
     def _begin(self, books: LaneBooks, claims: Sequence[Claim], found: list[HeldTask]) -> list[HeldTask]:
@@ -289,14 +301,18 @@ class TaskIntake:
         self._held.add(ours)
         return ours
 
-    def _postpone(self, books: LaneBooks, claim: Claim) -> None:
-        self._park(books, claim, int(_APART_S * 1000))
-        if time.monotonic() > self._drains_until_s + _DRAIN_EVERY_S - _DRAIN_S:
-            self._drains_until_s = time.monotonic() + _DRAIN_S
+    def _postpone(self, books: LaneBooks, claims: Sequence[Claim]) -> None:
+        self._park(books, claims, int(_APART_S * 1000))
+        if self._drains_for is None and time.monotonic() >= self._next_drain_s:
+            self._drains_for, self._drain_began_s = books.lane, time.monotonic()
 
-    def _park(self, books: LaneBooks, claim: Claim, delay_ms: int) -> None:
-        # Not begun yet, so its counts are those of its earlier runs and stay.
-        books.ledger.park([Parking(claim.id, delay_ms, claim.deliveries, claim.attempts)])
+    def _end_drain(self) -> None:
+        now = time.monotonic()
+        self._drains_for, self._next_drain_s = None, now + (_DRAIN_SHARE - 1) * (now - self._drain_began_s)
+
+    def _park(self, books: LaneBooks, claims: Sequence[Claim], delay_ms: int) -> None:
+        # Not begun yet, so their counts are those of their earlier runs and stay.
+        books.ledger.park([Parking(claim.id, delay_ms, claim.deliveries, claim.attempts) for claim in claims])
         self._note_due(books.lane, delay_ms)
 
     def _sweep(self, lanes: Sequence[LaneBooks], keeps_apart: bool) -> list[HeldTask]:

@@ -205,14 +205,18 @@ class Worker:
     # --- roles --------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
-        """Keep so much in the inbox that no hand waits, and little more: other workers are hungry too."""
+        """Keep so much in the inbox that no hand waits, and little more: other workers are hungry too.
+
+        What has run and is not settled counts as well: it runs again if this worker dies.
+        """
         while not self._stopping.is_set():
-            if len(self._inbox) > self._appetite.target // 2 or self._settler.is_backend_away:
+            unsettled = len(self._inbox) + len(self._settler)
+            if unsettled > self._appetite.target // 2 or self._settler.is_backend_away:
                 self._inbox.hungry.clear()
                 self._inbox.hungry.wait(_WATCH_S)
                 continue
             self._appetite.hungry()
-            room = max(1, self._appetite.target - len(self._inbox))
+            room = max(1, self._appetite.target - unsettled)
             found = self._persist(self._pop, room)
             if found and self._stopping.is_set():
                 self._hand_back(found)
@@ -290,6 +294,7 @@ class Worker:
     def _settle(self) -> None:
         while not self._stopping.is_set():
             self._persist(self._settler.run_once, _WATCH_S)
+            self._inbox.hungry.set()
 
     def _watch(self) -> None:
         """End runs that take too long, and the worker when its time has come."""
