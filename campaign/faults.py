@@ -233,15 +233,15 @@ def fail_over(stage: Stage) -> None:
     else:
         os.kill(master.pid, signal.SIGSTOP)
     _wait_until(stage, lambda: group.master() is not master)
-    promoted = time.time()
     if is_kill:
         master.start()
     else:
         time.sleep(1.0)
         os.kill(master.pid, signal.SIGCONT)
     _wait_until(stage, lambda: _follows_another(master))
-    # Acknowledgements that had not reached the new master are undone.
-    stage.note("failover_kill" if is_kill else "failover_freeze", "*", began, time.time(), "all", promoted)
+    # Acknowledgements that had not reached the new master are undone. Who asks for a replica has one only now.
+    restored = time.time()
+    stage.note("failover_kill" if is_kill else "failover_freeze", "*", began, restored, "all", restored)
 
 
 def _follows_another(old: EmbeddedServer) -> bool:
@@ -259,10 +259,10 @@ def cluster_kill(stage: Stage) -> None:
     victim = cluster.owner(stage.stream)
     victim.kill()
     _wait_until(stage, lambda: cluster.owner(stage.stream) not in {victim, None})
-    promoted = time.time()
+    restored = time.time()
     victim.start()
     _wait_until(stage, lambda: _follows_another(victim))
-    stage.note("cluster_kill", "*", began, time.time(), "all", promoted)
+    stage.note("cluster_kill", "*", began, time.time(), "all", restored)
 
 
 def slot_migration(stage: Stage) -> None:

@@ -36,8 +36,8 @@ class Window:
     begin: float
     end: float
     explains: str
-    promoted: float = 0.0
-    """When a failover had another server in place; 0.0 = this is none."""
+    restored: float = 0.0
+    """When the servers could do all that is asked of them after a failover; 0.0 = this is none."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 kill, poison, freeze   from the fault until the last message that the worker had in hand was handled by another, or was
                        in the hands of another one that was hit
 server_kill            from the moment when the server answers again until a message published since was handled
-failover_*             the same from the moment when another master is in place
+failover_*             the same from the moment when another master is in place and has a replica
 others on everybody    from their begin until a message published since was handled
 
 A fault that hits everybody while another one is felt may make that longer by its own time and OTHERS_S; so does the
@@ -142,7 +142,7 @@ def felt_by_all(
         last = bisect_right(begun, (window.begin, float("inf")))
         ages = [age for _, age in begun[max(0, last - _LATELY) : last]]
         backlog_s = median(ages) if ages else 0.0
-        since = window.promoted or (window.end if window.kind == "server_kill" else window.begin)
+        since = window.restored or (window.end if window.kind == "server_kill" else window.begin)
         place = bisect_right(published, since)
         if place < len(pairs):
             end, message = first[place]

@@ -129,11 +129,11 @@ class Stage:
 
     def note(
         self, kind: str, target: str = "*", begin: float | None = None, end: float | None = None,
-        explains: str = "none", promoted: float = 0.0,
+        explains: str = "none", restored: float = 0.0,
     ) -> None:  # fmt: skip
         """Write a fault into the journal of faults."""
         now = time.time()
-        window = Window(kind, target, begin or now, end or begin or now, explains, promoted)
+        window = Window(kind, target, begin or now, end or begin or now, explains, restored)
         with (self.folder / FAULTS_FILE).open("a") as file:
             file.write(json.dumps(asdict(window)) + "\n")
         self.faults += kind not in NO_FAULTS

@@ -107,8 +107,8 @@ def test_the_time_that_a_process_slept_does_not_count_before_it_dies(folder: Pat
     [
         (Window("reset", "*", 5.0, 5.0, "none"), 3.5),
         (Window("server_kill", "*", 5.0, 6.5, "none"), 2.0),  # since the server is back
-        (Window("failover_kill", "*", 5.0, 20.0, "all", promoted=6.75), 1.75),  # since there is another master
-        (Window("cluster_kill", "*", 5.0, 20.0, "all", promoted=6.75), 3.5),
+        (Window("failover_kill", "*", 5.0, 20.0, "all", restored=6.75), 1.75),  # since there are master and replica
+        (Window("cluster_kill", "*", 5.0, 20.0, "all", restored=6.75), 3.5),
     ],
 )
 def test_recovery_is_the_time_until_something_published_since_was_handled(
