@@ -233,15 +233,23 @@ def fail_over(stage: Stage) -> None:
     else:
         os.kill(master.pid, signal.SIGSTOP)
     _wait_until(stage, lambda: group.master() is not master)
+    _wait_until(stage, lambda: _has_replica(group.master()))
+    served = time.time()  # the failover is over: a write can be confirmed as replicated
     if is_kill:
         master.start()
     else:
         time.sleep(1.0)
         os.kill(master.pid, signal.SIGCONT)
     _wait_until(stage, lambda: _follows_another(master))
-    # Acknowledgements that had not reached the new master are undone. Who asks for a replica has one only now.
-    restored = time.time()
-    stage.note("failover_kill" if is_kill else "failover_freeze", "*", began, restored, "all", restored)
+    # Acknowledgements that had not reached the new master are undone.
+    stage.note("failover_kill" if is_kill else "failover_freeze", "*", began, time.time(), "all", served)
+
+
+def _has_replica(server: EmbeddedServer) -> bool:
+    with contextlib.suppress(redis.RedisError), redis.Redis(unix_socket_path=server.unix_socket, protocol=2) as client:
+        told = client.info("replication")
+        return any(told[f"slave{number}"]["state"] == "online" for number in range(told["connected_slaves"]))
+    return False
 
 
 def _follows_another(old: EmbeddedServer) -> bool:

@@ -138,7 +138,7 @@ def clock(stage: Stage) -> Verdict:
 
 
 def sentinel(stage: Stage) -> Verdict:
-    group = stage.resources.enter_context(SentinelGroup(stage.folder, sentinels=3))
+    group = stage.resources.enter_context(SentinelGroup(stage.folder, sentinels=3, replicas=2))
     stage.extra["sentinels"], stage.url = group, group.url
     stage.look_through(lambda: redis.Redis(unix_socket_path=group.master().unix_socket, protocol=2))
     stage.publish("streams", "async", "sync", durability="replicated", budget_s=60.0)
