@@ -122,6 +122,7 @@ class OwnedStream:
         async def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> None:
             record = dead_letter_record.record(kept, self.name, rejected.id, "", "", reason, error, 0, 1)
             await self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE)
+            await self._client.dead_letter_upkeep.after(key)
 
         try:
             await reduced_if_refused(write, rejected.fields, rejected.reason, rejected.error)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import redis
 
-from penstock.sync import StreamClient
-from tests.helpers.threads import eventually
-from tests.sync.balancer.stage import LBS, add_raw, following, quick
+from penstock.sync import JsonSerializer, OwnedStream, StreamClient
+from tests.helpers.threads import Event, eventually, wait_for
+from tests.sync.balancer.stage import LBS, add_raw, following, quick, running
 
 pytestmark = pytest.mark.usefixtures("default_server")
 DEAD_LETTERS = "{svc-input}_dlq"
@@ -22,3 +22,19 @@ def test_the_newest_dead_letters_are_kept(redis_url: str, raw: redis.Redis) -> N
             eventually(lambda: a.added == ["after"])
         assert [record[b"dlq_id"] for _, record in raw.xrange(DEAD_LETTERS)] == bad[5:]
         assert client.dead_letter_upkeep.removed == {DEAD_LETTERS: 5}
+
+
+def test_entries_of_a_data_stream_that_cannot_be_decoded_are_bounded_too(redis_url: str, raw: redis.Redis) -> None:
+    bad, began = [raw.xadd("session-1", {"data": "no json"}) for _ in range(8)], Event()
+    raw.xadd("session-1", {"data": "1"})
+
+    def handle(stream: OwnedStream) -> None:
+        for _ in stream:
+            began.set()
+
+    with StreamClient.from_url(redis_url, dead_letter_limits={"max_count": 3}) as client:
+        with running((quick(client, "a"), handle), serializer=JsonSerializer()):
+            add_raw(raw, "session-1")
+            wait_for(began)
+        assert [record[b"dlq_id"] for _, record in raw.xrange("session-1_dlq")] == bad[5:]
+        assert client.dead_letter_upkeep.removed == {"session-1_dlq": 5}
