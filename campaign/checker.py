@@ -27,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from campaign.journal import FAULTS_FILE, HELD_FILE, NO_FAULTS, Held, Run, Window, lines
+from campaign.journal import FAULTS_FILE, HELD_FILE, NO_FAULTS, InFlight, Run, Window, lines
 from campaign.recovery import (
     Bounds,
     KindOfRecovery,
@@ -167,8 +167,8 @@ def _fault_lines(folder: Path, name: str = FAULTS_FILE) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def _held(folder: Path) -> list[Held]:
-    return [Held(**json.loads(line)) for line in _fault_lines(folder, HELD_FILE)]
+def _held(folder: Path) -> list[InFlight]:
+    return [InFlight(**json.loads(line)) for line in _fault_lines(folder, HELD_FILE)]
 
 
 def _judge_runs(n: str, runs: list[Run], windows: list[Window], verdict: Verdict) -> None:

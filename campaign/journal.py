@@ -41,7 +41,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Held:
+class InFlight:
     """What a worker had in hand when it died or was frozen."""
 
     process: str

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
-from campaign.journal import NO_FAULTS, Held, Run, Window
+from campaign.journal import NO_FAULTS, InFlight, Run, Window
 
 LOSSES = frozenset({"kill", "poison", "freeze"})
 REACTION_S = 1.0
@@ -155,7 +155,7 @@ def longest_wait_s(runs: dict[str, list[Run]], hits: dict[str, set[Window]]) -> 
     waits = [0.0]
     for n, of in hits.items():
         ends = [run.end for run in runs.get(n, ()) if run.end is not None]
-        if ends:
+        if ends and of:
             waits.append(max(ends) - min(window.begin for window in of))
     return max(waits)
 
@@ -179,7 +179,7 @@ def felt_by_held(runs: dict[str, list[Run]], hits: dict[str, set[Window]]) -> It
         yield Felt(window, window.begin, end, message)
 
 
-def losses(runs: dict[str, list[Run]], windows: list[Window], held: list[Held]) -> dict[str, set[Window]]:
+def losses(runs: dict[str, list[Run]], windows: list[Window], held: list[InFlight]) -> dict[str, set[Window]]:
     """Return the faults by which each message lost its worker."""
     by_process = defaultdict[str, list[Window]](list)
     for window in sorted(windows, key=lambda window: window.begin):

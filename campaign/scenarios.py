@@ -54,7 +54,7 @@ def _hold(stage: Stage, sweep: float, group: str = "workers") -> None:
     stage.holding = lambda pid: state.held_by(stage.raw, stage.stream, group, pid)
 
 
-def _crew(stage: Stage, part: str, asyncs: int = 2, syncs: int = 2, **job: object) -> None:
+def _activities(stage: Stage, part: str, asyncs: int = 2, syncs: int = 2, **job: object) -> None:
     for half in ["async"] * asyncs + ["sync"] * syncs:
         stage.worker(part, half, **job)
 
@@ -72,7 +72,7 @@ def streams(stage: Stage) -> Verdict:
     stage.lease_s = 3.0
     stage.serve(_server())
     stage.publish("streams", "async", "sync", poison=_POISON / stage.messages)
-    _crew(stage, "streams", max_deliveries=5)
+    _activities(stage, "streams", max_deliveries=5)
     _hold(stage, 1 / 2)
     stage.play([faults.kill, faults.freeze, faults.nap, faults.term])
     return _judge_stream(stage)
@@ -81,7 +81,7 @@ def streams(stage: Stage) -> Verdict:
 def links(stage: Stage) -> Verdict:
     stage.serve(_server(), through_proxy=True)
     stage.publish("streams", "async", "sync")
-    _crew(stage, "streams")
+    _activities(stage, "streams")
     stage.play(
         [faults.lost_reply, faults.lost_reply, faults.half_reply, faults.reset, faults.mute, faults.delay], (0.1, 0.6)
     )
@@ -96,7 +96,7 @@ def server(stage: Stage) -> Verdict:
     started = EmbeddedServer(program, directory=stage.extra["data"], options=options)
     stage.serve(started)
     stage.publish("streams", "async", "sync")
-    _crew(stage, "streams")
+    _activities(stage, "streams")
     chosen = [faults.server_kill, faults.server_kill, faults.script_flush, faults.client_pause, faults.max_memory]
     stage.play([*chosen, faults.full_disk], (0.5, 2.0))
     stage.raw.config_set("maxmemory", 0)
@@ -106,7 +106,7 @@ def server(stage: Stage) -> Verdict:
 def flushed(stage: Stage) -> Verdict:
     stage.serve(_server())
     stage.publish("streams", "async", "sync")
-    _crew(stage, "streams")
+    _activities(stage, "streams")
     stage.play([faults.flush_all], (3.0, 6.0))
     return _judge_stream(stage)
 
@@ -115,7 +115,7 @@ def starved(stage: Stage) -> Verdict:
     stage.lease_s = 10.0  # the default
     stage.serve(_server())
     stage.publish("streams", "async", "sync")
-    _crew(stage, "streams")
+    _activities(stage, "streams")
     stage.play([faults.starve], (1.0, 3.0))
     return _judge_stream(stage)
 
@@ -124,7 +124,7 @@ def clock(stage: Stage) -> Verdict:
     stage.extra["clock"] = stage.folder / "clock"
     stage.serve(stage.resources.enter_context(server_with_a_clock(stage.extra["clock"])))
     stage.publish("streams", "async", "sync")
-    _crew(stage, "streams")
+    _activities(stage, "streams")
     _hold(stage, 1 / 2)
     stage.play([faults.clock_jump, faults.kill], (2.0, 4.0))
     # What failed while the clock was an hour ahead is due in an hour: have that hour pass.
@@ -142,7 +142,7 @@ def sentinel(stage: Stage) -> Verdict:
     stage.extra["sentinels"], stage.url = group, group.url
     stage.look_through(lambda: redis.Redis(unix_socket_path=group.master().unix_socket, protocol=2))
     stage.publish("streams", "async", "sync", durability="replicated", budget_s=60.0)
-    _crew(stage, "streams")
+    _activities(stage, "streams")
     stage.play([faults.fail_over], (2.0, 4.0))
     return _judge_stream(stage)
 
@@ -153,7 +153,7 @@ def cluster(stage: Stage) -> Verdict:
     client = stage.resources.enter_context(nodes.client())
     stage.look_through(lambda: client)
     stage.publish("streams", "async", "sync", durability="replicated", budget_s=60.0)
-    _crew(stage, "streams")
+    _activities(stage, "streams")
     stage.play([faults.slot_migration, faults.slot_migration, faults.cluster_kill], (1.0, 3.0))
     return _judge_stream(stage)
 
@@ -164,7 +164,7 @@ def cluster(stage: Stage) -> Verdict:
 def queue(stage: Stage) -> Verdict:
     stage.serve(_server(), through_proxy=True)
     stage.publish("queue", "sync", "sync", "sync", "sync", poison=_POISON / stage.messages)
-    _crew(stage, "queue", asyncs=3, syncs=3, max_deliveries=5)
+    _activities(stage, "queue", asyncs=3, syncs=3, max_deliveries=5)
     _hold(stage, 1 / 10, "queue")
     stage.play(
         [faults.kill, faults.freeze, faults.nap, faults.term, faults.lost_reply, faults.half_reply, faults.reset]

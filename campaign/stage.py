@@ -16,7 +16,7 @@ import redis
 
 from campaign.checker import State, Verdict, judge
 from campaign.children import Child
-from campaign.journal import FAULTS_FILE, HELD_FILE, NO_FAULTS, Held, Window
+from campaign.journal import FAULTS_FILE, HELD_FILE, NO_FAULTS, InFlight, Window
 from campaign.machine import MachineWatch
 from campaign.recovery import Bounds
 from penstock.redis.embedded import EmbeddedServer
@@ -143,7 +143,7 @@ class Stage:
         if self.holding is None:
             return
         try:
-            held = Held(child.name, time.time(), sorted(self.holding(child.pid)))
+            held = InFlight(child.name, time.time(), sorted(self.holding(child.pid)))
         except redis.RedisError:
             return  # no stream yet
         with (self.folder / HELD_FILE).open("a") as file:

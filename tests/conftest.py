@@ -28,8 +28,9 @@ from tests.helpers.missing import skip_where_missing, usual_server
 from tests.helpers.result_stores import postgres, postgres_of_session, s3_of_session, s3_server  # noqa: F401  fixtures
 from tests.helpers.users import SharedServer, UserProxy, user_of
 
-# Examples share the machine with servers and other test processes: their speed says nothing.
-hypothesis.settings.register_profile("penstock", deadline=None)
+# Examples share the machine with servers and other test processes: their speed says nothing. New ones are tried by whoever
+# works on the code; a build tries the same ones each time, so that it fails for what was changed.
+hypothesis.settings.register_profile("penstock", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("penstock")
 
 # What a test may have changed on a shared server, and the value that the next one expects.

@@ -42,13 +42,13 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
+class GiveUp:
     """Move the message to the dead letters."""
 
     reason: Reason
 
 
-Verdict: TypeAlias = Ack | Retry | Bury
+Verdict: TypeAlias = Ack | Retry | GiveUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +95,18 @@ def after_failure(
     if isinstance(error, Snooze) and asked_s is not None:
         return Retry(round(asked_s * 1000), counts=False)
     if isinstance(error, FatalError):
-        return Bury(Reason.FATAL)
+        return GiveUp(Reason.FATAL)
     if limits.is_exhausted(deliveries, attempts):
-        return Bury(Reason.MAX_DELIVERIES)
+        return GiveUp(Reason.MAX_DELIVERIES)
     if asked_s is not None:
         return Retry(round(asked_s * 1000))
     return Retry(backoff.delay_ms(attempts, chance))
 
 
-def before_run(deliveries: int, attempts: int, expires_at_ms: int | None, now_ms: int, limits: Limits) -> Bury | None:
+def before_run(deliveries: int, attempts: int, expires_at_ms: int | None, now_ms: int, limits: Limits) -> GiveUp | None:
     """Decide whether a redelivered message may run again; the counts do not include the coming run."""
     if expires_at_ms is not None and now_ms >= expires_at_ms:
-        return Bury(Reason.EXPIRED)
+        return GiveUp(Reason.EXPIRED)
     if limits.is_exhausted(deliveries, attempts):
-        return Bury(Reason.MAX_DELIVERIES)
+        return GiveUp(Reason.MAX_DELIVERIES)
     return None

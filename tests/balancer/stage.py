@@ -130,9 +130,9 @@ async def crash(balancer: StreamBalancer) -> None:
 
 
 async def _outlive(balancer: StreamBalancer) -> None:
-    client, keys = balancer._ledger._client, balancer.keys
+    client, keys = balancer._commands._client, balancer.keys
     idle = ("IDLE", 2 * balancer.config.lock_ttl_ms, "JUSTID")
-    await balancer._ledger.leave()
+    await balancer._commands.leave()
     for owned in balancer.owned:
         await client.call(
             keys.stream, "XCLAIM", keys.stream, keys.group, balancer.id, 0, owned.payload.id_in_lbs, *idle

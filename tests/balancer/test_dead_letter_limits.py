@@ -20,7 +20,7 @@ async def test_the_newest_dead_letters_are_kept(redis_url: str, raw: redis.Redis
         async with following(quick(client, "a")) as (a,):
             await eventually(lambda: a.added == ["after"])
         assert [record[b"dlq_id"] for _, record in raw.xrange(DEAD_LETTERS)] == bad[5:]
-        assert client.dead_letter_upkeep.removed == {DEAD_LETTERS: 5}
+        assert client.dead_letter_retention.removed == {DEAD_LETTERS: 5}
 
 
 async def test_entries_of_a_data_stream_that_cannot_be_decoded_are_bounded_too(
@@ -38,4 +38,4 @@ async def test_entries_of_a_data_stream_that_cannot_be_decoded_are_bounded_too(
             add_raw(raw, "session-1")
             await wait_for(began)
         assert [record[b"dlq_id"] for _, record in raw.xrange("session-1_dlq")] == bad[5:]
-        assert client.dead_letter_upkeep.removed == {"session-1_dlq": 5}
+        assert client.dead_letter_retention.removed == {"session-1_dlq": 5}

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from penstock import StreamClient
-from penstock.balancer.ledger import Ledger
+from penstock.balancer.commands import BalancerCommands
 from penstock.balancer.messages import LBSInfo
 from penstock.balancer.recorder import MetricsRecorder
 from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, StreamNotOwned
@@ -68,7 +68,7 @@ async def test_3_a_burst_is_shared_out_evenly(
     client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow this machine is, nobody takes what another one has not come for in time.
-    monkeypatch.setattr(sys.modules[Ledger.__module__], "_PATIENCE_MS", 60_000)
+    monkeypatch.setattr(sys.modules[BalancerCommands.__module__], "_PATIENCE_MS", 60_000)
     async with following(*(plain(client, name) for name in "abcd")) as followers:
         await eventually(lambda: raw.hlen("{svc-input}:peers") == 4)
         with raw.pipeline(transaction=False) as burst:

@@ -185,7 +185,7 @@ async def test_logger_injection(client: StreamClient, raw: redis.Redis, caplog: 
 async def test_init_goes_on_when_recovery_fails(client: StreamClient, raw: redis.Redis) -> None:
     balancer = quick(client, "111")
     failures = []
-    whole = balancer._ledger.pending
+    whole = balancer._commands.pending
 
     async def failing(start: str, count: int) -> object:
         if len(failures) < 3:
@@ -193,7 +193,7 @@ async def test_init_goes_on_when_recovery_fails(client: StreamClient, raw: redis
             raise ConnectionLost("the connection broke")
         return await whole(start, count)
 
-    balancer._ledger.pending = failing  # type: ignore[method-assign]
+    balancer._commands.pending = failing  # type: ignore[method-assign]
     async with following(balancer) as (a,):
         add_raw(raw, "session1")
         await eventually(lambda: a.added == ["session1"])

@@ -47,14 +47,14 @@ def as_json(penstock: Command) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def bury(queue: RedisTaskQueue) -> Callable[..., Task]:
+def dead_letter(queue: RedisTaskQueue) -> Callable[..., Task]:
     """Makes a dead letter."""
 
     def make(kind: str = "render", reason: str = "fatal", text: str = "no use", **payload: object) -> Task:
         task = Task(kind=kind, payload=payload)
         queue.enqueue(task)
         assert queue.pop() == task
-        assert queue.bury(task.id, reason, error="ValueError", text=text)
+        assert queue.dead_letter(task.id, reason, error="ValueError", text=text)
         return task
 
     return make

@@ -13,7 +13,7 @@ import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock import JsonSerializer, OwnedStream, StreamBalancer, StreamClient
-from penstock.cli.rights import Place, RoleName, as_line, rights_of
+from penstock.cli.rights import Place, RoleName, as_line, commands_of, rights_of
 from penstock.errors import ConfigurationError, FatalError, PermissionDenied
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
@@ -253,6 +253,12 @@ def test_a_reader_looks_and_changes_nothing(as_user: As, check: Check, raw: redi
     assert raw.xlen("orders") == 1
 
 
+@pytest.mark.parametrize("name", ["count_range", "handed_out", "queue_stats", "task_gauges", "unread"])
+def test_a_reader_may_do_what_the_scripts_that_read_do(name: str) -> None:
+    place = Place(streams=("orders",))
+    assert commands_of(name) <= rights_of(RoleName.READONLY, place).commands
+
+
 @pytest.mark.every_server
 def test_a_reader_runs_the_exporter(as_user: As, check: Check, raw: redis.Redis, redis_url: str) -> None:
     pytest.importorskip("prometheus_client")
@@ -371,7 +377,7 @@ def test_every_server_takes_a_line_with_all_keys_or_a_space(
 def test_dead_letters_of_a_name_of_their_own_have_keys_beside_them(as_user: As, check: Check) -> None:
     url = as_user("worker", "--stream", "orders", "--dead-letters", "graveyard")
     with SyncClient.from_url(url) as client:
-        ConsumerGroup(client, "orders", "workers").ensure("graveyard", "undertakers")
+        ConsumerGroup(client, "orders", "workers").ensure("graveyard", "dead_letter_writers")
     check(url)
 
 

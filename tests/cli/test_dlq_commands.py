@@ -18,13 +18,13 @@ from penstock.sync.tasks import RedisTaskQueue, Result, Task
 from tests.cli.conftest import Command
 
 pytestmark = pytest.mark.every_server
-Bury = Callable[..., Task]
+GiveUp = Callable[..., Task]
 AsJson = Callable[..., Any]
 
 
-def test_dead_letters_are_listed_and_filtered(penstock: Command, as_json: AsJson, bury: Bury) -> None:
+def test_dead_letters_are_listed_and_filtered(penstock: Command, as_json: AsJson, dead_letter: GiveUp) -> None:
     assert penstock("queue", "dlq", "list").stdout == "No dead letters.\n"
-    first, second = bury("render", text="no paper", n=1), bury("print", reason="max_deliveries", n=2)
+    first, second = dead_letter("render", text="no paper", n=1), dead_letter("print", reason="max_deliveries", n=2)
 
     def chosen(*words: str) -> list[str]:
         return [row["task_id"] for row in as_json("queue", "dlq", "list", *words)]
@@ -41,8 +41,8 @@ def test_dead_letters_are_listed_and_filtered(penstock: Command, as_json: AsJson
     assert "None of the 2" in penstock("queue", "dlq", "list", "--kind", "other").stdout
 
 
-def test_one_is_shown_by_the_id_of_its_record_or_task(penstock: Command, as_json: AsJson, bury: Bury) -> None:
-    task = bury(n=1)
+def test_one_is_shown_by_the_id_of_its_record_or_task(penstock: Command, as_json: AsJson, dead_letter: GiveUp) -> None:
+    task = dead_letter(n=1)
     row = as_json("queue", "dlq", "inspect", task.id)
     assert (row["error"], row["error_text"], row["payload"], row["attempts"]) == ("ValueError", "no use", {"n": 1}, 1)
     assert as_json("queue", "dlq", "inspect", row["id"]) == row
@@ -50,15 +50,17 @@ def test_one_is_shown_by_the_id_of_its_record_or_task(penstock: Command, as_json
     penstock("queue", "dlq", "inspect", "unknown", code=1)
 
 
-def test_a_dry_run_changes_nothing(as_json: AsJson, bury: Bury, queue: RedisTaskQueue) -> None:
-    bury(), bury()
+def test_a_dry_run_changes_nothing(as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue) -> None:
+    dead_letter(), dead_letter()
     assert as_json("queue", "dlq", "retry", "--dry-run")["queued"] == 2
     assert as_json("queue", "dlq", "purge", "--dry-run") == {"purged": 2, "dry_run": True}
     assert queue.dead.count() == 2
 
 
-def test_a_retried_task_runs_again_and_has_a_new_result(as_json: AsJson, bury: Bury, queue: RedisTaskQueue) -> None:
-    task, other = bury("render"), bury("print")
+def test_a_retried_task_runs_again_and_has_a_new_result(
+    as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue
+) -> None:
+    task, other = dead_letter("render"), dead_letter("print")
     assert queue.get_result(task.id) is not None
     assert as_json("queue", "dlq", "retry", "--kind", "render", "--rate", "100")["queued"] == 1
     assert queue.get_result(task.id) is None
@@ -71,16 +73,18 @@ def test_a_retried_task_runs_again_and_has_a_new_result(as_json: AsJson, bury: B
     assert [letter.task_id for letter in queue.dead.iterate()] == [other.id]
 
 
-def test_a_list_that_shows_a_part_tells_how_many_there_are_and_how_many_are_kept(penstock: Command, bury: Bury) -> None:
-    bury(), bury()
+def test_a_list_that_shows_a_part_tells_how_many_there_are_and_how_many_are_kept(
+    penstock: Command, dead_letter: GiveUp
+) -> None:
+    dead_letter(), dead_letter()
     told = penstock("queue", "dlq", "list", "--limit", "1").stderr
     assert "1 of 2; the limits of these settings: max_count=100000, max_age_s=2592000, max_bytes=1073741824" in told
 
 
 def test_an_id_that_nobody_has_is_an_error_and_the_others_are_done(
-    penstock: Command, as_json: AsJson, bury: Bury, queue: RedisTaskQueue
+    penstock: Command, as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue
 ) -> None:
-    first, second = bury(), bury()
+    first, second = dead_letter(), dead_letter()
     assert "nosuch" in penstock("queue", "dlq", "retry", "nosuch", "-y", code=1).stderr
     counts = as_json("queue", "dlq", "retry", first.id, "nosuch", "-y", code=1)
     assert (counts["queued"], counts["missing"]) == (1, ["nosuch"])
@@ -88,12 +92,12 @@ def test_an_id_that_nobody_has_is_an_error_and_the_others_are_done(
     assert queue.dead.count() == 0
 
 
-def test_what_came_back_too_often_is_left_alone(as_json: AsJson, bury: Bury, queue: RedisTaskQueue) -> None:
-    task = bury()
+def test_what_came_back_too_often_is_left_alone(as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue) -> None:
+    task = dead_letter()
     for _ in range(3):
         assert as_json("queue", "dlq", "retry", task.id)["queued"] == 1
         queue.pop()
-        queue.bury(task.id)
+        queue.dead_letter(task.id)
     counts = as_json("queue", "dlq", "retry", task.id)
     assert (counts["queued"], counts["refused"]) == (0, 1)
     assert as_json("queue", "dlq", "retry", task.id, "--max-redrives", "9")["queued"] == 1
@@ -104,13 +108,13 @@ def test_a_task_that_was_done_meanwhile_is_not_retried(as_json: AsJson, queue: R
     queue.enqueue(task)
     queue.pop()
     queue.push_result(Result(task_id=task.id, kind="render", data=1))
-    queue.bury(task.id)
+    queue.dead_letter(task.id)
     assert as_json("queue", "dlq", "retry", task.id)["done"] == 1
     assert queue.dead.count() == 1
 
 
-def test_many_are_asked_about_first(penstock: Command, bury: Bury, queue: RedisTaskQueue) -> None:
-    bury(), bury()
+def test_many_are_asked_about_first(penstock: Command, dead_letter: GiveUp, queue: RedisTaskQueue) -> None:
+    dead_letter(), dead_letter()
     penstock("queue", "dlq", "purge", code=1, text="n\n")
     assert queue.dead.count() == 2
     assert "deleted 1" in penstock("queue", "dlq", "purge", "--limit", "1").stdout
@@ -131,8 +135,8 @@ def test_formulas_are_made_harmless(text: str) -> None:
     assert harmless(f"a{text}") == f"a{text}"
 
 
-def test_csv(penstock: Command, bury: Bury, tmp_path: Path) -> None:
-    task = bury(text='=HYPERLINK("http://evil")', n="=1", quote='a "b", c\nd')
+def test_csv(penstock: Command, dead_letter: GiveUp, tmp_path: Path) -> None:
+    task = dead_letter(text='=HYPERLINK("http://evil")', n="=1", quote='a "b", c\nd')
     rows = list(csv.DictReader(io.StringIO(penstock("queue", "dlq", "export").stdout)))
     assert [row["task_id"] for row in rows] == [task.id]
     assert rows[0]["error_text"] == '\'=HYPERLINK("http://evil")'
@@ -142,14 +146,14 @@ def test_csv(penstock: Command, bury: Bury, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 1
 
 
-def test_json_lines(penstock: Command, bury: Bury) -> None:
-    tasks = [bury(n=n) for n in range(3)]
+def test_json_lines(penstock: Command, dead_letter: GiveUp) -> None:
+    tasks = [dead_letter(n=n) for n in range(3)]
     lines = penstock("queue", "dlq", "export", "--format", "jsonl", "--limit", "2").stdout.splitlines()
     assert [json.loads(line)["payload"] for line in lines] == [task.payload for task in tasks[:2]]
 
 
-def test_parquet(penstock: Command, bury: Bury, tmp_path: Path) -> None:
-    tasks = [bury(n=n) for n in range(3)]
+def test_parquet(penstock: Command, dead_letter: GiveUp, tmp_path: Path) -> None:
+    tasks = [dead_letter(n=n) for n in range(3)]
     penstock("queue", "dlq", "export", "--format", "parquet", code=1)
     path = tmp_path / "dead.parquet"
     penstock("queue", "dlq", "export", "--format", "parquet", "-o", str(path))
@@ -169,9 +173,9 @@ def test_what_is_no_task_is_shown_and_exported_as_well(
 
 
 @pytest.mark.usefixtures("default_server")
-def test_large_dead_letters_are_retried_and_purged_a_few_at_a_time(as_json: AsJson, bury: Bury) -> None:
+def test_large_dead_letters_are_retried_and_purged_a_few_at_a_time(as_json: AsJson, dead_letter: GiveUp) -> None:
     for _ in range(50):
-        bury(text="no use", page="x" * 300_000)
+        dead_letter(text="no use", page="x" * 300_000)
     as_json("queue", "dlq", "retry", "--dry-run")  # everything is imported
     tracemalloc.start()
     try:

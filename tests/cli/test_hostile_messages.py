@@ -138,9 +138,9 @@ def test_open_tasks_and_errors_are_shown_as_escapes(penstock: Command, queue: Re
 
 
 def test_ids_are_whole_in_a_pipe_and_on_a_narrow_terminal(
-    penstock: Command, redis_url: str, bury: Callable[..., Task]
+    penstock: Command, redis_url: str, dead_letter: Callable[..., Task]
 ) -> None:
-    task = bury("a_kind_with_a_long_name", "a_reason_with_a_long_name", "no use")
+    task = dead_letter("a_kind_with_a_long_name", "a_reason_with_a_long_name", "no use")
     [line] = [line for line in penstock("queue", "dlq", "list").stdout.splitlines() if task.id in line]
     assert "a_reason_with_a_long_name" in line
     words = [sys.executable, "-m", "penstock", "queue", "dlq", "list", "--url", redis_url]

@@ -222,7 +222,7 @@ def test_numbers_are_served_to_prometheus(queue: RedisTaskQueue, start: Start) -
     queue.enqueue(Task(kind="other"))
     dead = send(queue, "other")
     queue.pop_many(2)
-    queue.bury(dead.id)
+    queue.dead_letter(dead.id)
     worker = start("worker", "tests.cli.jobs:handlers", "--metrics-port", "0", "--idle-ms", "600000")
     result(queue, send(queue))
     exporter = start("exporter", "penstock", "--port", "0")

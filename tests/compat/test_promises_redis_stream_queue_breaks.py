@@ -55,23 +55,23 @@ async def test_a_client_never_uses_the_login_of_another(start_server: Callable[.
 
 
 async def test_the_handler_and_the_dlq_handler_see_how_often_a_message_was_delivered(client):
-    seen, buried = [], []
+    seen, dead_lettered = [], []
 
     async def fail(messages: list[Any]) -> list[str]:
         seen.extend(message.delivery_count for message in messages)
         raise ValueError("always")
 
     async def on_dlq(message: Any, reason: str) -> None:
-        buried.append((message.delivery_count, reason))
+        dead_lettered.append((message.delivery_count, reason))
 
     await StreamProducer(client, STREAM).push({"n": 1})
     consumer = StreamConsumer(client, STREAM, quick(max_deliveries=4), fail, on_dlq)
     running = start(consumer.run)
-    await eventually(lambda: buried)
+    await eventually(lambda: dead_lettered)
     consumer.stop()
     await join(running)
     assert seen == [1, 2, 3, 4]
-    assert buried == [(4, "max_deliveries")]
+    assert dead_lettered == [(4, "max_deliveries")]
 
 
 async def test_only_what_the_server_acknowledged_counts_as_acknowledged(client, raw):

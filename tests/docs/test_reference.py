@@ -147,7 +147,7 @@ def test_every_key_is_described() -> None:
         keys.chore("upkeep", "<group>"),
         keys.operation("<token>"),
         keys.spark("<query>"),
-        keys.spark_buried("<batch>"),
+        keys.spark_dead_lettered("<batch>"),
         keys.spark_begun("<batch>"),
     }
     assert set(table_column(REFERENCE / "redis-keys-and-entry-format.md", "## Keys")) == spelled
@@ -217,7 +217,7 @@ def test_every_method_is_named(page: str, kind: type) -> None:
             "call",
             "connection",
             "dedicated",
-            "forsake",
+            "kill_abandoned",
             "leave",
             "load",
             "masters",

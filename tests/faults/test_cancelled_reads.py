@@ -15,7 +15,7 @@ import redis
 from penstock import ConsumerConfig, RedisGateway, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage
 from penstock.errors import CommandTimeout
 from penstock.redis.scripts import script
-from penstock.streams import intake as stream_intake
+from penstock.streams import message_reader as stream_reader
 from penstock.task import Priority, Task
 from penstock.tasks import Handlers, RedisTaskQueue, Worker, blocking_reads
 from penstock.testing import FaultProxy
@@ -161,7 +161,7 @@ async def test_a_read_that_reaches_the_server_after_it_timed_out_takes_no_messag
         await consumer.run_once()
         late = fault_proxy.late_request("XREADGROUP", 2.0)
         with monkeypatch.context() as patched:
-            patched.setattr(stream_intake, "REPLY_MARGIN_S", 0.1)
+            patched.setattr(stream_reader, "REPLY_MARGIN_S", 0.1)
             with pytest.raises(CommandTimeout):
                 await consumer.run_once()
         await consumer.run_once()

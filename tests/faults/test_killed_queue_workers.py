@@ -15,7 +15,7 @@ import redis.asyncio
 import penstock
 from penstock import sync
 from penstock.errors import OutOfMemory, TransientError
-from penstock.queue.returner import Returner
+from penstock.queue.prefetch_returner import PrefetchReturner
 from penstock.redis.embedded import EmbeddedServer
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
@@ -25,7 +25,7 @@ QUEUE, COMPLETED, DEAD = "orders", "orders::completed", "orders::dlq"
 LEASE_S = 2.0
 
 
-class Crew:
+class TaskGroup:
     """The processes of one test, and the queue that they serve."""
 
     def __init__(self, url: str, raw: redis.Redis, folder: Path, half: str) -> None:
@@ -61,21 +61,21 @@ class Crew:
 
 
 @pytest.fixture
-def crew_on(tmp_path: Path, half: str) -> Iterator[Callable[[EmbeddedServer], Crew]]:
-    made: list[Crew] = []
+def crew_on(tmp_path: Path, half: str) -> Iterator[Callable[[EmbeddedServer], TaskGroup]]:
+    made: list[TaskGroup] = []
 
-    def make(server: EmbeddedServer) -> Crew:
-        made.append(Crew(server.url, redis.Redis(unix_socket_path=server.unix_socket, protocol=2), tmp_path, half))
+    def make(server: EmbeddedServer) -> TaskGroup:
+        made.append(TaskGroup(server.url, redis.Redis(unix_socket_path=server.unix_socket, protocol=2), tmp_path, half))
         return made[-1]
 
     yield make
-    for crew in made:
-        crew.close()
-        crew.raw.close()
+    for activities in made:
+        activities.close()
+        activities.raw.close()
 
 
 @pytest.fixture
-def crew(crew_on: Callable[[EmbeddedServer], Crew], server: EmbeddedServer) -> Crew:
+def activities(crew_on: Callable[[EmbeddedServer], TaskGroup], server: EmbeddedServer) -> TaskGroup:
     return crew_on(server)
 
 
@@ -83,56 +83,56 @@ def crew(crew_on: Callable[[EmbeddedServer], Crew], server: EmbeddedServer) -> C
 
 
 @pytest.mark.parametrize("beat_s", [None, 0.2])
-def test_what_a_killed_process_held_is_done_by_another(crew: Crew, beat_s: float | None) -> None:
-    crew.queue.publish("hold")
-    crew.worker(beat_s=beat_s).wait_for("began")
-    crew.queue.publish("other")
-    crew.workers[0].kill()
-    crew.gate.touch()
-    heir = crew.worker(beat_s=beat_s)
+def test_what_a_killed_process_held_is_done_by_another(activities: TaskGroup, beat_s: float | None) -> None:
+    activities.queue.publish("hold")
+    activities.worker(beat_s=beat_s).wait_for("began")
+    activities.queue.publish("other")
+    activities.workers[0].kill()
+    activities.gate.touch()
+    heir = activities.worker(beat_s=beat_s)
     assert heir.wait_for("began", message="hold")["number"] == 2
-    crew.wait_until_done(["hold", "other"])
+    activities.wait_until_done(["hold", "other"])
 
 
 @pytest.mark.usefixtures("default_server")
-def test_a_message_that_kills_its_process_ends_in_the_dead_letters(crew: Crew) -> None:
-    crew.queue.publish("hold")
+def test_a_message_that_kills_its_process_ends_in_the_dead_letters(activities: TaskGroup) -> None:
+    activities.queue.publish("hold")
     for number in (1, 2):
-        worker = crew.worker(most=2)
+        worker = activities.worker(most=2)
         assert worker.wait_for("began")["number"] == number
         worker.kill()
-    crew.worker(most=2)
-    eventually(lambda: crew.raw.xlen(DEAD), "it is dead")
-    assert crew.queue.stats().processing == 0
-    assert crew.queue.publish("hold")  # the producer's retry is welcome
+    activities.worker(most=2)
+    eventually(lambda: activities.raw.xlen(DEAD), "it is dead")
+    assert activities.queue.stats().processing == 0
+    assert activities.queue.publish("hold")  # the producer's retry is welcome
 
 
-def test_a_frozen_process_can_settle_nothing_when_it_wakes_up(crew: Crew) -> None:
-    crew.queue.publish("hold")
-    frozen = crew.worker(beat_s=0.2)
+def test_a_frozen_process_can_settle_nothing_when_it_wakes_up(activities: TaskGroup) -> None:
+    activities.queue.publish("hold")
+    frozen = activities.worker(beat_s=0.2)
     frozen.wait_for("began")
     frozen.freeze()
-    heir = crew.worker(beat_s=0.2)
+    heir = activities.worker(beat_s=0.2)
     assert heir.wait_for("began")["number"] == 2
-    crew.gate.touch()
+    activities.gate.touch()
     assert not heir.wait_for("ended")["lease_lost"]
     frozen.thaw()
     assert frozen.wait_for("ended")["lease_lost"]
-    crew.wait_until_done(["hold"])
+    activities.wait_until_done(["hold"])
 
 
-def test_a_living_process_keeps_its_message_whoever_else_is_there(crew: Crew) -> None:
-    crew.queue.publish("hold")
-    holder = crew.worker(beat_s=0.1, lease_s=LEASE_MS / 1000)
+def test_a_living_process_keeps_its_message_whoever_else_is_there(activities: TaskGroup) -> None:
+    activities.queue.publish("hold")
+    holder = activities.worker(beat_s=0.1, lease_s=LEASE_MS / 1000)
     holder.wait_for("began")
-    rival = crew.worker(beat_s=0.1, lease_s=LEASE_MS / 1000)
-    leases = Ageing(crew.raw, QUEUE, "queue")
+    rival = activities.worker(beat_s=0.1, lease_s=LEASE_MS / 1000)
+    leases = Ageing(activities.raw, QUEUE, "queue")
     for _ in range(3):
         leases.age()
         eventually(leases.is_renewed, "the lease is renewed", story=holder.story)
     assert rival.said("began") == []
-    crew.gate.touch()
-    crew.wait_until_done(["hold"])
+    activities.gate.touch()
+    activities.wait_until_done(["hold"])
 
 
 @pytest.mark.usefixtures("default_server")
@@ -166,10 +166,10 @@ def test_a_forked_process_has_slots_of_its_own(server: EmbeddedServer, raw: redi
 def test_a_forked_process_that_closes_the_queue_leaves_the_messages_of_its_parent_alone(
     server: EmbeddedServer, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Returner, "start", lambda _self: None)
+    monkeypatch.setattr(PrefetchReturner, "start", lambda _self: None)
     client = redis.Redis.from_url(server.url, decode_responses=True)
     gateway = sync.RedisGateway(redis_client=client, message_visibility_timeout_seconds=60)
-    gateway._desk(QUEUE)._take_ahead_after = 0
+    gateway._consumer_of(QUEUE)._take_ahead_after = 0
     queue = sync.RedisMessageQueue(QUEUE, gateway=gateway)
     for message in ("a", "b"):
         queue.publish(message)
@@ -195,43 +195,43 @@ def test_a_forked_process_that_closes_the_queue_leaves_the_messages_of_its_paren
 
 
 def test_a_server_that_is_killed_and_comes_back_has_lost_nothing(
-    crew_on: Callable[[EmbeddedServer], Crew], start_server: Callable[..., EmbeddedServer], tmp_path: Path
+    crew_on: Callable[[EmbeddedServer], TaskGroup], start_server: Callable[..., EmbeddedServer], tmp_path: Path
 ) -> None:
     server = start_server(directory=tmp_path / "data", port=0, options={"appendfsync": "always"})
-    crew = crew_on(server)
-    crew.queue.publish("hold")
-    worker = crew.worker(beat_s=0.2)
+    activities = crew_on(server)
+    activities.queue.publish("hold")
+    worker = activities.worker(beat_s=0.2)
     worker.wait_for("began")
-    crew.queue.publish("other")
+    activities.queue.publish("other")
     server.kill()
     server.restart()
-    crew.gate.touch()
+    activities.gate.touch()
     for message in ("after", "hold"):
-        eventually(lambda message=message: _published(crew, message), "the server answers")
-    eventually(lambda: crew.completed() == ["after", "hold", "other"], "all is done", story=worker.story)
+        eventually(lambda message=message: _published(activities, message), "the server answers")
+    eventually(lambda: activities.completed() == ["after", "hold", "other"], "all is done", story=worker.story)
     assert len(worker.said("began")) <= 4
 
 
-def _published(crew: Crew, message: str) -> bool:
+def _published(activities: TaskGroup, message: str) -> bool:
     try:
-        crew.queue.publish(message)
+        activities.queue.publish(message)
     except TransientError:
         return False
     return True
 
 
 @pytest.mark.parametrize("how", ["destroyed", "flushed"])
-def test_a_group_that_vanishes_is_made_again(crew: Crew, how: str) -> None:
-    worker = crew.worker()
-    crew.queue.publish("before")
-    crew.wait_until_done(["before"])
+def test_a_group_that_vanishes_is_made_again(activities: TaskGroup, how: str) -> None:
+    worker = activities.worker()
+    activities.queue.publish("before")
+    activities.wait_until_done(["before"])
     if how == "destroyed":
-        crew.raw.xgroup_destroy(QUEUE, "queue")
+        activities.raw.xgroup_destroy(QUEUE, "queue")
     else:
-        crew.raw.flushall()
-        crew.raw.script_flush()
-    crew.queue.publish("after")
-    eventually(lambda: "after" in crew.completed(), "it is done", story=worker.story)
+        activities.raw.flushall()
+        activities.raw.script_flush()
+    activities.queue.publish("after")
+    eventually(lambda: "after" in activities.completed(), "it is done", story=worker.story)
 
 
 @pytest.mark.usefixtures("default_server")

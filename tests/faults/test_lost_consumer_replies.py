@@ -118,7 +118,7 @@ def test_a_lost_reply_to_the_dead_lettering_writes_one_dead_letter(
     half: str, scene: Scene, lose: Callable[..., Fault], fault_proxy: FaultProxy
 ) -> None:
     (entry_id,) = scene.publish(body(1, ["raise", "fatal"]))
-    fault = lose("bury")
+    fault = lose("dead_letter")
     worker = scene.worker(half, url=fault_proxy.url, config=LONG)
     assert fault.wait()
     scene.wait_until_quiet()

@@ -33,14 +33,14 @@ class History:
         twice = sorted(n for n, runs in self.handled.items() if runs > 1)
         fates = set(self.given) | set(self.dead) | self.left
         vanished = [entry_id for entry_id in self.bad if knows_ids and entry_id not in fates]
-        buried_twice = [entry_id for entry_id, count in self.dead.items() if count > 1]
+        dead_lettered_twice = [entry_id for entry_id, count in self.dead.items() if count > 1]
         told = {
             "raised": self.raised,
             "good messages never handled": lost,
             "good messages handled more than once": twice,
             "never settled": self._kinds(self.left),
             "neither handled nor dead": self._kinds(vanished),
-            "dead twice": self._kinds(buried_twice),
+            "dead twice": self._kinds(dead_lettered_twice),
         }
         return [f"{what}: {_brief(found)}" for what, found in told.items() if found]
 
@@ -99,6 +99,6 @@ def _id_of(row: Any) -> str:
     return (row[0] if isinstance(row, list | tuple) else row).decode()
 
 
-def buried(raw: redis.Redis, stream: str) -> Counter[str]:
+def dead_lettered(raw: redis.Redis, stream: str) -> Counter[str]:
     """Return the ids of the entries whose dead letters are in a stream."""
     return Counter(fields[b"dlq_id"].decode() for _, fields in raw.xrange(stream) if b"dlq_id" in fields)

@@ -15,7 +15,7 @@ from penstock import ConsumerConfig, JsonSerializer, OwnedStream, StreamClient, 
 from penstock.task import Task, encode
 from penstock.tasks import Handlers, RedisTaskQueue, Worker
 from penstock.testing.hostile import KINDS, hostile_entries
-from tests.hostile.history import History, buried, feed, unsettled
+from tests.hostile.history import History, dead_lettered, feed, unsettled
 
 ROUND = 250
 """Hostile entries between two looks: after each everything must be settled."""
@@ -115,7 +115,7 @@ async def read_stream(run: Run) -> History:
 
         await producer.ensure_group("workers")
         await run.rounds("orders", [b'{"n": -1}'], add, lambda: unsettled(run.raw, "orders", "workers"), begin)
-        run.history.dead = buried(run.raw, "orders_dlq")
+        run.history.dead = dead_lettered(run.raw, "orders_dlq")
     return run.history
 
 
@@ -149,7 +149,7 @@ async def read_queue(run: Run) -> History:
             return asyncio.create_task(work()), stop.set
 
         await run.rounds("mail", [b"a text"], add, lambda: unsettled(run.raw, "mail", "queue"), begin)
-        run.history.dead = buried(run.raw, "mail::dlq")
+        run.history.dead = dead_lettered(run.raw, "mail::dlq")
     return run.history
 
 
@@ -208,7 +208,7 @@ async def read_owned_stream(run: Run) -> History:
 
     run.raw.execute_command("XADD", "svc-input", "*", "lbs-input", '{"DataStreamName": "session", "Info": null}')
     await _balance(run, "session", [b'{"n": -1}'], add, left)
-    run.history.dead = buried(run.raw, "session_dlq")
+    run.history.dead = dead_lettered(run.raw, "session_dlq")
     return run.history
 
 
@@ -221,7 +221,7 @@ async def read_announcements(run: Run) -> History:
 
     announced = [b'{"DataStreamName": "strange-%d", "Info": null}' % n for n in range(20_000)]
     await _balance(run, "svc-input", announced, add, lambda: unsettled(run.raw, "svc-input", "svc-group"))
-    run.history.dead = buried(run.raw, "{svc-input}_dlq")
+    run.history.dead = dead_lettered(run.raw, "{svc-input}_dlq")
     return run.history
 
 

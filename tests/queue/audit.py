@@ -26,7 +26,7 @@ from tests.queue.scenes import (
     GROUP,
     QUEUE,
     Events,
-    Held,
+    InFlight,
     age,
     look_again,
     pending,
@@ -120,12 +120,12 @@ class Stage:
                 if self._budget_s:
                     raise
                 continue
-            if not isinstance(result, Held):
+            if not isinstance(result, InFlight):
                 self.results.append(result)
             return result
         raise AssertionError(f"{step} did not succeed in {_TRIES} calls")
 
-    async def take(self, queue: RedisMessageQueue) -> Held:
+    async def take(self, queue: RedisMessageQueue) -> InFlight:
         """Takes a message, which must be there, and remembers its counts."""
         for gateway in self._gateways:
             look_again(gateway)
@@ -140,7 +140,7 @@ class Stage:
         self.results.append((held.message, held.number, processing.delivery_count, processing.attempts))
         return held
 
-    async def end(self, held: Held, error: BaseException | None = None) -> None:
+    async def end(self, held: InFlight, error: BaseException | None = None) -> None:
         """Ends a message; where that fails for want of a budget, the next call does it."""
         try:
             await held.end(error)

@@ -78,7 +78,7 @@ async def take_ahead_and_pause(stage: Stage) -> None:
     for message in ("a", "b", "c"):
         await stage.do(queue.publish, message)
     await stage.end(await stage.take(queue))
-    slots = queue._gateway._desk(QUEUE)._slots  # type: ignore[attr-defined]
+    slots = queue._gateway._consumer_of(QUEUE)._slots  # type: ignore[attr-defined]
     await eventually(lambda: slots._returner is None)
     for _ in range(2):
         await stage.end(await stage.take(queue))
@@ -305,8 +305,8 @@ async def chores(stage: Stage) -> None:
     await stage.end(await stage.take(queue))
     stage.raw.xgroup_destroy(QUEUE, "archive")  # now nobody needs what it kept
     gateway: Any = queue._gateway
-    for desk in gateway._desks.values():
-        desk._upkeep._next_s = 0.0
+    for consumer in gateway._consumers.values():
+        consumer._janitor._next_s = 0.0
     await stage.end(await stage.take(queue))
 
 

@@ -8,7 +8,7 @@ import redis
 from penstock import QueueStats, RedisMessageQueue, StreamClient
 from penstock.errors import ConfigurationError, FatalError, QueueDrained
 from penstock.events import Event, EventName
-from penstock.queue.desk import GROUP
+from penstock.queue.queue_consumer import GROUP
 from tests.helpers.aio import Event as Signal
 from tests.helpers.aio import eventually, is_done, join, outcomes, start, wait_for
 from tests.helpers.commandstats import calls
@@ -34,7 +34,7 @@ async def fill(queue: RedisMessageQueue, count: int, start_at: int = 0) -> None:
         await queue.publish(f"message {n}")
 
 
-async def bury(queue: RedisMessageQueue, count: int) -> None:
+async def dead_letter(queue: RedisMessageQueue, count: int) -> None:
     """Publishes messages and makes dead letters of them."""
     for n in range(count):
         await queue.publish(f"dead {n}")
@@ -50,7 +50,7 @@ async def test_a_queue_that_nobody_has_used_is_empty(client: StreamClient) -> No
 
 async def test_stats_tell_where_every_message_is(client: StreamClient) -> None:
     queue = make_queue(client, enable_completed_queue=True, enable_failed_queue=True, retry_delay_seconds=60)
-    await bury(queue, 2)
+    await dead_letter(queue, 2)
     await fill(queue, 6)
     assert await queue.stats() == QueueStats(6, 0, 0, 0, 2, 2)
     await take(queue)
@@ -95,7 +95,7 @@ async def test_a_look_at_what_is_processed_needs_no_consumer_to_have_come(client
 
 async def test_a_look_at_each_state_shows_what_stats_count(client: StreamClient) -> None:
     queue = make_queue(client, enable_completed_queue=True, enable_failed_queue=True, retry_delay_seconds=60)
-    await bury(queue, 2)
+    await dead_letter(queue, 2)
     await fill(queue, 4)
     await take(queue)
     await fail(queue)
@@ -147,7 +147,7 @@ async def test_redriven_messages_are_new_ones_and_come_in_their_old_order(
     client: StreamClient, raw: redis.Redis
 ) -> None:
     queue = make_queue(client)
-    await bury(queue, 3)
+    await dead_letter(queue, 3)
     assert await queue.redrive_dead_letters() == 3
     assert raw.xlen(DEAD_LETTERS) == 0
     processing = queue.process_message()
@@ -158,7 +158,7 @@ async def test_redriven_messages_are_new_ones_and_come_in_their_old_order(
 
 async def test_so_many_may_be_redriven_the_oldest_first(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client)
-    await bury(queue, 5)
+    await dead_letter(queue, 5)
     assert await queue.redrive_dead_letters(2) == 2
     assert payloads(raw, DEAD_LETTERS) == [b"dead 2", b"dead 3", b"dead 4"]
     assert payloads(raw) == [b"dead 0", b"dead 1"]
@@ -167,7 +167,7 @@ async def test_so_many_may_be_redriven_the_oldest_first(client: StreamClient, ra
 
 async def test_two_operators_redrive_each_dead_letter_once(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client)
-    await bury(queue, 10)
+    await dead_letter(queue, 10)
     counts = await outcomes([start(queue.redrive_dead_letters) for _ in range(3)])
     assert sum(counts) == 10
     assert sorted(payloads(raw)) == sorted(b"dead %d" % n for n in range(10))
@@ -186,7 +186,7 @@ async def test_redriving_nothing_is_no_error_and_a_wrong_number_is(client: Strea
 @pytest.mark.usefixtures("default_server")
 async def test_what_dies_again_is_a_dead_letter_again(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client)
-    await bury(queue, 1)
+    await dead_letter(queue, 1)
     await queue.redrive_dead_letters()
     await fail(queue, FatalError("never"))
     [(_, record)] = raw.xrange(DEAD_LETTERS)
@@ -219,7 +219,7 @@ async def test_purging_what_nobody_has_ever_read(client: StreamClient, raw: redi
 
 async def test_purging_a_log_or_the_dead_letters_empties_it(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client, enable_completed_queue=True, enable_failed_queue=True)
-    await bury(queue, 2)
+    await dead_letter(queue, 2)
     await fill(queue, 3)
     await take(queue)
     assert await queue.purge(target="completed") == 1

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from penstock import StreamClient
-from penstock.queue.desk import Desk
-from penstock.queue.slots import Slots
-from penstock.redis.dead_letter_upkeep import DeadLetterUpkeep
+from penstock.queue.consumer_slots import ConsumerSlots
+from penstock.queue.queue_consumer import QueueConsumer
+from penstock.redis.dead_letter_retention import DeadLetterRetention
 from penstock.redis.scripts import script
 from penstock.testing import FaultProxy
 from tests.queue.audit import SCRIPTS, Recorder, Request, Stage, commands_in_the_source
@@ -21,7 +21,7 @@ from tests.queue.audit_stories import STORIES
 _ONE_SERVER = pytest.mark.usefixtures("default_server")
 pytestmark = _ONE_SERVER  # sync: pytestmark = [_ONE_SERVER, pytest.mark.slow]
 OTHER_PARTS = ("balancer_", "import_", "spark_", "task_")  # each has its own tests of lost replies
-NOT_OF_QUEUES = {"ack", "take_name"} | {name for name in SCRIPTS if name.startswith(OTHER_PARTS)}
+NOT_OF_QUEUES = {"ack", "leave_name", "take_name"} | {name for name in SCRIPTS if name.startswith(OTHER_PARTS)}
 # With no budget the caller publishes again what he does not know to be there: without a key that adds it twice.
 NEED_A_BUDGET = {"publish_plain"}
 
@@ -40,10 +40,10 @@ async def told(name: str, client: StreamClient, raw: redis.Redis, budget_s: floa
     stage = Stage(client, raw, budget_s)
     with pytest.MonkeyPatch.context() as patched:
         # Else a telling soon after another one would not look after the limits of its dead letters.
-        patched.setattr(sys.modules[DeadLetterUpkeep.__module__], "_AGAIN_S", 0.0)
+        patched.setattr(sys.modules[DeadLetterRetention.__module__], "_AGAIN_S", 0.0)
         if name != "take_ahead_and_pause":
             # On a busy machine a message that was taken ahead would be put back, by commands that no other telling has.
-            for user in (Desk, Slots):
+            for user in (QueueConsumer, ConsumerSlots):
                 patched.setattr(sys.modules[user.__module__], "PATIENCE_S", 60.0)
         await STORIES[name](stage)
         await stage.close()

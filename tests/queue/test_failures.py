@@ -86,8 +86,8 @@ async def test_the_delay_doubles_up_to_its_limit(client: StreamClient, raw: redi
 
 def _is_due(queue: RedisMessageQueue) -> bool:
     # This process remembers for a second that nothing was due; here it forgets.
-    for desk in queue._gateway._desks.values():  # type: ignore[attr-defined]
-        desk._next_due_s = 0.0
+    for consumer in queue._gateway._consumers.values():  # type: ignore[attr-defined]
+        consumer._next_due_s = 0.0
     return True
 
 
@@ -283,9 +283,9 @@ async def test_a_dead_letter_that_the_server_refuses_stops_no_neighbour_and_is_t
     assert [message for message in taken if message is not None] == ["a", "b"]
     raw.delete(DEAD_LETTERS)
 
-    async def is_buried() -> bool:
+    async def is_dead_lettered() -> bool:
         assert await take(queue) is None
         return bool(raw.exists(DEAD_LETTERS))
 
-    await eventually(is_buried)
+    await eventually(is_dead_lettered)
     assert raw.xlen(NAME) == 0

@@ -203,7 +203,7 @@ async def test_a_token_opens_one_message_only(lease_client: StreamClient, raw: r
         assert not await gateway.remove_message(QUEUE, "a", lease_token=token)
         assert not await gateway.renew_message_lease(QUEUE, "a", token)
         assert not await gateway.return_message(QUEUE, QUEUE, "a", lease_token=token)
-        assert not await gateway.bury_message(QUEUE, "a", lease_token=token)
+        assert not await gateway.dead_letter_message(QUEUE, "a", lease_token=token)
     assert len(pending(raw)) == 1
     await held.end()
 

@@ -140,19 +140,19 @@ class QueueMachine(RuleBasedStateMachine):
         self.gateways[who].add_message(QUEUE, message.text)
         self.messages[message.text] = message
 
-    @rule(target=holders, who=WHO, loss=lost("restore", "XREADGROUP", "take_due", "recover", "begin", "bury"))
+    @rule(target=holders, who=WHO, loss=lost("restore", "XREADGROUP", "take_due", "recover", "begin", "dead_letter"))
     def claim(self, who: int, loss: str) -> Any:
         self._lose(loss)
         holder = self._claim(who)
         return multiple() if holder is None else holder
 
     def _claim(self, who: int) -> Holder | None:
-        for desk in self.gateways[who]._desks.values():
-            desk._next_due_s = desk._next_recovery_s = 0.0
-            desk._cursor = "-"
+        for consumer in self.gateways[who]._consumers.values():
+            consumer._next_due_s = consumer._next_recovery_s = 0.0
+            consumer._cursor = "-"
         processing = self.queues[who].process_message()
         text = processing.__enter__()
-        self._note_buried()
+        self._note_dead_lettered()
         if text is None:
             return None
         message = self.messages[text]
@@ -165,8 +165,8 @@ class QueueMachine(RuleBasedStateMachine):
         message.place, message.is_expired = "processing", False
         return holder
 
-    def _note_buried(self) -> None:
-        # Claims bury what they find that has no chances left.
+    def _note_dead_lettered(self) -> None:
+        # Claims dead-letter what they find that has no chances left.
         known = {message.text for message in self.dead}
         for _, fields in self.raw.xrange(DEAD):
             message = self.messages[fields[b"data"].decode()]
@@ -175,9 +175,9 @@ class QueueMachine(RuleBasedStateMachine):
                 assert message.is_expired
                 assert message.attempts == LIMIT
                 self.live.pop(message.text, None)
-                self._bury(message)
+                self._dead_letter(message)
 
-    def _bury(self, message: Message) -> None:
+    def _dead_letter(self, message: Message) -> None:
         message.place = "dead"
         self.dead.append(message)
         self._free(message)
@@ -203,12 +203,12 @@ class QueueMachine(RuleBasedStateMachine):
         if self._end(holder, None, loss):
             holder.message.place = "completed"
 
-    @rule(holder=consumes(holders), loss=lost("park", "bury", "once"), is_fatal=st.booleans())
+    @rule(holder=consumes(holders), loss=lost("park", "dead_letter", "once"), is_fatal=st.booleans())
     def fail(self, holder: Holder, loss: str, is_fatal: bool) -> None:
         self.failures += 1
         if self._end(holder, FatalError("failed") if is_fatal else ValueError("failed"), loss):
             if is_fatal or holder.message.attempts >= LIMIT:
-                self._bury(holder.message)
+                self._dead_letter(holder.message)
             else:
                 holder.message.place = "retrying"
 

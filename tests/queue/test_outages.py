@@ -20,7 +20,7 @@ from tests.queue.scenes import (
     DEAD_LETTERS,
     QUEUE,
     Events,
-    Held,
+    InFlight,
     age,
     at_most_once,
     look_again,
@@ -49,7 +49,7 @@ async def impatient(fault_proxy: FaultProxy) -> AsyncIterator[StreamClient]:
         yield client
 
 
-async def taken_at_last(queue: RedisMessageQueue) -> Held:
+async def taken_at_last(queue: RedisMessageQueue) -> InFlight:
     """Takes a message with no budget: a thread learns that its connection is broken when it uses it."""
     for _ in range(3):
         with contextlib.suppress(ConnectionLost):

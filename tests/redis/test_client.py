@@ -338,5 +338,5 @@ def test_a_server_that_may_not_be_asked_is_taken_for_the_oldest(
 
 def test_a_server_that_is_too_old_is_named(half: Half, start_server: Callable[..., EmbeddedServer]) -> None:
     server = start_server(port=0, options={"rename-command": ["XAUTOCLAIM", ""]})
-    with pytest.raises(UnsupportedServer, match=r"Redis 7\.0\S* is too old: 6\.2 or newer"):
+    with pytest.raises(UnsupportedServer, match=r"(Redis|Valkey) \S+ is too old: 6\.2 or newer"):
         half.do(half.client(host="127.0.0.1", port=server.port).capabilities)

@@ -9,8 +9,8 @@ import pytest
 from penstock import ConsumerConfig
 from penstock.errors import ClusterSlotError, ConfigurationError, ConnectionFailed
 from penstock.redis.retry import Repeat
+from penstock.redis.script_runner import ScriptRunner
 from penstock.redis.scripts import script
-from penstock.redis.side_lane import SideLane
 from penstock.testing import Cluster, FaultProxy
 from tests.redis.halves import Half, SyncHalf, eventually, nothing_left_open
 from tests.redis.slots import SlotMove, owner, tags_on_all_nodes, tell
@@ -220,7 +220,7 @@ def test_a_heartbeat_follows_a_moved_slot_at_once_and_asks_nobody_for_the_map(cl
     entry_id = client.call("{moved}", "XADD", "{moved}", "*", "a", "1", repeat=Repeat.ONCE)
     client.call("{moved}", "XGROUP", "CREATE", "{moved}", "g", "0", repeat=Repeat.ONCE)
     client.call("{moved}", "XREADGROUP", "GROUP", "g", "me", "STREAMS", "{moved}", ">", repeat=Repeat.ONCE)
-    lane = SideLane(client.settings, "{moved}")
+    lane = ScriptRunner(client.settings, "{moved}")
     renewal = script("renew"), (1, "{moved}", "g", "me", "", 0, entry_id)
     assert lane.run(*renewal) == [[], []]
     for _ in range(2):

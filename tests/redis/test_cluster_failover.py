@@ -10,9 +10,9 @@ import pytest
 from penstock import ConsumerConfig
 from penstock.errors import ConnectionFailed, ConnectionLost, GroupLost, PenstockError, ServerBusy
 from penstock.redis.embedded import EmbeddedServer
+from penstock.redis.script_runner import ScriptRunner
 from penstock.redis.scripts import script
 from penstock.redis.settings import ConnectionSettings
-from penstock.redis.side_lane import SideLane
 from penstock.testing import Cluster
 from penstock.testing.servers import NEWEST
 from tests.redis.halves import Half, eventually
@@ -85,7 +85,7 @@ def test_a_heartbeat_that_begins_while_its_node_is_dead_finds_the_replica(
     cluster_with_replica: tuple[Cluster, EmbeddedServer],
 ) -> None:
     cluster, doomed = cluster_with_replica
-    lane = SideLane(ConnectionSettings(kind="cluster", hosts=tuple(cluster.addresses)), STREAM)
+    lane = ScriptRunner(ConnectionSettings(kind="cluster", hosts=tuple(cluster.addresses)), STREAM)
 
     def beat() -> PenstockError | None:
         try:

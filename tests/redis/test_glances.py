@@ -19,9 +19,9 @@ import penstock.redis.aio
 import penstock.redis.blocking
 from penstock import StreamClient
 from penstock.errors import ConnectionFailed, ConnectionLost
-from penstock.redis import glances
+from penstock.redis import spin_reads
 from penstock.redis.embedded import EmbeddedServer
-from penstock.redis.glances import Glances
+from penstock.redis.spin_reads import SpinReads
 from tests.helpers.aio import next_turn
 from tests.redis.halves import AsyncHalf, Half, SyncHalf, eventually
 
@@ -76,10 +76,10 @@ def looks(monkeypatch: pytest.MonkeyPatch, half: Half) -> list[bytes | None]:
     found: list[bytes | None] = []
 
     def noted(file: int, most: int) -> bytes | None:
-        found.append(glances.glance(file, most))
+        found.append(spin_reads.spin_read(file, most))
         return found[-1]
 
-    monkeypatch.setattr(half.lane, "glance", noted)
+    monkeypatch.setattr(half.lane, "spin_read", noted)
     return found
 
 
@@ -145,7 +145,7 @@ def test_a_server_that_answers_late_is_soon_not_looked_for(
     half: Half, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    monkeypatch.setattr(half.lane, "glance", lambda file, _most: looked.append(file))  # each of them in vain
+    monkeypatch.setattr(half.lane, "spin_read", lambda file, _most: looked.append(file))  # each of them in vain
     connection = half.connect(server.port)
     looked.clear()
     for _ in range(100):
@@ -157,13 +157,13 @@ def test_a_look_at_a_silent_socket_ends_without_a_reply() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
-        assert glances.glance(ours.fileno(), 100) is None
+        assert spin_reads.spin_read(ours.fileno(), 100) is None
         theirs.sendall(b"late")
-        assert glances.glance(ours.fileno(), 100) == b"late"
+        assert spin_reads.spin_read(ours.fileno(), 100) == b"late"
 
 
 def test_the_pauses_between_looks_in_vain_grow_and_one_reply_ends_them() -> None:
-    judge = Glances()
+    judge = SpinReads()
     judge._skip = 0  # whatever this machine has
     gaps = []
     for _ in range(8):
@@ -180,8 +180,8 @@ def test_the_pauses_between_looks_in_vain_grow_and_one_reply_ends_them() -> None
 
 
 def test_with_one_processor_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glances, "processors", lambda: 1)
-    judge = Glances()
+    monkeypatch.setattr(spin_reads, "processors", lambda: 1)
+    judge = SpinReads()
     assert not any(judge.is_worthwhile() for _ in range(1_000))
 
 
@@ -245,9 +245,9 @@ def test_an_abort_while_another_thread_looks_reads_no_foreign_file(monkeypatch: 
     def held_up(file: int, most: int) -> bytes | None:
         is_looking.set()
         may_look.wait(30)
-        return glances.glance(file, most)
+        return spin_reads.spin_read(file, most)
 
-    monkeypatch.setattr(penstock.redis.blocking, "glance", held_up)
+    monkeypatch.setattr(penstock.redis.blocking, "spin_read", held_up)
     waiting = half.start(peer.connection.pipeline, [("PING",)])
     assert is_looking.wait(30)
     peer.connection.abort()

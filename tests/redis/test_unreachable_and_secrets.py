@@ -165,7 +165,7 @@ def test_a_server_that_is_no_cluster_is_named(half: Half, server: EmbeddedServer
 
 
 def test_a_missing_password_is_an_authentication_error(half: Half, locked: EmbeddedServer) -> None:
-    with pytest.raises(AuthenticationFailed, match="NOAUTH"):
+    with pytest.raises(AuthenticationFailed, match=r"NOAUTH|Authentication required"):
         half.do(half.client(host="127.0.0.1", port=locked.port).call, "k", "GET", "k")
 
 
@@ -243,7 +243,7 @@ def test_a_client_that_works_logs_no_secret(
     config = ConsumerConfig(group="g", block_ms=50, min_idle_claim_ms=200, handle_signals=False)
     consumer = half.api.StreamConsumer(client, "orders", config, message_handler=lambda _message: 1 / 0)
     half.do(consumer.run_once)
-    assert half.do(client.capabilities).product == "Redis"
+    assert half.do(client.capabilities).product in {"Redis", "Valkey"}
     assert "ZeroDivisionError" in everything_logged.text, "the log was captured"
 
 

@@ -33,7 +33,7 @@ async def test_the_newest_dead_letters_are_kept(client: StreamClient, raw: redis
     assert consumer.metrics().total_dlq == 10
     counts = [event.fields["count"] for event in of_kind(events, EventName.DEAD_LETTERS_TRIMMED)]
     assert counts == [1] * 7
-    assert client.dead_letter_upkeep.removed == {DEAD_LETTERS: 7}
+    assert client.dead_letter_retention.removed == {DEAD_LETTERS: 7}
     assert raw.xpending(STREAM, GROUP)["pending"] == 0
 
 

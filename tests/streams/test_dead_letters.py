@@ -142,13 +142,13 @@ async def test_a_hook_that_fails_changes_nothing(client: StreamClient, raw: redi
 @pytest.mark.usefixtures("default_server")
 async def test_the_dead_letters_go_where_the_configuration_says(client: StreamClient, raw: redis.Redis) -> None:
     await publish(client, range(3))
-    config = quick(max_deliveries=1, dlq_stream="graveyard", dlq_group="undertakers")
+    config = quick(max_deliveries=1, dlq_stream="graveyard", dlq_group="dead_letter_writers")
     consumer = StreamConsumer(client, STREAM, config, Recorder(fail))
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_dlq == 3)
     assert raw.xlen("graveyard") == 3
     assert not raw.exists(DEAD_LETTERS)
-    assert [info["name"] for info in raw.xinfo_groups("graveyard")] == [b"undertakers"]
+    assert [info["name"] for info in raw.xinfo_groups("graveyard")] == [b"dead_letter_writers"]
     assert await DeadLetters(client, STREAM, "graveyard").count() == 3
     assert (await ConsumerGroup(client, STREAM, GROUP).stats("graveyard")).dlq_length == 3
 

@@ -266,13 +266,13 @@ async def test_a_server_without_memory_refuses_new_messages_and_lets_the_old_one
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"worker_name": "worker-1"}, {"dlq_stream": "graveyard", "dlq_group": "undertakers"}]
+    "settings", [{}, {"worker_name": "worker-1"}, {"dlq_stream": "graveyard", "dlq_group": "dead_letter_writers"}]
 )
 async def test_a_consumer_can_start_on_a_server_without_memory_and_drain_it(
     client: StreamClient, raw: redis.Redis, settings: dict[str, str]
 ) -> None:
     await publish(client, range(30))
-    await ConsumerGroup(client, STREAM, GROUP).ensure("graveyard", "undertakers")
+    await ConsumerGroup(client, STREAM, GROUP).ensure("graveyard", "dead_letter_writers")
     raw.config_set("maxmemory", 1)
     consumer = StreamConsumer(client, STREAM, quick(**settings), Recorder())
     async with running(consumer):

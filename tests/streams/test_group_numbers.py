@@ -28,9 +28,9 @@ async def group(client: StreamClient) -> ConsumerGroup:
 
 async def test_ensure_creates_the_group_at_the_beginning_of_the_stream(client: StreamClient, raw: redis.Redis) -> None:
     await publish(client, range(3))
-    await ConsumerGroup(client, STREAM, GROUP).ensure("graveyard", "undertakers")
+    await ConsumerGroup(client, STREAM, GROUP).ensure("graveyard", "dead_letter_writers")
     assert len(read_as(raw, "someone")) == 3
-    assert [info["name"] for info in raw.xinfo_groups("graveyard")] == [b"undertakers"]
+    assert [info["name"] for info in raw.xinfo_groups("graveyard")] == [b"dead_letter_writers"]
 
 
 @pytest.mark.usefixtures("default_server")

@@ -18,7 +18,7 @@ from tests.streams.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, expire, f
 pytestmark = pytest.mark.every_server
 
 
-async def bury(client: StreamClient, count: int) -> list[str]:
+async def dead_letter(client: StreamClient, count: int) -> list[str]:
     """Publishes messages and lets them fail; even ones are fatal. Returns the ids of the records, oldest first."""
     await publish(client, range(count))
 
@@ -40,7 +40,7 @@ def numbers(raw: redis.Redis, key: str) -> list[int]:
 
 
 async def test_dead_letters_are_listed_oldest_first_and_by_reason(client: StreamClient) -> None:
-    ids = await bury(client, 10)
+    ids = await dead_letter(client, 10)
     letters = DeadLetters(client, STREAM)
     assert await letters.count() == 10
     assert [json.loads(letter.data or b"") for letter in await letters.list()] == list(range(10))
@@ -122,7 +122,7 @@ async def test_a_message_that_only_comes_back_is_redriven_so_often_and_no_more(
 
 @pytest.mark.usefixtures("default_server")
 async def test_some_can_be_chosen_by_id_by_reason_and_by_number(client: StreamClient, raw: redis.Redis) -> None:
-    ids = await bury(client, 10)
+    ids = await dead_letter(client, 10)
     raw.xtrim(STREAM, maxlen=0)
     letters = DeadLetters(client, STREAM)
     await letters.redrive([ids[3], ids[4], "1-1"])
@@ -136,7 +136,7 @@ async def test_some_can_be_chosen_by_id_by_reason_and_by_number(client: StreamCl
 
 
 async def test_two_operators_who_redrive_at_once_put_each_back_once(client: StreamClient, raw: redis.Redis) -> None:
-    await bury(client, 30)
+    await dead_letter(client, 30)
     raw.xtrim(STREAM, maxlen=0)
     letters = DeadLetters(client, STREAM)
     added = await outcomes([start(letters.redrive) for _ in range(3)])
@@ -162,7 +162,7 @@ async def test_a_record_without_a_payload_stays(client: StreamClient, raw: redis
 
 @pytest.mark.usefixtures("default_server")
 async def test_when_the_stream_refuses_the_record_stays(client: StreamClient, raw: redis.Redis) -> None:
-    await bury(client, 2)
+    await dead_letter(client, 2)
     raw.delete(STREAM)
     raw.set(STREAM, "not a stream")
     with pytest.raises(WrongType):
@@ -174,7 +174,7 @@ async def test_when_the_stream_refuses_the_record_stays(client: StreamClient, ra
 
 
 async def test_purging_deletes_the_given_ones_or_all(client: StreamClient, raw: redis.Redis) -> None:
-    ids = await bury(client, 6)
+    ids = await dead_letter(client, 6)
     letters = DeadLetters(client, STREAM)
     assert await letters.purge([ids[0], ids[5], "1-1"]) == 2
     assert numbers(raw, DEAD_LETTERS) == [1, 2, 3, 4]

@@ -71,17 +71,17 @@ async def test_a_message_that_waits_for_its_retry_stays_pending_and_says_when_it
 
 async def test_a_message_runs_as_often_as_max_deliveries_allows(client: StreamClient, raw: redis.Redis) -> None:
     await publish(client, [1])
-    buried: list[tuple[int, int, str]] = []
+    dead_lettered: list[tuple[int, int, str]] = []
 
-    async def bury(message: StreamMessage, reason: str) -> None:
-        buried.append((message.delivery_count, message.attempts, reason))
+    async def dead_letter(message: StreamMessage, reason: str) -> None:
+        dead_lettered.append((message.delivery_count, message.attempts, reason))
 
     handler = Recorder(fail)
-    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=3), handler, bury)
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=3), handler, dead_letter)
     async with running(consumer):
-        await eventually(lambda: buried)
+        await eventually(lambda: dead_lettered)
     assert handler.counts == [(1, 1), (2, 2), (3, 3)]
-    assert buried == [(3, 3, "max_deliveries")]
+    assert dead_lettered == [(3, 3, "max_deliveries")]
     assert pending_ids(raw) == []
 
 

@@ -122,15 +122,15 @@ def test_a_heartbeat_calls_no_message_lost_that_is_being_buried(client: StreamCl
     publish(client, range(1))
     events: list[Occurrence] = []
     consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1), Recorder(fail), on_event=events.append)
-    bury = consumer._workers._undertaker.bury
+    dead_letter = consumer._workers._dead_letter_writer.dead_letter
 
-    def bury_slowly(message: StreamMessage, *told: object) -> bool:
-        is_ours = bury(message, *told)
+    def dead_letter_slowly(message: StreamMessage, *told: object) -> bool:
+        is_ours = dead_letter(message, *told)
         consumer._leases_lost([message.id])  # the heartbeat found it pending with nobody
         next_turn()
         return is_ours
 
-    consumer._workers._undertaker.bury = bury_slowly
+    consumer._workers._dead_letter_writer.dead_letter = dead_letter_slowly
     with running(consumer):
         eventually(lambda: EventName.DEAD_LETTERED in {event.name for event in events})
     assert {event.name for event in events} == {EventName.DEAD_LETTERED, EventName.STOPPED}

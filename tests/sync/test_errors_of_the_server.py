@@ -267,13 +267,13 @@ def test_a_server_without_memory_refuses_new_messages_and_lets_the_old_ones_be_f
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"worker_name": "worker-1"}, {"dlq_stream": "graveyard", "dlq_group": "undertakers"}]
+    "settings", [{}, {"worker_name": "worker-1"}, {"dlq_stream": "graveyard", "dlq_group": "dead_letter_writers"}]
 )
 def test_a_consumer_can_start_on_a_server_without_memory_and_drain_it(
     client: StreamClient, raw: redis.Redis, settings: dict[str, str]
 ) -> None:
     publish(client, range(30))
-    ConsumerGroup(client, STREAM, GROUP).ensure("graveyard", "undertakers")
+    ConsumerGroup(client, STREAM, GROUP).ensure("graveyard", "dead_letter_writers")
     raw.config_set("maxmemory", 1)
     consumer = StreamConsumer(client, STREAM, quick(**settings), Recorder())
     with running(consumer):

@@ -19,7 +19,7 @@ from tests.sync.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, expire, fail
 pytestmark = pytest.mark.every_server
 
 
-def bury(client: StreamClient, count: int) -> list[str]:
+def dead_letter(client: StreamClient, count: int) -> list[str]:
     """Publishes messages and lets them fail; even ones are fatal. Returns the ids of the records, oldest first."""
     publish(client, range(count))
 
@@ -41,7 +41,7 @@ def numbers(raw: redis.Redis, key: str) -> list[int]:
 
 
 def test_dead_letters_are_listed_oldest_first_and_by_reason(client: StreamClient) -> None:
-    ids = bury(client, 10)
+    ids = dead_letter(client, 10)
     letters = DeadLetters(client, STREAM)
     assert letters.count() == 10
     assert [json.loads(letter.data or b"") for letter in letters.list()] == list(range(10))
@@ -123,7 +123,7 @@ def test_a_message_that_only_comes_back_is_redriven_so_often_and_no_more(
 
 @pytest.mark.usefixtures("default_server")
 def test_some_can_be_chosen_by_id_by_reason_and_by_number(client: StreamClient, raw: redis.Redis) -> None:
-    ids = bury(client, 10)
+    ids = dead_letter(client, 10)
     raw.xtrim(STREAM, maxlen=0)
     letters = DeadLetters(client, STREAM)
     letters.redrive([ids[3], ids[4], "1-1"])
@@ -137,7 +137,7 @@ def test_some_can_be_chosen_by_id_by_reason_and_by_number(client: StreamClient, 
 
 
 def test_two_operators_who_redrive_at_once_put_each_back_once(client: StreamClient, raw: redis.Redis) -> None:
-    bury(client, 30)
+    dead_letter(client, 30)
     raw.xtrim(STREAM, maxlen=0)
     letters = DeadLetters(client, STREAM)
     added = outcomes([start(letters.redrive) for _ in range(3)])
@@ -163,7 +163,7 @@ def test_a_record_without_a_payload_stays(client: StreamClient, raw: redis.Redis
 
 @pytest.mark.usefixtures("default_server")
 def test_when_the_stream_refuses_the_record_stays(client: StreamClient, raw: redis.Redis) -> None:
-    bury(client, 2)
+    dead_letter(client, 2)
     raw.delete(STREAM)
     raw.set(STREAM, "not a stream")
     with pytest.raises(WrongType):
@@ -175,7 +175,7 @@ def test_when_the_stream_refuses_the_record_stays(client: StreamClient, raw: red
 
 
 def test_purging_deletes_the_given_ones_or_all(client: StreamClient, raw: redis.Redis) -> None:
-    ids = bury(client, 6)
+    ids = dead_letter(client, 6)
     letters = DeadLetters(client, STREAM)
     assert letters.purge([ids[0], ids[5], "1-1"]) == 2
     assert numbers(raw, DEAD_LETTERS) == [1, 2, 3, 4]

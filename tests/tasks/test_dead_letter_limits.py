@@ -16,7 +16,7 @@ async def give_up(queue: RedisTaskQueue, count: int) -> list[str]:
         task = Task(kind="print", payload={"page": number}, unique=f"page {number}")
         ids.append(await queue.enqueue(task))
         assert await queue.pop(timeout=0) is not None
-        assert await queue.bury(task.id, text="no such page")
+        assert await queue.dead_letter(task.id, text="no such page")
     return ids
 
 

@@ -31,7 +31,7 @@ async def test_an_entry_of_very_many_fields_is_dead_lettered_and_redriven_with_w
     raw.xadd("jobs.tasks", wide(count, data=msgspec.json.encode(task)))
     await queue.enqueue(behind)
     assert [found.id for found in await queue.pop_many(10)] == [task.id, behind.id]
-    await queue.bury(task.id)
+    await queue.dead_letter(task.id)
     letters = [letter async for letter in queue.dead.iterate()]
     assert [(letter.reason, letter.task_id, letter.data[:7]) for letter in letters] == [
         ("decode_error", "", b"no task"),
@@ -166,7 +166,7 @@ async def test_the_end_of_a_traceback_is_kept(client: StreamClient) -> None:
     for queue in (redis_queue, stub):
         await queue.enqueue(task)
         await queue.pop()
-        await queue.bury(task.id, error="ValueError", text="no", traceback="x" * 10_000 + "the end")
+        await queue.dead_letter(task.id, error="ValueError", text="no", traceback="x" * 10_000 + "the end")
     [letter] = [letter async for letter in redis_queue.dead.iterate()]
     assert letter.traceback == stub.dead[0].traceback == "x" * 7_993 + "the end"
 

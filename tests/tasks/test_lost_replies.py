@@ -105,7 +105,7 @@ async def test_a_result_that_was_pushed_is_known_to_be(lossy: RedisTaskQueue, fa
     assert not await lossy.push_result(Result(task_id="a", kind="render", data=2))
 
 
-@pytest.mark.parametrize("what", ["ack", "bury"])
+@pytest.mark.parametrize("what", ["ack", "dead_letter"])
 async def test_a_task_that_was_settled_is_known_to_be(
     lossy: RedisTaskQueue, fault_proxy: FaultProxy, what: str
 ) -> None:
@@ -113,7 +113,7 @@ async def test_a_task_that_was_settled_is_known_to_be(
     task = await lossy.pop()
     assert task is not None
     lose(fault_proxy, "task_release")
-    assert await (lossy.ack(task.id) if what == "ack" else lossy.bury(task.id))
+    assert await (lossy.ack(task.id) if what == "ack" else lossy.dead_letter(task.id))
     assert await lossy.pending_count() == 0
 
 

@@ -41,7 +41,7 @@ async def test_tasks_results_and_dead_letters_are_in_streams_of_the_queues_name(
     }  # fmt: skip
     await queue.pop_many(2)
     await finish(queue, task, 42)
-    await queue.bury(bad.id, text="no use")
+    await queue.dead_letter(bad.id, text="no use")
     [result, error] = entries(raw, "jobs.results")
     assert (result[b"task_id"], result[b"kind"], result[b"status"]) == (task.id.encode(), b"render", b"ok")
     assert msgspec.msgpack.decode(result[b"data"])["data"] == 42

@@ -215,6 +215,7 @@ def test_any_quoted_login_and_hosts_come_back(
     ),
 )
 def test_no_raw_password_is_ever_shown(password: str, form: str) -> None:
+    assume(form != "redis://u:{}" or not password[0].isdigit())  # that may be a port
     url = form.format(password)
     assume(password not in form and password not in str(SAFE_WORDS))
     try:

@@ -33,7 +33,7 @@ def test_a_handler_that_ends_while_streams_move_is_no_error() -> None:
     assert all(stream.is_draining for stream in every)
 
 
-class Held:
+class InFlight:
     """A stream whose handler goes on."""
 
     def __init__(self) -> None:
@@ -50,16 +50,16 @@ def moving(streams: dict[str, Any]) -> Runner:
 
 
 def test_a_stream_that_went_and_came_back_between_two_looks_keeps_no_other_from_moving() -> None:
-    runner = moving({"1-0": Held(), "2-0": Held()})
+    runner = moving({"1-0": InFlight(), "2-0": InFlight()})
     runner._move(1)
     assert runner._streams["2-0"].is_draining
-    runner._streams["2-0"] = Held()  # handed over, not wanted by anybody, and claimed again
+    runner._streams["2-0"] = InFlight()  # handed over, not wanted by anybody, and claimed again
     runner._move(1)
     assert [stream.asked for stream in runner._streams.values()] == [0, 1]
 
 
 def test_handlers_that_do_not_let_go_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: dict[str, Any] = {"1-0": Held(), "2-0": Held()}
+    streams: dict[str, Any] = {"1-0": InFlight(), "2-0": InFlight()}
     runner, asked = moving(streams), []
     for now_s in (0.0, 5.0, 11.0, 16.0, 22.0, 33.0):
         monkeypatch.setattr("time.monotonic", lambda now_s=now_s: now_s)

@@ -17,9 +17,9 @@ from penstock.sync.tasks import RedisTaskQueue
 
 def test_dead_letters_are_limited_unless_somebody_says_otherwise() -> None:
     client = StreamClient()
-    assert client.dead_letter_upkeep.limits == DeadLetterLimits(100_000, 30 * 86_400, 1 << 30, ignore_groups=False)
+    assert client.dead_letter_retention.limits == DeadLetterLimits(100_000, 30 * 86_400, 1 << 30, ignore_groups=False)
     assert not DeadLetterLimits().is_none
-    assert StreamClient(dead_letter_limits=DeadLetterLimits.none()).dead_letter_upkeep.limits.is_none
+    assert StreamClient(dead_letter_limits=DeadLetterLimits.none()).dead_letter_retention.limits.is_none
 
 
 def test_every_way_to_a_client_takes_limits() -> None:
@@ -31,7 +31,7 @@ def test_every_way_to_a_client_takes_limits() -> None:
         StreamClient.from_sentinel([("localhost", 26379)], "main", dead_letter_limits=few),
         StreamClient(dead_letter_limits={"max_count": 7}),
     ]
-    assert [client.dead_letter_upkeep.limits for client in made] == [few] * 5
+    assert [client.dead_letter_retention.limits for client in made] == [few] * 5
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_cannot_be_a_limit_is_refused(given: object, told: str) -> None:
 
 def test_a_queue_that_is_given_a_client_takes_the_limits_of_the_client() -> None:
     client = RedisTaskQueue("redis://localhost", dead_letter_limits={"max_count": 5}).client
-    assert client.dead_letter_upkeep.limits.max_count == 5
+    assert client.dead_letter_retention.limits.max_count == 5
     with pytest.raises(ConfigurationError, match="belong to the client"):
         RedisTaskQueue(client, dead_letter_limits={"max_count": 6})
 
@@ -81,11 +81,11 @@ def test_settings_limit_the_dead_letters_of_tasks(tmp_path: Path) -> None:
     file = tmp_path / "penstock.toml"
     file.write_text('[task_queue.redis]\ndead_letter_limits = { max_count = 10, max_bytes = "none" }\n')
     made = make_task_queue(Settings.load(file, environment={}))
-    assert made.client.dead_letter_upkeep.limits == DeadLetterLimits(max_count=10, max_bytes=None)
+    assert made.client.dead_letter_retention.limits == DeadLetterLimits(max_count=10, max_bytes=None)
     name = "PENSTOCK__TASK_QUEUE__REDIS__DEAD_LETTER_LIMITS"
     for text, expected in (("{ max_count = 7 }", DeadLetterLimits(max_count=7)), ("none", DeadLetterLimits.none())):
         made = make_task_queue(Settings.load(file, environment={name: text}))
-        assert made.client.dead_letter_upkeep.limits == expected
+        assert made.client.dead_letter_retention.limits == expected
 
 
 def test_a_mistake_in_the_settings_is_named(tmp_path: Path) -> None:

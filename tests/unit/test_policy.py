@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import FatalError, RetryLater, Snooze
-from penstock.policy import Backoff, Bury, Limits, Reason, Retry, Verdict, after_failure, before_run
+from penstock.policy import Backoff, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
 
 counts = st.integers(0, 10_000)
 limits = st.builds(Limits, st.integers(1, 100), st.none() | st.integers(1, 100))
@@ -24,7 +24,7 @@ def test_a_failure_is_retried_until_a_limit_is_reached(
 ) -> None:
     verdict = after_failure(error, deliveries, attempts, limits, backoff, chance)
     if deliveries >= limits.max_deliveries or attempts >= (limits.max_attempts or 10**9):
-        assert verdict == Bury(Reason.MAX_DELIVERIES)
+        assert verdict == GiveUp(Reason.MAX_DELIVERIES)
     else:
         assert isinstance(verdict, Retry)
         assert verdict.counts
@@ -33,7 +33,7 @@ def test_a_failure_is_retried_until_a_limit_is_reached(
 
 @given(counts, counts, limits, backoffs)
 def test_fatal_is_final_whatever_the_counts(deliveries: int, attempts: int, limits: Limits, backoff: Backoff) -> None:
-    assert after_failure(FatalError("x"), deliveries, attempts, limits, backoff, chance) == Bury(Reason.FATAL)
+    assert after_failure(FatalError("x"), deliveries, attempts, limits, backoff, chance) == GiveUp(Reason.FATAL)
 
 
 @given(st.floats(0, 1e9), counts, counts, limits, backoffs)
@@ -50,7 +50,7 @@ def test_retry_later_chooses_the_delay_but_not_the_limit(
 ) -> None:
     verdict: Verdict = after_failure(RetryLater(delay_s), deliveries, attempts, limits, backoff, chance)
     if limits.is_exhausted(deliveries, attempts):
-        assert verdict == Bury(Reason.MAX_DELIVERIES)
+        assert verdict == GiveUp(Reason.MAX_DELIVERIES)
     else:
         assert verdict == Retry(round(delay_s * 1000))
 
@@ -85,12 +85,12 @@ def test_every_message_ends_after_at_most_its_deliveries(deliveries: int, attemp
 
 @pytest.mark.parametrize(
     ("expires_at_ms", "now_ms", "verdict"),
-    [(None, 10**15, None), (1_000, 999, None), (1_000, 1_000, Bury(Reason.EXPIRED)), (0, 1, Bury(Reason.EXPIRED))],
+    [(None, 10**15, None), (1_000, 999, None), (1_000, 1_000, GiveUp(Reason.EXPIRED)), (0, 1, GiveUp(Reason.EXPIRED))],
 )
-def test_what_has_expired_is_not_run(expires_at_ms: int | None, now_ms: int, verdict: Bury | None) -> None:
+def test_what_has_expired_is_not_run(expires_at_ms: int | None, now_ms: int, verdict: GiveUp | None) -> None:
     assert before_run(1, 1, expires_at_ms, now_ms, Limits(3, None)) == verdict
 
 
 def test_expiry_is_told_rather_than_exhaustion() -> None:
-    assert before_run(9, 9, 1, 2, Limits(3, 3)) == Bury(Reason.EXPIRED)
-    assert before_run(9, 9, None, 2, Limits(3, 3)) == Bury(Reason.MAX_DELIVERIES)
+    assert before_run(9, 9, 1, 2, Limits(3, 3)) == GiveUp(Reason.EXPIRED)
+    assert before_run(9, 9, None, 2, Limits(3, 3)) == GiveUp(Reason.MAX_DELIVERIES)

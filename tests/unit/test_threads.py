@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from penstock.runtime.threads import Crew, Event
+from penstock.runtime.threads import Event, TaskGroup
 
 SIGNALLED = """
 import faulthandler, signal, time
@@ -89,16 +89,37 @@ def test_no_wake_up_is_lost_between_threads() -> None:
     assert not thread.is_alive()
 
 
+SIGNALLED_ELSEWHERE = """
+import faulthandler, os, signal, threading, time
+from penstock.runtime.threads import Event
+
+faulthandler.dump_traceback_later(20, exit=True)
+event = Event()
+signal.signal(signal.SIGTERM, lambda *_: event.set_from_outside())
+
+def ask() -> None:  # as the system does when the main thread has not run since it was frozen
+    time.sleep(0.2)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=ask).start()
+assert event.wait()
+"""
+
+
+def test_a_signal_that_another_thread_was_given_wakes_the_main_thread() -> None:
+    subprocess.run([sys.executable, "-c", SIGNALLED_ELSEWHERE], check=True, timeout=120)
+
+
 @pytest.mark.usefixtures("hasty_threads")
-def test_a_crew_is_joined_while_others_start_in_it() -> None:
-    crew = Crew(lambda: None)
+def test_a_group_of_threads_is_joined_while_others_start_in_it() -> None:
+    activities = TaskGroup(lambda: None)
 
     def start_others() -> None:
         for _ in range(500):
-            crew.start(lambda: None)
+            activities.start(lambda: None)
 
     starting = threading.Thread(target=start_others)
     starting.start()
     while starting.is_alive():
-        crew.join(60)
-    assert crew.join(60)
+        activities.join(60)
+    assert activities.join(60)

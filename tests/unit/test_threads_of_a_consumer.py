@@ -14,11 +14,11 @@ from penstock.keys import StreamKeys
 from penstock.model import StreamMessage
 from penstock.redis.settings import ConnectionSettings
 from penstock.streams.heartbeat import Heartbeat
-from penstock.streams.held import Held
+from penstock.streams.in_flight import InFlight
 from penstock.streams.tally import Tally
+from penstock.sync.streams.ack_buffer import AckBuffer
 from penstock.sync.streams.inbox import Batch, Inbox, Row
 from penstock.sync.streams.ledger import MAX_IDS, Ledger
-from penstock.sync.streams.settler import Settler
 from penstock.sync.streams.workers import Workers
 from tests.helpers.threads import eventually
 
@@ -111,14 +111,14 @@ def test_what_waits_can_be_taken_out_while_a_worker_takes_some() -> None:
 
 def test_what_one_acknowledgement_cannot_carry_is_not_forgotten() -> None:
     inbox = _inbox()
-    settler = Settler(cast("Ledger", None), inbox, Tally(), lambda _: None)
+    acks = AckBuffer(cast("Ledger", None), inbox, Tally(), lambda _: None)
     messages = [_message(n) for n in range(MAX_IDS + 5)]
     inbox.add_again(messages)
-    settler.done(messages, [message.id for message in messages], is_again=True)
-    carried: Any = settler.take_along(is_calm=False)
+    acks.done(messages, [message.id for message in messages], is_again=True)
+    carried: Any = acks.take_along(is_calm=False)
     assert len(carried.ids) == MAX_IDS
-    assert settler.dirty.is_set(), "nobody else may ever be done"
-    assert sorted(inbox.held.in_flight()) == sorted(message.id for message in messages)
+    assert acks.dirty.is_set(), "nobody else may ever be done"
+    assert sorted(inbox.held.unsettled_ids()) == sorted(message.id for message in messages)
 
 
 def test_a_lease_that_is_lost_when_its_message_is_settled_disturbs_nobody() -> None:
@@ -144,7 +144,7 @@ def test_the_heart_goes_on_beating_whatever_goes_wrong(caplog: pytest.LogCapture
 
     settings = ConnectionSettings(hosts=(("localhost", 1),))
     nobody: Any = lambda *_: None  # noqa: E731
-    heart = Troubled(settings, StreamKeys.of("orders", ""), "g", "me", 0.001, 1_000, Held(), nobody, nobody, nobody)
+    heart = Troubled(settings, StreamKeys.of("orders", ""), "g", "me", 0.001, 1_000, InFlight(), nobody, nobody, nobody)
     heart.start()
     eventually(lambda: heart.beats >= 3)
     heart.stop()

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from penstock.sync.tasks import StubQueue
-from penstock.sync.tasks.settler import Settler
+from penstock.sync.tasks.committer import ResultCommitter
 from penstock.task import Result, Status, Task
 from penstock.tasks.tally import WorkerTally
 
@@ -30,17 +30,19 @@ def test_results_of_two_hands_that_end_at_once_are_sent() -> None:
     queue.enqueue_many([Task(kind="a"), Task(kind="b")])
     tasks = queue.pop_many(2)
     assert len(tasks) == 2
-    settler: Any = Settler(queue, None, WorkerTally(), 30.0, saves_errors=False)
-    settler._lock = Meeting()
+    committer: Any = ResultCommitter(queue, None, WorkerTally(), 30.0, saves_errors=False)
+    committer._lock = Meeting()
     hands = [
-        threading.Thread(target=settler.settle, args=(task, Result(task_id=task.id, kind=task.kind, status=Status.OK)))
+        threading.Thread(
+            target=committer.settle, args=(task, Result(task_id=task.id, kind=task.kind, status=Status.OK))
+        )
         for task in tasks
     ]
     for hand in hands:
         hand.start()
     for hand in hands:
         hand.join(30)
-    settler._lock = threading.Lock()
-    settler.run_once(0)
+    committer._lock = threading.Lock()
+    committer.run_once(0)
     results = [queue.get_result(task.id) for task in tasks]
     assert all(results), "neither was told to be the first"

@@ -21,12 +21,12 @@ from tests.spark.archive.test_cluster_kills import parquet_numbers
 from tests.spark.clusters import Standalone, spark_home
 from tests.spark.driver import Driver, Process
 from tests.spark.pipeline.conftest import add_orders, iceberg_rows
-from tests.spark.reprocess.test_reprocess import bury
+from tests.spark.reprocess.test_reprocess import dead_letter
 from tests.yarn.own_disks import catalogue_of
 
 _DRIVER = """
 import sys
-from tests.spark.reprocess.test_reprocess import bury
+from tests.spark.reprocess.test_reprocess import dead_letter
 from tests.yarn.own_disks import run
 run(print, *sys.argv[1:])
 """
@@ -75,7 +75,7 @@ def test_what_is_written_elsewhere_is_told_and_not_committed(
     tmp_path: Path,
 ) -> None:
     add_orders(stream_redis, 20)
-    bury(stream_redis, 3, "fatal", tmp_path)
+    dead_letter(stream_redis, 3, "fatal", tmp_path)
     conf = json.dumps({**cluster.conf, "spark.task.maxFailures": "1", "spark.log.level": "OFF"})
     said = told(start_driver(_DRIVER, cluster.url, conf, str(tmp_path), stream_server.url))
     share = "name a place that the driver and all executors share, such as hdfs:// or s3a://"

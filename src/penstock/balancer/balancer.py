@@ -103,7 +103,7 @@ class StreamBalancer(Service):
     async def announce(self, topic: Topic) -> int:
         """Have the shards of a topic shared out; return how many were not known yet."""
         check_prefix(self.client)
-        added = await self._ledger.announce(topic.streams)
+        added = await self._commands.announce(topic.streams)
         if added < 0:
             raise wrong_number(topic, -added)
         return added

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from penstock.balancer.config import BalancerConfig
-from penstock.balancer.holdings import Claim, Holdings, Ownership
+from penstock.balancer.holdings import Holdings, Ownership, PendingClaim
 from penstock.balancer.messages import LBSInfo
 from penstock.errors import PenstockError, ReadOnlyServer
 from penstock.keys import BalancerKeys
@@ -97,7 +97,7 @@ class Heartbeat:
         """The number of the latest beat."""
         return self._begun
 
-    def _beat(self, owned: list[Ownership], claims: list[Claim]) -> None:
+    def _beat(self, owned: list[Ownership], claims: list[PendingClaim]) -> None:
         sent_s = time.monotonic()
         held = [ownership.payload for ownership in owned] + [claim.payload for claim in claims]
         is_cluster = self._settings.kind == "cluster"

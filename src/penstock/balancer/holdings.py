@@ -21,7 +21,7 @@ class Ownership:
     since_s: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
 
-class Claim:
+class PendingClaim:
     """A data stream that this consumer has asked for.
 
     The server may have granted it long before the reply is handled: the lock is extended from the beginning.
@@ -48,7 +48,7 @@ class Holdings:
         self._by_name: dict[str, Ownership] = {}
         self._by_id: dict[str, Ownership] = {}
         self._settling: dict[str, bool] = {}  # entry id -> whether it is kept until that is done
-        self._claims: dict[str, Claim] = {}  # by entry id
+        self._claims: dict[str, PendingClaim] = {}  # by entry id
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class Holdings:
         """Tell whether a stream is owned by this entry."""
         return entry_id in self._by_id
 
-    def begin_claim(self, payload: LBSInfo) -> Claim | None:
+    def begin_claim(self, payload: LBSInfo) -> PendingClaim | None:
         """Record that a stream is being asked for; None = it is owned, or another claim of this process is under way.
 
         To the server two claims of one process look like one that is repeated: it would grant both.
@@ -77,10 +77,10 @@ class Holdings:
         with self._lock:
             if payload.id_in_lbs in self._by_id or payload.id_in_lbs in self._claims:
                 return None
-            claim = self._claims[payload.id_in_lbs] = Claim(payload)
+            claim = self._claims[payload.id_in_lbs] = PendingClaim(payload)
             return claim
 
-    def end_claim(self, claim: Claim) -> None:
+    def end_claim(self, claim: PendingClaim) -> None:
         """Forget a claim, unless the ownership has taken its place."""
         with self._lock:
             if self._claims.get(claim.payload.id_in_lbs) is claim:
@@ -124,7 +124,7 @@ class Holdings:
             del self._by_name[name]
         return True
 
-    def beating(self) -> tuple[list[Ownership], list[Claim]]:
+    def beating(self) -> tuple[list[Ownership], list[PendingClaim]]:
         """Return the ownerships and the claims whose locks are to be extended."""
         with self._lock:
             settling = self._settling

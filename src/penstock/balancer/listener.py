@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from penstock import ids
+from penstock.balancer.commands import BalancerCommands
 from penstock.balancer.config import BalancerConfig
-from penstock.balancer.ledger import Ledger
 from penstock.balancer.notices import StreamExpired
 from penstock.balancer.sweep import Sweep
 from penstock.errors import PenstockError
@@ -40,12 +40,12 @@ class Listener:
     def __init__(
         self,
         client: StreamClient,
-        ledger: Ledger,
+        commands: BalancerCommands,
         sweep: Sweep,
         config: BalancerConfig,
         on_found: Callable[[list[StreamExpired]], object],
     ) -> None:
-        self._client, self._ledger, self._sweep, self._config = client, ledger, sweep, config
+        self._client, self._commands, self._sweep, self._config = client, commands, sweep, config
         self._on_found = on_found
         self._stopping = Event()
         db = client.settings.db
@@ -162,7 +162,7 @@ class Listener:
         if not wanted:
             return
         try:
-            pending = [entry for entry in await self._ledger.pending_of(wanted) if entry is not None]
+            pending = [entry for entry in await self._commands.pending_of(wanted) if entry is not None]
             orphans = await self._sweep.orphans([entry for entry in pending if self._sweep.concerns_us(entry)])
         except PenstockError as error:
             self._config.logger.warning("a hint was not followed: %s", error)

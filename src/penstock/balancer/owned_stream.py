@@ -17,10 +17,10 @@ from penstock.model import StreamMessage
 from penstock.policy import Reason
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
-from penstock.runtime.aio import Event, Job
+from penstock.runtime.aio import Activity, Event
 from penstock.serializers import Serializer
-from penstock.streams.incoming import Decoder, Rejected
-from penstock.streams.undertaker import reduced_if_refused
+from penstock.streams.dead_letter_writer import reduced_if_refused
+from penstock.streams.decoding import Decoder, Rejected
 
 logger = logging.getLogger("penstock.balancer")
 _PAGE = 100
@@ -44,7 +44,7 @@ class OwnedStream:
         self._buffer: deque[StreamMessage] = deque()
         self._read_up_to = self._position = self._last = ""
         self.is_lost = self.is_draining = self.is_finished = False
-        self.job: Job | None = None
+        self.job: Activity | None = None
 
     # --- what it is ---------------------------------------------------------------------------------
 
@@ -111,18 +111,18 @@ class OwnedStream:
             incoming = self._decoder.fresh(rows)
             self._buffer += incoming.messages
             for rejected in incoming.rejected:
-                await self._bury(rejected)
+                await self._dead_letter(rejected)
         self._read_up_to = rows[-1][0].decode()
         return True
 
-    async def _bury(self, rejected: Rejected) -> None:
+    async def _dead_letter(self, rejected: Rejected) -> None:
         # One that cannot be decoded stays in the stream as it is; its copy tells why nobody handled it.
         key = BalancerKeys.dead_letters_of(self.name, is_cluster=self._client.is_cluster)
 
         async def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> None:
             record = dead_letter_record.record(kept, self.name, rejected.id, "", "", reason, error, 0, 1)
             await self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE)
-            await self._client.dead_letter_upkeep.after(key)
+            await self._client.dead_letter_retention.after(key)
 
         try:
             await reduced_if_refused(write, rejected.fields, rejected.reason, rejected.error)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.balancer.commands import BalancerCommands, Row
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings, Ownership
-from penstock.balancer.ledger import Ledger, Row
 from penstock.balancer.messages import LBSInfo, LBSInputMessage
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.notices import StreamAdded
@@ -30,9 +30,14 @@ class Reader:
     """
 
     def __init__(
-        self, client: StreamClient, ledger: Ledger, holdings: Holdings, notices: NoticeQueue, config: BalancerConfig
+        self,
+        client: StreamClient,
+        commands: BalancerCommands,
+        holdings: Holdings,
+        notices: NoticeQueue,
+        config: BalancerConfig,
     ) -> None:
-        self._client, self._ledger, self._holdings, self._notices = client, ledger, holdings, notices
+        self._client, self._commands, self._holdings, self._notices = client, commands, holdings, notices
         self._config = config
         self._stopping = Event()
         self._has_slot = Event()
@@ -54,7 +59,7 @@ class Reader:
                 delay_s = self._config.retry_config.delay_s(failures)
                 if delay_s is None:
                     raise
-                self._config.logger.warning("reading %s failed: %s", self._ledger.keys.stream, error)
+                self._config.logger.warning("reading %s failed: %s", self._commands.keys.stream, error)
                 await self._hang_up(error)
                 await self._stopping.wait(delay_s)
         if self._connection is not None:
@@ -65,15 +70,15 @@ class Reader:
             await self.read_once()
         except GroupLost:
             # From the beginning: what is in the stream is not finished, and what has an owner is held by its lock.
-            self._config.logger.warning("group %s was lost and is created again", self._ledger.keys.group)
-            await self._ledger.create_group()
+            self._config.logger.warning("group %s was lost and is created again", self._commands.keys.group)
+            await self._commands.create_group()
 
     async def stop(self) -> None:
         """Let run() end; what it has read by then is locked and told first."""
         self._stopping.set()
         self._has_slot.set()
         if self._is_blocked:
-            key = self._ledger.keys.stream
+            key = self._commands.keys.stream
             await self._client.call(key, "CLIENT", "UNBLOCK", self._client_id, repeat=Repeat.IDEMPOTENT)
 
     def slot_is_free(self) -> None:
@@ -86,14 +91,14 @@ class Reader:
             return
         if self._stopping.is_set():
             return
-        taken = await self._ledger.take(len(self._holdings), self._wanted())
+        taken = await self._commands.take(len(self._holdings), self._wanted())
         await self._own(taken.rows)
         if taken.is_waiting:
             await pause(_TURN_S)
         elif taken.is_ahead:
-            await self._block(self._ledger.watch_command(_BLOCK_MS))
+            await self._block(self._commands.watch_command(_BLOCK_MS))
         elif not taken.rows:
-            await self._own(self._ledger.parse_read(await self._block(self._ledger.read_command(_BLOCK_MS))))
+            await self._own(self._commands.parse_read(await self._block(self._commands.read_command(_BLOCK_MS))))
         await next_tick()
 
     def _wanted(self) -> int:
@@ -113,7 +118,7 @@ class Reader:
     async def _block(self, command: Command) -> Reply:
         connection = self._connection
         if connection is None or not connection.is_open:
-            connection = self._connection = await self._ledger.dedicated()
+            connection = self._connection = await self._commands.dedicated()
             self._client_id = int(await connection.call("CLIENT", "ID"))
         if self._stopping.is_set():
             return None
@@ -138,8 +143,8 @@ class Reader:
             try:
                 message = LBSInputMessage.of_entry(fields)
             except MalformedEntry as error:
-                self._config.logger.warning("entry %s of %s: %s", entry_id, self._ledger.keys.stream, error)
-                await self._ledger.bury(entry_id, fields, error, Reason.DECODE_ERROR)
+                self._config.logger.warning("entry %s of %s: %s", entry_id, self._commands.keys.stream, error)
+                await self._commands.dead_letter(entry_id, fields, error, Reason.DECODE_ERROR)
                 continue
             await self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
 
@@ -149,7 +154,7 @@ class Reader:
         if claim is None:
             return  # handed out again after the group was lost: it is ours already
         try:
-            ownership: Ownership = await self._ledger.own_new(claim, message.info, len(self._holdings))
+            ownership: Ownership = await self._commands.own_new(claim, message.info, len(self._holdings))
             self._holdings.add(ownership)
         except AlreadyClaimed as error:
             # A second entry of a name that has an owner waits for its turn; a sweep sees to it.

@@ -15,7 +15,7 @@ from penstock.balancer.positions import Positions
 from penstock.balancer.service import Notices, Service
 from penstock.balancer.stream_watcher import StreamWatcher
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
-from penstock.runtime.aio import IS_ASYNC, Cancelled, Crew, Event, Job, comes_from_outside, pause, shielded
+from penstock.runtime.aio import IS_ASYNC, Activity, Cancelled, Event, TaskGroup, comes_from_outside, pause, shielded
 from penstock.serializers import Serializer
 from penstock.streams.callables import is_async
 
@@ -43,7 +43,10 @@ class Runner:
         self._watcher = StreamWatcher(service.client)
         self._stopping = Event()
         self._streams: dict[str, OwnedStream] = {}
-        self._handlers, self._activities = Crew(self._stopping.set_from_outside), Crew(self._stopping.set_from_outside)
+        self._handlers, self._activities = (
+            TaskGroup(self._stopping.set_from_outside),
+            TaskGroup(self._stopping.set_from_outside),
+        )
         self._peers: dict[str, Peer] = {}
         self._moving: dict[str, tuple[OwnedStream, float]] = {}  # by entry: who was asked to let go, and until when
         self._last_hint_s = self._polite_until_s = 0.0
@@ -146,7 +149,7 @@ class Runner:
         except Cancelled:
             if not stream.is_lost or self._stopping.is_set():
                 raise
-            Job.resume()
+            Activity.resume()
         except BaseException as error:
             if comes_from_outside(error):
                 raise

@@ -7,11 +7,11 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from penstock.balancer.commands import BalancerCommands, Exhausted
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.fairness import Peer
 from penstock.balancer.heartbeat import Heartbeat
 from penstock.balancer.holdings import Holdings, Ownership
-from penstock.balancer.ledger import Exhausted, Ledger
 from penstock.balancer.listener import Listener
 from penstock.balancer.messages import Info, LBSInfo, LBSInputMessage
 from penstock.balancer.notice_queue import NoticeQueue
@@ -23,7 +23,7 @@ from penstock.keys import BalancerKeys
 from penstock.policy import Reason
 from penstock.redis.client import StreamClient
 from penstock.redis.subscription import Subscription
-from penstock.runtime.aio import Crew, Event, call_home, home, pause, shielded
+from penstock.runtime.aio import Event, TaskGroup, call_in_loop, home, pause, shielded
 
 _CLEANUP_TIMEOUT_S = 10.0
 _BEAT_POLL_S = 0.002
@@ -54,13 +54,13 @@ class Service:
     def __init__(self, client: StreamClient, service: str, me: str, config: BalancerConfig) -> None:
         self.client, self.service, self._id, self.config = client, service, me, config
         self.keys, self._holdings = BalancerKeys.of(service), Holdings()
-        self._ledger = Ledger(client, self.keys, self._id, self.config)
-        self._sweep = Sweep(self._ledger, self._holdings, self.config)
+        self._commands = BalancerCommands(client, self.keys, self._id, self.config)
+        self._sweep = Sweep(self._commands, self._holdings, self.config)
         self._notices = NoticeQueue(self.config.output_chan_size)
-        self._reader = Reader(client, self._ledger, self._holdings, self._notices, self.config)
-        self._listener = Listener(client, self._ledger, self._sweep, self.config, self._found)
+        self._reader = Reader(client, self._commands, self._holdings, self._notices, self.config)
+        self._listener = Listener(client, self._commands, self._sweep, self.config, self._found)
         self._heartbeat = Heartbeat(client.settings, self.keys, self._id, self.config, self._holdings, self._told_lost)
-        self._activities, self._listening = Crew(lambda: None), Crew(lambda: None)
+        self._activities, self._listening = TaskGroup(lambda: None), TaskGroup(lambda: None)
         self._stopping, self._sweep_soon = Event(), Event()
         self._swept_s, self._sweep_from_s = 0.0, 0.0
         self._home: object = None
@@ -96,7 +96,7 @@ class Service:
         if self._is_started:
             raise ConfigurationError("a balancer is started once: make a new one")
         self._is_started = True
-        await self._ledger.create_group()
+        await self._commands.create_group()
         await self._listener.switch_on()
         subscriptions = await self._subscribe()
         self._beat()
@@ -144,7 +144,7 @@ class Service:
         self._heartbeat.stop()
         try:
             await self._hand_over_all()
-            await self._ledger.leave()
+            await self._commands.leave()
         except PenstockError as error:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
@@ -154,7 +154,7 @@ class Service:
     async def _hand_over_all(self) -> None:
         owned = self._holdings.all()
         if owned:
-            await self._ledger.release([ownership.payload for ownership in owned])
+            await self._commands.release([ownership.payload for ownership in owned])
         for ownership in owned:
             self._forget(ownership)
 
@@ -165,7 +165,7 @@ class Service:
 
         A name that is there already waits until the entry before it is finished.
         """
-        return await self._ledger.add(LBSInputMessage(name, info))
+        return await self._commands.add(LBSInputMessage(name, info))
 
     async def claim(self, payload: LBSInfo) -> Ownership:
         """Become the owner of a stream whose owner is gone; returning is the signal to begin, no notice follows.
@@ -194,7 +194,7 @@ class Service:
         if claim is None:
             raise AlreadyClaimed(f"already claimed: {payload.data_stream_name!r} is with this very consumer")
         try:
-            ownership = await self._ledger.claim(claim, len(self._holdings))
+            ownership = await self._commands.claim(claim, len(self._holdings))
             self._holdings.add(ownership)
         except Exhausted as error:
             await self._give_up(payload, error)
@@ -203,15 +203,15 @@ class Service:
             self._holdings.end_claim(claim)
         self._beat()  # also for a claim before the start: nothing is owned without a heartbeat
         if self._is_over:  # while the claim was under way; whoever hands over what is left may have passed by
-            await self._ledger.release([payload])
+            await self._commands.release([payload])
             self._forget(ownership)
             raise AlreadyClaimed(f"{payload.data_stream_name!r} is handed on: this balancer is done")
         return ownership
 
     async def _give_up(self, payload: LBSInfo, error: Exhausted) -> None:
-        fields = (await self._ledger.bodies([payload.id_in_lbs]))[0] or []
+        fields = (await self._commands.bodies([payload.id_in_lbs]))[0] or []
         name, entry_id = payload.data_stream_name, payload.id_in_lbs
-        await self._ledger.bury(entry_id, fields, error, Reason.MAX_DELIVERIES, name, error.deliveries)
+        await self._commands.dead_letter(entry_id, fields, error, Reason.MAX_DELIVERIES, name, error.deliveries)
 
     async def done_stream(self, name: str) -> None:
         """Finish a data stream: it is nobody's any more, and its entry is deleted.
@@ -220,7 +220,7 @@ class Service:
         """
         ownership = self._settling(name, is_kept=True)
         try:
-            await self._ledger.done(ownership.payload)
+            await self._commands.done(ownership.payload)
         except StreamNotOwned:
             if self._holdings.remove(ownership):
                 self._lost([ownership])
@@ -239,7 +239,7 @@ class Service:
         self._sweep.keep_away(ownership.payload.id_in_lbs)
         try:
             await self._wait_for_beat()
-            is_released = (await self._ledger.release([ownership.payload]))[0]
+            is_released = (await self._commands.release([ownership.payload]))[0]
         except BaseException:
             self._holdings.resume(ownership)
             raise
@@ -265,14 +265,14 @@ class Service:
             recorder.record_lock_released(name, is_success=True)
             recorder.record_processing_ended(name, time.monotonic() - ownership.since_s)
             self._reader.slot_is_free()
-            if name in self._ledger.queued:
-                self._ledger.queued.discard(name)
+            if name in self._commands.queued:
+                self._commands.queued.discard(name)
                 self._sweep_soon.set()  # another entry of the same name has waited for this
 
     # --- what happens -------------------------------------------------------------------------------
 
     def _told_lost(self, lost: list[Ownership]) -> None:
-        call_home(self._home, self._lost, lost)  # from the heartbeat's thread
+        call_in_loop(self._home, self._lost, lost)  # from the heartbeat's thread
 
     def _lost(self, lost: list[Ownership]) -> None:
         for ownership in lost:
@@ -355,7 +355,7 @@ class Service:
 
     async def live_peers(self) -> dict[str, Peer]:
         """Return the live consumers of the service that have registered, this one included."""
-        peers, now_ms = await self._ledger.peers(), await self._ledger.now_ms()
+        peers, now_ms = await self._commands.peers(), await self._commands.now_ms()
         live = {name: Peer(owned, capacity) for name, (until, owned, capacity) in peers.items() if until >= now_ms}
         return {**live, self._id: Peer(len(self._holdings), self.config.capacity or 0)}
 

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from penstock import StreamClient
 from penstock.cli import demo_spark, demo_view
-from penstock.cli.demo_crew import Crew
 from penstock.cli.demo_director import Audience, Director, Summary
 from penstock.cli.demo_orders import Plan, make_plan
+from penstock.cli.demo_workers import Workers
 from penstock.redis.embedded import EmbeddedServer
 
 _INTERRUPTED = 128 + signal.SIGINT  # as a shell reports it
@@ -50,18 +50,18 @@ def demo(
 
 def play(plan: Plan, audience: Audience, with_spark: bool) -> Summary:
     """Run the demo on a server of its own; whatever happens, server and workers end with it."""
-    with EmbeddedServer() as server, Crew(server.unix_url) as crew:
-        return asyncio.run(_direct(server.unix_url, crew, plan, audience, with_spark))
+    with EmbeddedServer() as server, Workers(server.unix_url) as workers:
+        return asyncio.run(_direct(server.unix_url, workers, plan, audience, with_spark))
 
 
-async def _direct(url: str, crew: Crew, plan: Plan, audience: Audience, with_spark: bool) -> Summary:
+async def _direct(url: str, workers: Workers, plan: Plan, audience: Audience, with_spark: bool) -> Summary:
     here = asyncio.current_task()
     assert here is not None
     # Being told to end, and losing the terminal, are to leave as little behind as Ctrl-C does.
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, here.cancel)
     async with StreamClient.from_url(url) as client:
-        summary = await Director(client, crew, plan, audience).run()
+        summary = await Director(client, workers, plan, audience).run()
         if not with_spark:
             return summary
         if not demo_spark.is_installed():

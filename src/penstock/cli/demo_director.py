@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from penstock import ConsumerGroup, ConsumerInfo, PenstockError, StreamClient, StreamProducer
 from penstock.cli import demo_audit
 from penstock.cli.demo_audit import Balance, Books, Kill
-from penstock.cli.demo_crew import Crew
 from penstock.cli.demo_orders import CONCURRENCY, GROUP, LEASE_MS, STREAM, WORKERS, Plan, Scrambler
 from penstock.cli.demo_spark import SparkCount
+from penstock.cli.demo_workers import Workers
 
 _TILLS = 2  # producers
 _CHUNK = 100
@@ -66,8 +66,8 @@ class Summary:
 class Director:
     """One run of the demo against a server that is up."""
 
-    def __init__(self, client: StreamClient, crew: Crew, plan: Plan, audience: Audience) -> None:
-        self._client, self._crew, self._plan, self._audience = client, crew, plan, audience
+    def __init__(self, client: StreamClient, workers: Workers, plan: Plan, audience: Audience) -> None:
+        self._client, self._workers, self._plan, self._audience = client, workers, plan, audience
         self._group = ConsumerGroup(client, STREAM, GROUP)
         self._published: list[str] = []
         self._kill: Kill | None = None
@@ -79,10 +79,10 @@ class Director:
         self._audience.tell(f"{server.product} {server.version} is up; {self._plan.messages:,} orders are coming")
         await self._group.ensure()
         for number in range(1, WORKERS + 1):
-            self._crew.start(_name(number))
-        self._audience.tell(f"{' and '.join(self._crew.names)} started, one process each")
+            self._workers.start(_name(number))
+        self._audience.tell(f"{' and '.join(self._workers.names)} started, one process each")
         await self._play()
-        self._crew.stop()
+        self._workers.stop()
         self._audience.tell("the workers have stopped; now the books are read")
         books = await demo_audit.read_books(self._client)
         return self._summary(f"{server.product} {server.version}", books)
@@ -119,7 +119,7 @@ class Director:
             consumers = await self._group.consumers()
             settled = max(0, published - lag.count - sum(consumer.pending for consumer in consumers))
             self._audience.progress(published, settled)
-            self._crew.check()
+            self._workers.check()
             if self._kill is None and settled >= self._plan.kill_after:
                 await self._kill_one(consumers)
             if settled >= self._plan.messages:
@@ -131,10 +131,10 @@ class Director:
         victim, heir = _name(self._plan.victim), _name(WORKERS + 1)
         if not any(consumer.name == victim and consumer.pending for consumer in consumers):
             return  # its process is slow to start, and killing an idle one would show nothing
-        killed_at_s = self._crew.kill(victim)
+        killed_at_s = self._workers.kill(victim)
         held = frozenset([entry_id async for entry_id in demo_audit.pending(self._client, victim)])
         self._kill = Kill(victim, killed_at_s, held)
-        self._crew.start(heir)
+        self._workers.start(heir)
         self._audience.tell(f"{victim} was killed with {len(held):,} orders in its hands; {heir} takes its place")
 
     def _summary(self, server: str, books: Books) -> Summary:

@@ -35,7 +35,7 @@ def list_(
     """List dead letters, oldest first."""
     with open_queue(url, queue) as opened:
         letters = list(Filter.of(None, kind, reason, since, until, text, limit).choose(opened))
-        total, limits = opened.dead.count(), opened.client.dead_letter_upkeep.limits
+        total, limits = opened.dead.count(), opened.client.dead_letter_retention.limits
     if as_json:
         print(to_json([as_row(letter) for letter in letters]))
         return

@@ -25,7 +25,7 @@ _AS_OLD_AS = {"CLIENT SETINFO": "WAITAOF"}  # servers tell of commands which the
 _IN_A_CLUSTER = ("CLUSTER SLOTS", "CLUSTER SHARDS", "CLUSTER NODES", "COMMAND", "ASKING", "READONLY")
 _LOOKING = (
     "XLEN", "XRANGE", "XREVRANGE", "XPENDING", "XINFO STREAM", "XINFO GROUPS", "XINFO CONSUMERS", "TIME", "TYPE",
-    "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZMSCORE", "ZRANGE", "SMEMBERS",
+    "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCORE", "SMEMBERS",
 )  # fmt: skip
 _DURABLE = ("WAIT", "WAITAOF", "INFO", "COMMAND INFO")
 _CONSUMING = (
@@ -92,7 +92,7 @@ def rights_of(role: RoleName, place: Place) -> Rights:
     commands = {*_CONNECTING, *_SCRIPTS, *_COMMANDS[role], *(_IN_A_CLUSTER if place.is_cluster else ())}
     for name in _script_names():
         if _uses(role, name):
-            commands |= _commands_of(name)
+            commands |= commands_of(name)
     if role is RoleName.SPARK and any("*" in stream for stream in place.streams):
         commands.add("SCAN")  # which shows the names of all keys
     channels = [each.format(db=place.db) for each in _NOTICES] if role is RoleName.BALANCER else []
@@ -137,7 +137,8 @@ def _script_names() -> tuple[str, ...]:
     return tuple(sorted(each.name.removesuffix(".lua") for each in folder.iterdir() if each.name.endswith(".lua")))
 
 
-def _commands_of(name: str) -> set[str]:
+def commands_of(name: str) -> set[str]:
+    """Return the commands that a script calls."""
     found = _CALL.findall(script(name).source)
     return {f"{word} {sub}" if word in _CONTAINERS and sub else word for word, sub in found}
 

@@ -68,7 +68,7 @@ class StreamKeys:
         """Hash: the runs of a Spark query, or of a batch write under a name, and how far its partitions have come."""
         return f"{self._base}:spark:{query}"
 
-    def spark_buried(self, batch: str) -> str:
+    def spark_dead_lettered(self, batch: str) -> str:
         """Set with a TTL, beside a dead-letter stream: the entries that a batch of a Spark pipeline has given up."""
         return f"{self._base}:spark-buried:{batch}"
 

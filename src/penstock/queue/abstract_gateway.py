@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from penstock.policy import Reason
+from penstock.queue.gateway_renewal import GatewayRenewal
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.payload import MessageData
-from penstock.queue.renewal import Renewal
 
 StopRenewal: TypeAlias = Callable[[], Awaitable[None]]
 
@@ -113,7 +113,7 @@ class AbstractRedisGateway(ABC):
         """
         return await self.move_message(from_queue, to_queue, message, lease_token=lease_token)
 
-    async def bury_message(
+    async def dead_letter_message(
         self,
         from_queue: str,
         message: MessageData,
@@ -136,7 +136,7 @@ class AbstractRedisGateway(ABC):
         on_lost: Callable[[str], None],
     ) -> StopRenewal:
         """Renew a lease every interval, and say when that fails; the function that is returned ends it."""
-        renewal = Renewal(self.renew_message_lease, queue, claimed, interval_seconds, max_seconds, on_lost)
+        renewal = GatewayRenewal(self.renew_message_lease, queue, claimed, interval_seconds, max_seconds, on_lost)
         return renewal.start()
 
     async def close(self) -> None:  # noqa: B027  most brokers have nothing to give up

@@ -9,14 +9,14 @@ from penstock import envelope
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import QueueKeys
 from penstock.protection import payload_of
-from penstock.queue.desk import GROUP
 from penstock.queue.dropping import drop_unread
 from penstock.queue.model import QueueStats
 from penstock.queue.payload import MessageData, decode_payload
+from penstock.queue.queue_consumer import GROUP
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.streams.dead_letters import DeadLetters
-from penstock.streams.survey import count_after
+from penstock.streams.retention import count_after
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
 _TARGETS = ("pending", "completed", "failed", "dead_letter")

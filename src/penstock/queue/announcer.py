@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from penstock.events import Event, EventName, EventSink
-from penstock.queue.desk import GROUP
+from penstock.queue.queue_consumer import GROUP
 
 logger = logging.getLogger("penstock.queue")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.queue.consumer_slot import ConsumerSlot
 from penstock.queue.payload import MessageData
-from penstock.queue.slot import Slot
 
 
 class Claim(msgspec.Struct, eq=False):
     """A message and the slot that holds it, from the moment it was handed out until it is settled."""
 
-    slot: Slot
+    slot: ConsumerSlot
     entry_id: str
     fields: list[bytes]
     payload: MessageData

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from penstock import envelope
-from penstock.queue.desk import GROUP
+from penstock.queue.queue_consumer import GROUP
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 

@@ -15,8 +15,6 @@ from penstock.policy import Limits, Reason
 from penstock.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
 from penstock.queue.announcer import Announcer
 from penstock.queue.claim import Claim
-from penstock.queue.desk import GROUP, UNLIMITED, Desk
-from penstock.queue.desk_settings import DeskSettings
 from penstock.queue.dropping import drop_unread
 from penstock.queue.gateway_options import Overload, check_interrupt, check_leases, check_overload
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
@@ -25,13 +23,15 @@ from penstock.queue.log_record import log_record
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.options import check_seconds, check_sink
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
+from penstock.queue.queue_consumer import GROUP, UNLIMITED, QueueConsumer
+from penstock.queue.queue_consumer_settings import QueueConsumerSettings
 from penstock.redis.client import StreamClient
 from penstock.redis.from_driver import client_of, decodes, is_cluster
 from penstock.redis.retry import OPERATION_TTL_S, Repeat, RetryBudget
-from penstock.runtime.aio import call_home, home
+from penstock.runtime.aio import call_in_loop, home
 from penstock.serializers import DEFAULT_MAX_BYTES, PayloadLimits
+from penstock.streams.encoding import Encoded
 from penstock.streams.outbox import Outbox
-from penstock.streams.outgoing import Outgoing
 from penstock.streams.publisher import Answer, Duplicate, Publisher, PublishSettings
 
 logger = logging.getLogger("penstock.queue")
@@ -100,9 +100,9 @@ class RedisGateway(AbstractRedisGateway):
         self._emit = self._announcer.tell
         self._new_id = ids.MessageIds().make
         self._outboxes: dict[str, Outbox] = {}
-        self._desks: dict[str, Desk] = {}
+        self._consumers: dict[str, QueueConsumer] = {}
         self._keepers: dict[str, LeaseKeeper] = {}
-        self._claims: dict[str, tuple[Desk, Claim]] = {}
+        self._claims: dict[str, tuple[QueueConsumer, Claim]] = {}
         self._stopped: Callable[[], bool] = lambda: False
 
     def stop_when(self, is_stopped: Callable[[], bool]) -> None:
@@ -135,14 +135,14 @@ class RedisGateway(AbstractRedisGateway):
 
     def _outgoing(
         self, queue: str, message: str, more: tuple[str, ...], dedup_key: str | None = None, window_ms: int = 0
-    ) -> Outgoing:
+    ) -> Encoded:
         raw, message_id, protection = encode_text(message), self._new_id(), self._client.protection
         self._payload.check_size(len(raw), PayloadTooLarge)
         if protection is not None:
             raw = protection.protect(raw, self._client.keys(queue).stream, message_id)
-        return Outgoing(raw, message_id, more, dedup_key, window_ms)
+        return Encoded(raw, message_id, more, dedup_key, window_ms)
 
-    async def _post(self, queue: str, message: Outgoing) -> str:
+    async def _post(self, queue: str, message: Encoded) -> str:
         while True:
             outbox = self._outbox(queue)
             if outbox.is_full():
@@ -187,25 +187,25 @@ class RedisGateway(AbstractRedisGateway):
 
         The wait ends soon after `is_stopped` says so, in place of is_interrupted(); nothing new is taken from then on.
         """
-        desk = self._desk(from_queue)
-        claim = await desk.claim(self.message_wait_interval_seconds, is_stopped or self.is_interrupted)
+        consumer = self._consumer_of(from_queue)
+        claim = await consumer.claim(self.message_wait_interval_seconds, is_stopped or self.is_interrupted)
         if claim is None:
             self._emit(from_queue, EventName.EMPTY)
             return None
         token = claim.token
-        self._claims[token] = desk, claim
+        self._claims[token] = consumer, claim
         return ClaimedMessage(claim.payload, token, claim.entry_id, claim.deliveries, claim.attempts)
 
-    def _desk(self, queue: str) -> Desk:
-        desk = self._desks.get(queue)
-        if desk is None:
+    def _consumer_of(self, queue: str) -> QueueConsumer:
+        consumer = self._consumers.get(queue)
+        if consumer is None:
             self._check_slot(queue)
             check_dead_letters(queue, self.dead_letter_queue or "", "dead_letter_queue", is_cluster=False)
             lease_s = self.message_visibility_timeout_seconds
             # At most once is one attempt; a limit of attempts, for deliveries count hand-backs too.
             most = 1 if lease_s is None else self.max_delivery_count
             dead_letters = self.dead_letter_queue or QueueKeys(queue).dead_letter
-            settings = DeskSettings(
+            settings = QueueConsumerSettings(
                 lease_s=lease_s,
                 limits=Limits(UNLIMITED, most),
                 dead_letters=self._client.keys(dead_letters).stream,
@@ -214,9 +214,11 @@ class RedisGateway(AbstractRedisGateway):
                 can_be_interrupted=self._interrupt is not None,
                 payload=self._payload,
             )
-            made = Desk(self._client, queue, settings, lambda name, **fields: self._emit(queue, name, **fields))
-            desk = self._desks.setdefault(queue, made)
-        return desk
+            made = QueueConsumer(
+                self._client, queue, settings, lambda name, **fields: self._emit(queue, name, **fields)
+            )
+            consumer = self._consumers.setdefault(queue, made)
+        return consumer
 
     def _check_slot(self, queue: str) -> None:
         if self.is_redis_cluster:
@@ -271,11 +273,11 @@ class RedisGateway(AbstractRedisGateway):
         found = self._claims.pop(lease_token or "", None)
         if found is None:
             return False
-        desk, claim = found
+        consumer, claim = found
         log = self._client.keys(to_queue).stream
         # What failed and is not tried again exists nowhere else: without its record it must stay.
         has_failed = error is not None
-        return await desk.finish(
+        return await consumer.finish(
             claim, log, log_record(claim, error), max_length or 0, must_log=has_failed, came_to_nothing=has_failed
         )
 
@@ -286,16 +288,16 @@ class RedisGateway(AbstractRedisGateway):
         found = self._claims.get(claimed.lease_token)
         if found is None:
             return
-        desk, claim = found
+        consumer, claim = found
         log = self._client.keys(to_queue).stream
         most = ("MAXLEN", max_length) if max_length else ()
-        keys = [log, desk.keys.operation(secrets.token_hex(8))]
+        keys = [log, consumer.keys.operation(secrets.token_hex(8))]
         args = [OPERATION_TTL_S, "XADD", *most, "*", *claim.fields, *log_record(claim, error)]
         try:
             await self._client.run("once", keys, args, Repeat.IDEMPOTENT)
         except PenstockError as refusal:
             logger.warning("%s failed, but %s refused its record: %s", claim.entry_id, log, refusal)
-            self._emit(desk.keys.stream, EventName.UNLOGGED, id=claim.entry_id, log=log)
+            self._emit(consumer.keys.stream, EventName.UNLOGGED, id=claim.entry_id, log=log)
 
     async def return_message(
         self,
@@ -311,7 +313,7 @@ class RedisGateway(AbstractRedisGateway):
         found = self._claims.pop(lease_token or "", None)
         return found is not None and await found[0].park(found[1], delay_seconds, counts=counts)
 
-    async def bury_message(
+    async def dead_letter_message(
         self,
         from_queue: str,
         message: MessageData,
@@ -322,7 +324,7 @@ class RedisGateway(AbstractRedisGateway):
     ) -> bool:
         """Move a message that was taken to the dead letters, with all that is known of it."""
         found = self._claims.pop(lease_token or "", None)
-        return found is not None and await found[0].bury(found[1], reason, error)
+        return found is not None and await found[0].dead_letter(found[1], reason, error)
 
     # --- leases -------------------------------------------------------------------------------------
 
@@ -340,16 +342,16 @@ class RedisGateway(AbstractRedisGateway):
         on_lost: Callable[[str], None],
     ) -> StopRenewal:
         """Renew a lease every interval from a thread, whatever the handler does to its event loop."""
-        desk, claim = self._claims[claimed.lease_token]
+        consumer, claim = self._claims[claimed.lease_token]
         here = home()
-        keeper = self._keeper(desk)
+        keeper = self._keeper(consumer)
         lease = Lease(
             claim.slot.consumer,
             claim.entry_id,
             interval_seconds,
             claim.expires_at,
             claim.expires_at - (self.message_visibility_timeout_seconds or 0.0) + max_seconds,
-            lambda: call_home(here, lambda: self._emit(desk.keys.stream, EventName.RENEWED, id=claim.entry_id)),
+            lambda: call_in_loop(here, lambda: self._emit(consumer.keys.stream, EventName.RENEWED, id=claim.entry_id)),
             on_lost,
         )
         keeper.keep(lease)
@@ -359,12 +361,12 @@ class RedisGateway(AbstractRedisGateway):
 
         return stop
 
-    def _keeper(self, desk: Desk) -> LeaseKeeper:
-        stream = desk.keys.stream
+    def _keeper(self, consumer: QueueConsumer) -> LeaseKeeper:
+        stream = consumer.keys.stream
         keeper = self._keepers.get(stream)
         if keeper is None or keeper.is_foreign:
             lease_s = self.message_visibility_timeout_seconds or 1.0
-            keeper = self._keepers[stream] = LeaseKeeper(self._client.settings, desk.keys, GROUP, lease_s)
+            keeper = self._keepers[stream] = LeaseKeeper(self._client.settings, consumer.keys, GROUP, lease_s)
         return keeper
 
     # --- the rest -----------------------------------------------------------------------------------
@@ -386,7 +388,7 @@ class RedisGateway(AbstractRedisGateway):
 
     async def hand_back(self) -> bool:
         """Settle what could not be settled, and put back what nobody holds; False = Redis is out of reach."""
-        answers = [await desk.hand_back() for desk in list(self._desks.values())]
+        answers = [await consumer.hand_back() for consumer in list(self._consumers.values())]
         return all(answers)
 
     async def close(self) -> None:
@@ -395,8 +397,8 @@ class RedisGateway(AbstractRedisGateway):
         for keeper in list(self._keepers.values()):
             keeper.close()
         self._keepers.clear()
-        for desk in list(self._desks.values()):
-            desk.close()
+        for consumer in list(self._consumers.values()):
+            consumer.close()
         for outbox in list(self._outboxes.values()):
             await outbox.close()
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from penstock.errors import PenstockError
 from penstock.keys import StreamKeys
 from penstock.redis.blocking import Command
+from penstock.redis.script_runner import ScriptRunner
 from penstock.redis.scripts import script
 from penstock.redis.settings import ConnectionSettings
-from penstock.redis.side_lane import SideLane
 
 logger = logging.getLogger("penstock.queue")
 
@@ -52,10 +52,10 @@ class LeaseKeeper:
             connect_timeout_s=min(settings.connect_timeout_s, patience_s),
         )
         self._stream, self._retries, self._group, self._lease_s = keys.stream, keys.retries(group), group, lease_s
-        self._lane, self._script, self._shelter_script = (
-            SideLane(settings, keys.stream),
+        self._runner, self._script, self._hold_script = (
+            ScriptRunner(settings, keys.stream),
             script("renew"),
-            script("shelter"),
+            script("hold_vanished"),
         )
         self._leases: set[Lease] = set()
         self._changed = threading.Condition()
@@ -87,7 +87,7 @@ class LeaseKeeper:
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-        self._lane.abort()
+        self._runner.abort()
 
     def _run(self) -> None:
         while (due := self._next_due()) is not None:
@@ -97,7 +97,7 @@ class LeaseKeeper:
                 # Whatever it is: a thread that ends costs every lease from now on, and nobody would know why.
                 logger.exception("the lease of %s was not renewed", due.entry_id)
             del due  # or the last message would live until the next one is due
-        self._lane.close()
+        self._runner.close()
 
     def _next_due(self) -> Lease | None:
         with self._changed:
@@ -133,11 +133,11 @@ class LeaseKeeper:
 
     def _renew(self, lease: Lease, timeout_s: float) -> list[bytes]:
         args: Command = (1, self._stream, self._group, lease.consumer, "", 0, lease.entry_id)
-        refused, vanished = self._lane.run(self._script, args, timeout_s)
+        refused, vanished = self._runner.run(self._script, args, timeout_s)
         if vanished:
             place = (2, self._stream, self._retries, self._group, lease.consumer)
             args = (*place, int(self._lease_s * 1000), lease.entry_id, 1)
-            refused = self._lane.run(self._shelter_script, args, timeout_s)
+            refused = self._runner.run(self._hold_script, args, timeout_s)
         return list(refused)
 
     def _not_renewed(self, lease: Lease, error: PenstockError) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 from penstock.errors import GatewayContractError, text_of
 from penstock.events import EventName
 from penstock.keys import QueueKeys
-from penstock.policy import Bury, Limits, Retry, after_failure
+from penstock.policy import GiveUp, Limits, Retry, after_failure
 from penstock.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
-from penstock.queue.desk import UNLIMITED
 from penstock.queue.gateway import RedisGateway
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.options import QueueOptions
 from penstock.queue.payload import MessageData
-from penstock.runtime.aio import call_home, comes_from_outside, home, runner, shielded
+from penstock.queue.queue_consumer import UNLIMITED
+from penstock.runtime.aio import call_in_loop, comes_from_outside, home, runner, shielded
 from penstock.runtime.callbacks import call_back
 
 logger = logging.getLogger("penstock.queue")
@@ -146,7 +146,7 @@ class Processing:
         def lost(reason: str) -> None:
             if not self._is_ending:
                 self.lease_lost = True  # at once: the handler may block the event loop, and look
-                call_home(here, self._lose, reason)
+                call_in_loop(here, self._lose, reason)
 
         return lost
 
@@ -228,7 +228,7 @@ class Processing:
         if isinstance(verdict, Retry) and not has_one_chance:
             await self._return(verdict.after_ms / 1000, counts=verdict.counts)
         else:
-            await self._bury(verdict, error)
+            await self._dead_letter(verdict, error)
 
     async def _return(self, delay_s: float, *, counts: bool) -> None:
         message, token = self._handle
@@ -240,10 +240,10 @@ class Processing:
         else:
             self._stale("returned")
 
-    async def _bury(self, verdict: object, error: BaseException) -> None:
+    async def _dead_letter(self, verdict: object, error: BaseException) -> None:
         message, token = self._handle
-        reason = {"reason": verdict.reason} if isinstance(verdict, Bury) else {}
-        is_done = await self._gateway.bury_message(self._key.processing, message, error=error, **reason, **token)
+        reason = {"reason": verdict.reason} if isinstance(verdict, GiveUp) else {}
+        is_done = await self._gateway.dead_letter_message(self._key.processing, message, error=error, **reason, **token)
         if not self._is_settled(is_done):
             self._stale("dead-lettered")
 

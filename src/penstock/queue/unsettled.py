@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from penstock.errors import GroupLost, PenstockError, TransientError
 from penstock.events import EventName
 from penstock.queue.claim import Claim
-from penstock.queue.slots import Slots
+from penstock.queue.consumer_slots import ConsumerSlots
 from penstock.redis.retry import PASSING, RetryBudget
 from penstock.runtime.aio import pause
 
@@ -20,7 +20,7 @@ Step: TypeAlias = Callable[[], Awaitable[Any]]
 class Unsettled:
     """Settles messages, through outages of Redis; what one outlasts is kept and settled later."""
 
-    def __init__(self, slots: Slots, retry: RetryBudget, emit: Callable[..., None]) -> None:
+    def __init__(self, slots: ConsumerSlots, retry: RetryBudget, emit: Callable[..., None]) -> None:
         self._slots, self._retry, self._emit = slots, retry, emit
         self.steps: list[tuple[Claim, Step]] = []
 

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, TypeAlias
 import hiredis
 
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
-from penstock.redis.glances import Glances, glance
+from penstock.redis.spin_reads import SpinReads, spin_read
 from penstock.redis.translate import error_reply
-from penstock.runtime.aio import call_home
+from penstock.runtime.aio import call_in_loop
 
 Reply: TypeAlias = Any
 Command: TypeAlias = tuple[bytes | str | int, ...]
@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
         self._overdue_s = math.inf
         self._keep: object = None
         self._file = -1  # of the socket, where its bytes are the replies themselves
-        self._glances = Glances()
+        self._spin_reads = SpinReads()
         self._turn = _Turn.of(self._loop)
         self.client_id = 0  # unknown
         self.has_timed_out = False  # so the server may execute what was sent last even now
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
         packed = b"".join([_pack(command) for command in commands])
         future = self._send(packed, len(commands), timeout_s, on_reply)
         self._flush()  # a pipeline is a batch already: nothing is gained by waiting for more
-        self._glance()
+        self._spin_read()
         return await future
 
     def post(self, on_answer: Callable[[Reply], None], *commands: Command) -> None:
@@ -169,12 +169,12 @@ class Connection(asyncio.Protocol):
         self._expect(_Answer(on_answer, len(commands), self._loop.time() + self._timeout_s))
         self._unsent.append(packed)
         self._flush()
-        self._glance()
+        self._spin_read()
 
-    def _glance(self) -> None:
+    def _spin_read(self) -> None:
         # A lone request to a server nearby is answered in the time that it takes to go to sleep and wake up again: to
         # look for the reply for a moment costs less processor time than to wait for it, and a quarter of the wall time.
-        if self._file < 0 or len(self._expected) != 1 or not self._glances.is_worthwhile():
+        if self._file < 0 or len(self._expected) != 1 or not self._spin_reads.is_worthwhile():
             return
         if self._turn.has_time():
             self._look()
@@ -185,8 +185,8 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if len(self._expected) != 1 or transport is None or transport.get_write_buffer_size():
             return
-        data = glance(self._file, _CHUNK)
-        self._glances.note(bool(data))
+        data = spin_read(self._file, _CHUNK)
+        self._spin_reads.note(bool(data))
         if data:  # the event loop sees the end of the stream too
             self._take_in(data)
 
@@ -281,7 +281,7 @@ class Connection(asyncio.Protocol):
 
     def abort_from_outside(self) -> None:
         """Close at once, from any thread."""
-        call_home(self._loop, self.abort)
+        call_in_loop(self._loop, self.abort)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -21,7 +21,7 @@ from penstock.redis.aio import Connection
 from penstock.redis.master_watch import MasterWatch, Tied, replaced, watch_of
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import connect_error
-from penstock.runtime.aio import call_home
+from penstock.runtime.aio import call_in_loop
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class _Attempt:
 
     def abort_from_outside(self) -> None:
         """Wait for it no longer."""
-        call_home(self._loop, self._abort)
+        call_in_loop(self._loop, self._abort)
 
     def _abort(self) -> None:
         if self.is_open:

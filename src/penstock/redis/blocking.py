@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import hiredis
 
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
-from penstock.redis.glances import Glances, glance
+from penstock.redis.spin_reads import SpinReads, spin_read
 from penstock.redis.translate import error_reply
 
 Reply: TypeAlias = Any
@@ -37,7 +37,7 @@ class Connection:
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._file = -1  # of the socket, where its bytes are the replies themselves
-        self._glances = Glances()
+        self._spin_reads = SpinReads()
         self._aborted: socket.socket | None = None  # to be closed when nobody reads it any more
         self.client_id = 0  # unknown
         self.has_timed_out = False  # so the server may execute what was sent last even now
@@ -138,7 +138,7 @@ class Connection:
 
     def _next(self, connected: socket.socket, deadline: float) -> Reply:
         while (reply := self._reader.gets()) is False:
-            data = self._glance()
+            data = self._spin_read()
             if data is None:
                 data = _receive(connected, deadline)
             if not data:
@@ -146,12 +146,12 @@ class Connection:
             self._reader.feed(data)
         return reply
 
-    def _glance(self) -> bytes | None:
+    def _spin_read(self) -> bytes | None:
         # As in the twin: looking for the reply for a moment costs less than to sleep and be woken by it.
-        if self._file < 0 or not self._glances.is_worthwhile():
+        if self._file < 0 or not self._spin_reads.is_worthwhile():
             return None
-        data = glance(self._file, _CHUNK)  # recv() itself waits, whatever its flags, when there is a timeout
-        self._glances.note(data is not None)
+        data = spin_read(self._file, _CHUNK)  # recv() itself waits, whatever its flags, when there is a timeout
+        self._spin_reads.note(data is not None)
         return data
 
     def _broken(self, error: PenstockError) -> PenstockError:

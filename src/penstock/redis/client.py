@@ -26,14 +26,14 @@ from penstock.protection import Protection
 from penstock.redis.address import Address, parse_url
 from penstock.redis.aio import Command, Connection, Reply
 from penstock.redis.capabilities import MINIMUM, PROBED, Capabilities, describe, known_commands, parse_info
-from penstock.redis.dead_letter_upkeep import DeadLetterUpkeep
+from penstock.redis.dead_letter_retention import DeadLetterRetention
 from penstock.redis.embedded import EmbeddedServer
-from penstock.redis.lane import Lane
+from penstock.redis.loop_connections import LoopConnections
 from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.aio import at_end, call_home, home, is_alive, pause
+from penstock.runtime.aio import at_end, call_in_loop, home, is_alive, pause
 
 _TRIES = 3
 _BUSY_BUDGET_S = 5.0
@@ -89,9 +89,9 @@ class StreamClient:
         if protection is not None and not isinstance(protection, Protection):
             raise ConfigurationError(f"protection must be a Protection, not {type(protection).__name__}")
         self.settings, self.prefix, self.protection = settings, prefix, protection
-        self.dead_letter_upkeep = DeadLetterUpkeep(self, DeadLetterLimits.of(limits))
+        self.dead_letter_retention = DeadLetterRetention(self, DeadLetterLimits.of(limits))
         self._server: EmbeddedServer | None = None
-        self._lanes: dict[object, Lane] = {}
+        self._lanes: dict[object, LoopConnections] = {}
         self._making_lane = threading.Lock()
         self._chance = random.Random()
         self._is_closed = False
@@ -208,7 +208,7 @@ class StreamClient:
                 del self._lanes[owner]
                 await lane.end()
             else:
-                call_home(owner, lane.abort)  # another thread's; the rest is closed when its event loop ends
+                call_in_loop(owner, lane.abort)  # another thread's; the rest is closed when its event loop ends
         if self._server is not None:
             self._server.stop()
 
@@ -216,7 +216,7 @@ class StreamClient:
         """Break all connections off, from anywhere and without waiting: for a client that nobody can close any more."""
         self._is_closed = True
         for owner, lane in list(self._lanes.items()):
-            call_home(owner, lane.abort)
+            call_in_loop(owner, lane.abort)
 
     def __repr__(self) -> str:
         """Show where the client leads, without secrets."""
@@ -235,13 +235,13 @@ class StreamClient:
 
     # --- commands -----------------------------------------------------------------------------------
 
-    async def _lane(self) -> Lane:
+    async def _lane(self) -> LoopConnections:
         if self._is_closed:
             raise ClientClosed(f"{self!r} is closed; make a new client")
         here = home()
         lane = self._lanes.get(here)
         if lane is None or lane.is_closed:
-            made = Lane(self.settings)
+            made = LoopConnections(self.settings)
             with self._making_lane:
                 for owner in [owner for owner, lane in self._lanes.items() if lane.is_closed or not is_alive(owner)]:
                     del self._lanes[owner]
@@ -344,7 +344,7 @@ class StreamClient:
         if is_moved or isinstance(error, ConnectionLost | ConnectionFailed | ReadOnlyServer):
             await self.refresh()
 
-    async def forsake(self, key: str, connection: Connection | None) -> None:
+    async def kill_abandoned(self, key: str, connection: Connection | None) -> None:
         """Have the server close a connection that was given up here: what it sent last may be on its way still.
 
         Best effort: where it is forbidden, or Redis is away, the lease of what was handed out to nobody must run out.

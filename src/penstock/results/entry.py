@@ -12,7 +12,7 @@ from typing import NamedTuple
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.task import Result, decode_result, encode
 
-log = logging.getLogger("penstock.results")
+log = logging.getLogger(__package__)  # by this name in both halves, which share the module
 MAX_KIND_NAME = 100  # with an id of 128 characters and the ending it must fit into the 255 bytes of a file name
 _NOT_PLAIN = re.compile(rb"[^0-9A-Za-z_.-]|^\.")
 _TIMED_ID = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")

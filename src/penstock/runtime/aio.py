@@ -44,7 +44,7 @@ def runner() -> object:
     return asyncio.current_task()
 
 
-def call_home(home: object, function: Callable[..., None], *args: object) -> None:
+def call_in_loop(home: object, function: Callable[..., None], *args: object) -> None:
     """Run a function where the connections are, from any thread."""
     if isinstance(home, asyncio.AbstractEventLoop):
         with suppress(RuntimeError):  # it is closed, and so are they
@@ -142,7 +142,7 @@ class Lock:
         return self._lock.locked()
 
 
-class Turnstile:
+class WaitQueue:
     """Lets those pass who wait for a condition, as many as are called."""
 
     def __init__(self) -> None:
@@ -177,8 +177,8 @@ def new_promise() -> Promise[Any]:
     return asyncio.get_running_loop().create_future()
 
 
-class Job:
-    """One activity of a crew."""
+class Activity:
+    """One activity of a group."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task
@@ -195,26 +195,26 @@ class Job:
             task.uncancel()
 
     @staticmethod
-    def current() -> Job | None:
+    def current() -> Activity | None:
         """Return the running activity."""
         task = asyncio.current_task()
-        return Job(task) if task is not None else None
+        return Activity(task) if task is not None else None
 
 
-class Crew:
-    """Activities side by side, owned by whoever made the crew and joined by it."""
+class TaskGroup:
+    """Activities side by side, owned by whoever made the group and joined by it."""
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._on_failure = on_failure
 
-    def start(self, activity: Callable[..., Coroutine[Any, Any, None]], *args: object) -> Job:
+    def start(self, activity: Callable[..., Coroutine[Any, Any, None]], *args: object) -> Activity:
         """Start an activity."""
         task = asyncio.get_running_loop().create_task(activity(*args))
         self._tasks.add(task)
         task.add_done_callback(self._finished)
-        return Job(task)
+        return Activity(task)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -257,7 +257,7 @@ class Combiner(Generic[T]):
         self._send, self._linger_s, self._max_waiting = send, linger_s, max_waiting
         self.express: Express[T] | None = None
         self._waiting: list[T] = []
-        self._room = Turnstile()
+        self._room = WaitQueue()
         self._is_busy = False
         self._size = 0  # of the last batch
         self._caller = 0  # the task that put the last item in

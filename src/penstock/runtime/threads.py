@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ T = TypeVar("T")
 
 Lock = threading.Lock
 IS_ASYNC = False
+_NAP_S = 1.0  # of the main thread: it is not woken by a signal that the system has given to another thread
 
 
 class Cancelled(BaseException):
@@ -59,7 +61,7 @@ def runner() -> object:
     return threading.current_thread()
 
 
-def call_home(home: object, function: Callable[..., None], *args: object) -> None:
+def call_in_loop(home: object, function: Callable[..., None], *args: object) -> None:
     """Run a function where the connections are: here, unless this is a forked process."""
     if is_alive(home):
         function(*args)
@@ -112,15 +114,25 @@ class Event:
         sleep = threading.Lock()
         sleep.acquire()
         self._waiting.append(sleep)
+        until_s = math.inf if timeout_s is None else time.monotonic() + max(0.0, timeout_s)
+        is_main = threading.current_thread() is threading.main_thread()
         try:
             # Looked at again: whoever raised it a moment ago did not see us waiting.
-            return self.is_set() or sleep.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+            while not self.is_set():
+                left_s = until_s - time.monotonic()
+                if is_main:
+                    left_s = min(left_s, _NAP_S)
+                if sleep.acquire(timeout=-1 if left_s == math.inf else max(0.0, left_s)):
+                    break
+                if time.monotonic() >= until_s:
+                    return self.is_set()
+            return True
         finally:
             with suppress(ValueError):  # taken out by whoever woke us
                 self._waiting.remove(sleep)
 
 
-class Turnstile:
+class WaitQueue:
     """Lets those pass who wait for a condition, as many as are called."""
 
     def __init__(self) -> None:
@@ -171,8 +183,8 @@ def new_promise() -> Promise[Any]:
     return Promise()
 
 
-class Job:
-    """One activity of a crew."""
+class Activity:
+    """One activity of a group."""
 
     def interrupt(self) -> None:
         """Do nothing: a thread cannot be interrupted; the message it works on is flagged instead."""
@@ -182,13 +194,13 @@ class Job:
         """Do nothing: see interrupt."""
 
     @staticmethod
-    def current() -> Job | None:
+    def current() -> Activity | None:
         """Return the running activity."""
-        return Job()
+        return Activity()
 
 
-class Crew:
-    """Activities side by side, owned by whoever made the crew and joined by it."""
+class TaskGroup:
+    """Activities side by side, owned by whoever made the group and joined by it."""
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self._threads: set[threading.Thread] = set()
@@ -196,14 +208,14 @@ class Crew:
         self._failure: BaseException | None = None
         self._on_failure = on_failure
 
-    def start(self, activity: Callable[..., None], *args: object) -> Job:
+    def start(self, activity: Callable[..., None], *args: object) -> Activity:
         """Start an activity."""
         # Daemon threads: a hung handler must not keep the process from ending after the grace period.
         thread = threading.Thread(target=self._run, args=(activity, args), daemon=True, name="penstock")
         with self._changing:  # whoever joins meanwhile finds it started, or not at all
             thread.start()
             self._threads.add(thread)
-        return Job()
+        return Activity()
 
     def _run(self, activity: Callable[..., None], args: tuple[object, ...]) -> None:
         try:

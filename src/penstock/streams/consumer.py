@@ -18,23 +18,23 @@ from penstock.keys import check_dead_letters
 from penstock.model import ConsumerMetrics, PassReport, StreamMessage
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import pause_s
-from penstock.runtime.aio import Crew, Event, Threads, call_home, home, shielded
+from penstock.runtime.aio import Event, TaskGroup, Threads, call_in_loop, home, shielded
 from penstock.serializers import Serializer
 from penstock.shutdown import SignalWatch
+from penstock.streams.ack_buffer import AckBuffer
 from penstock.streams.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
+from penstock.streams.dead_letter_writer import DeadLetterWriter, undecoded
+from penstock.streams.decoding import Decoded, Decoder, Rejected
+from penstock.streams.drain import Drain
 from penstock.streams.group import ConsumerGroup
-from penstock.streams.hand_back import HandBack
 from penstock.streams.heartbeat import Heartbeat
-from penstock.streams.held import Row
+from penstock.streams.in_flight import Row
 from penstock.streams.inbox import Inbox
-from penstock.streams.incoming import Decoder, Incoming, Rejected
-from penstock.streams.intake import Appetite, Intake
+from penstock.streams.janitor import Janitor
 from penstock.streams.ledger import Ledger
+from penstock.streams.message_reader import MessageReader, PrefetchWindow
 from penstock.streams.recovery import Recovery
-from penstock.streams.settler import Settler
 from penstock.streams.tally import Tally
-from penstock.streams.undertaker import Undertaker, undecoded
-from penstock.streams.upkeep import Upkeep
 from penstock.streams.workers import Workers
 
 logger = logging.getLogger("penstock.streams")
@@ -97,25 +97,25 @@ class StreamConsumer:
         self._inbox = Inbox(
             self._decode_fresh, lambda message: limits.is_last_chance(message.delivery_count, message.attempts)
         )
-        self._settler = Settler(self._ledger, self._inbox, self._tally, self._ack_refused)
+        self._acks = AckBuffer(self._ledger, self._inbox, self._tally, self._ack_refused)
         hook = awaitable(dlq_handler, threads, "dlq_handler") if dlq_handler is not None else None
-        self._undertaker = Undertaker(self._ledger, self._tally, self._emit, hook)
+        self._dead_letter_writer = DeadLetterWriter(self._ledger, self._tally, self._emit, hook)
         if handler is not None:
             call, limit = batch_call(awaitable(handler, threads, "handler")), config.batch_size
         else:
             call, limit = message_call(awaitable(message_handler, threads, "message_handler")), 1
         self._at_once = self._concurrency * limit
-        self._intake = Intake(
-            self.client, self._ledger, self._inbox, self._settler, self._decoder, self._tally,
-            self._emit, Appetite(config.batch_size, config.max_prefetch), config.effective_recovery_ms / 1000,
+        self._reader = MessageReader(
+            self.client, self._ledger, self._inbox, self._acks, self._decoder, self._tally,
+            self._emit, PrefetchWindow(config.batch_size, config.max_prefetch), config.effective_recovery_ms / 1000,
             self._set_apart,
         )  # fmt: skip
         self._recovery = Recovery(
-            self._ledger, self._inbox, self._intake, self._tally, self._emit, config.lease_ms, config.max_prefetch,
+            self._ledger, self._inbox, self._reader, self._tally, self._emit, config.lease_ms, config.max_prefetch,
             config.max_claim_passes,
         )  # fmt: skip
         self._workers = Workers(
-            self._inbox, self._settler, self._ledger, self._undertaker, self._tally, self._emit, call,
+            self._inbox, self._acks, self._ledger, self._dead_letter_writer, self._tally, self._emit, call,
             awaitable(error_hook, threads, "error_hook") if error_hook is not None else None,
             limits, config.backoff, limit, self._parked, self._exit_asked,
         )  # fmt: skip
@@ -123,11 +123,11 @@ class StreamConsumer:
             self.client.settings, keys, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
             config.lease_ms, self._inbox.held, self._leases_lost, self._set_fenced, self._overdue,
         )  # fmt: skip
-        self._hand_back = HandBack(
-            self._ledger, self._inbox, self._intake, self._settler, self._tally, self._emit,
+        self._drain = Drain(
+            self._ledger, self._inbox, self._reader, self._acks, self._tally, self._emit,
             lambda: self._fenced is not None,
         )  # fmt: skip
-        self._upkeep = Upkeep(self.client, self._group, keys, config, self.worker_name, dead_letters, self._emit)
+        self._janitor = Janitor(self.client, self._group, keys, config, self.worker_name, dead_letters, self._emit)
 
     # --- public -------------------------------------------------------------------------------------
 
@@ -139,27 +139,27 @@ class StreamConsumer:
         sys.exit() has failed like any other; then run() ends, and raises SystemExit.
         """
         watch = SignalWatch.subscribe(self.stop) if self.config.handle_signals else None
-        crew, workers = Crew(self._stopping.set_from_outside), Crew(self._stopping.set_from_outside)
+        activities, workers = TaskGroup(self._stopping.set_from_outside), TaskGroup(self._stopping.set_from_outside)
         self._inbox.reopen()
         is_wound_up = False
         try:
             await self._persist(self._open)
             self._heartbeat.start()
-            self._start(crew, workers)
+            self._start(activities, workers)
             await self._stopping.wait()
-            await self._wind_up(crew, workers, self.config.shutdown_grace_ms / 1000)
+            await self._wind_up(activities, workers, self.config.shutdown_grace_ms / 1000)
             is_wound_up = True
         finally:
             try:
                 if not is_wound_up:
                     # Cancelled, or asked a second time while winding up: no more grace.
-                    await shielded(_CLEANUP_TIMEOUT_S, self._wind_up, crew, workers, 0.0)
+                    await shielded(_CLEANUP_TIMEOUT_S, self._wind_up, activities, workers, 0.0)
             finally:
                 self._heartbeat.stop()  # whatever happened: nobody renews leases for a consumer that is gone
                 if watch is not None:
                     watch()
         self._raise_exit()
-        crew.raise_failure()
+        activities.raise_failure()
         workers.raise_failure()
         if self._fenced is not None:
             raise self._fenced
@@ -176,10 +176,10 @@ class StreamConsumer:
             if time.monotonic() - self._last_recovery_s >= self.config.effective_recovery_ms / 1000:
                 self._last_recovery_s = time.monotonic()
                 await self._pass(self._recovery.take_expired)
-            await self._upkeep.run_due()
+            await self._janitor.run_due()
         except BaseException:
             # Cancelled or cut off in the middle: the next pass would pass over what this one still holds.
-            await shielded(_CLEANUP_TIMEOUT_S, self._hand_back.let_go)
+            await shielded(_CLEANUP_TIMEOUT_S, self._drain.let_go)
             raise
         finally:
             self._heartbeat.stop()
@@ -191,7 +191,7 @@ class StreamConsumer:
 
     async def close(self) -> None:
         """Give up the connection that run_once() keeps open; the client stays open."""
-        await self._intake.close()
+        await self._reader.close()
         self._threads.close()
 
     def metrics(self) -> ConsumerMetrics:
@@ -206,15 +206,15 @@ class StreamConsumer:
     # --- one pass -----------------------------------------------------------------------------------
 
     async def _read_pass(self) -> None:
-        await self._intake.read(self.config.batch_size, self.config.block_ms or None)
+        await self._reader.read(self.config.batch_size, self.config.block_ms or None)
 
     async def _pass(self, step: Callable[[], Awaitable[Any]]) -> None:
         # Bring messages in, handle all of them, and say so before the pass goes on.
         try:
             await step()
             await self._workers.drain(_directly)
-            await self._bury_rejected()
-            await self._settler.flush()
+            await self._dead_letter_rejected()
+            await self._acks.flush()
         except GroupLost:
             await self._restore_group()
         self._raise_exit()
@@ -234,19 +234,19 @@ class StreamConsumer:
             await self._ledger.ack([], forget=False, record=True)
             self._is_open = True
 
-    def _start(self, crew: Crew, workers: Crew) -> None:
+    def _start(self, activities: TaskGroup, workers: TaskGroup) -> None:
         config = self.config
         for _ in range(self._concurrency):
             workers.start(self._workers.work, self._persist)
         recovery_s = config.effective_recovery_ms / 1000
-        crew.start(self._repeat, lambda: self._intake.read_ahead(config.block_ms), 0.0)
-        crew.start(self._repeat, self._settler.run_once, 0.0)
-        crew.start(self._repeat, self._bury_once, 0.0)
-        crew.start(self._repeat, self._recovery.retry_once, 0.0)
-        crew.start(self._repeat, lambda: self._recovery.take_expired(self._at_once), recovery_s)
-        crew.start(self._repeat, self._upkeep.run_due, min(1.0, config.retention_interval_ms / 1000))
+        activities.start(self._repeat, lambda: self._reader.read_ahead(config.block_ms), 0.0)
+        activities.start(self._repeat, self._acks.run_once, 0.0)
+        activities.start(self._repeat, self._dead_letter_once, 0.0)
+        activities.start(self._repeat, self._recovery.retry_once, 0.0)
+        activities.start(self._repeat, lambda: self._recovery.take_expired(self._at_once), recovery_s)
+        activities.start(self._repeat, self._janitor.run_due, min(1.0, config.retention_interval_ms / 1000))
         if config.handler_timeout_ms is not None:
-            crew.start(self._watch_timeouts, config.handler_timeout_ms / 1000)
+            activities.start(self._watch_timeouts, config.handler_timeout_ms / 1000)
 
     async def _repeat(self, step: Callable[[], Awaitable[Any]], every_s: float) -> None:
         while not self._is_over():
@@ -291,22 +291,22 @@ class StreamConsumer:
                 self._emit(EventName.GROUP_LOST, position=position)
         except TransientError as error:
             logger.warning("%s: %s", self.worker_name, error)
-        self._intake.must_sweep()
+        self._reader.must_sweep()
 
     # --- winding up ---------------------------------------------------------------------------------
 
-    async def _wind_up(self, crew: Crew, workers: Crew, grace_s: float) -> None:
+    async def _wind_up(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
         self._stopping.set()  # cancelled: wake whoever waits for the next turn
-        await self._hand_back.begin()
-        await self._hand_back.let_finish(workers, grace_s)
-        for waited_for in (self._settler.dirty, self._recovery.wake, self._has_rejected):
+        await self._drain.begin()
+        await self._drain.let_finish(workers, grace_s)
+        for waited_for in (self._acks.dirty, self._recovery.wake, self._has_rejected):
             waited_for.set()
-        if not await crew.join(1.0):
-            await crew.cancel()
-        await self._hand_back.end()
+        if not await activities.join(1.0):
+            await activities.cancel()
+        await self._drain.end()
         self._heartbeat.stop()
-        await self._hand_back.quietly(self._ledger.leave_name)
-        await self._intake.close()
+        await self._drain.quietly(self._ledger.leave_name)
+        await self._reader.close()
         self._is_open = False
         self._group.reset()
         self._stopping.clear()
@@ -332,7 +332,7 @@ class StreamConsumer:
         for message in self._inbox.held.find(lost).values():
             if message is not None:
                 message.lease_lost = True
-        call_home(self._home, self._workers.lose_leases, lost)
+        call_in_loop(self._home, self._workers.lose_leases, lost)
 
     def _set_fenced(self) -> None:
         self._fenced = ConsumerNameTaken(
@@ -353,7 +353,7 @@ class StreamConsumer:
             raise error
 
     def _parked(self) -> None:
-        self._intake.parked()
+        self._reader.parked()
         self._recovery.wake.set()
 
     def _overdue(self) -> set[str]:
@@ -370,24 +370,24 @@ class StreamConsumer:
             self._set_apart(incoming)
         return incoming.messages
 
-    def _set_apart(self, incoming: Incoming) -> None:
+    def _set_apart(self, incoming: Decoded) -> None:
         for rejected in incoming.rejected:
             message = undecoded(rejected.id, self.stream, rejected.fields, rejected.deliveries, rejected.attempts)
             self._inbox.held.set_apart(message)
             self._rejected.append(rejected)
         self._has_rejected.set()
 
-    async def _bury_once(self) -> None:
+    async def _dead_letter_once(self) -> None:
         await self._has_rejected.wait()
         self._has_rejected.clear()
-        await self._persist(self._bury_rejected)
+        await self._persist(self._dead_letter_rejected)
 
-    async def _bury_rejected(self) -> None:
+    async def _dead_letter_rejected(self) -> None:
         while self._rejected:
             rejected = self._rejected[0]
             message = self._inbox.held.get(rejected.id)
             if message is not None:
-                await self._workers.bury(message, rejected.reason, rejected.error, rejected.fields)
+                await self._workers.dead_letter(message, rejected.reason, rejected.error, rejected.fields)
             self._rejected.pop(0)
 
 

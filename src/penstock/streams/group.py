@@ -11,7 +11,7 @@ from penstock.model import ConsumerInfo, Lag, PendingEntry, StreamStats
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
-from penstock.streams.survey import count_after, trim_finished
+from penstock.streams.retention import count_after, trim_finished
 
 _RESTORED = "restored"  # holds what was pending in a group that was destroyed, until a consumer takes it over
 
@@ -154,7 +154,7 @@ class ConsumerGroup:
         ]
         return {"healthy": not issues, "issues": issues, "stats": stats}
 
-    # --- upkeep -------------------------------------------------------------------------------------
+    # --- chores --------------------------------------------------------------------------------------
 
     async def remove_dead_consumers(self, idle_ms: int, except_for: str = "") -> list[str]:
         """Remove consumers that hold nothing and were silent for so long; return their names."""

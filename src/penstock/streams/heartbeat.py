@@ -13,10 +13,10 @@ from dataclasses import replace
 from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError
 from penstock.keys import StreamKeys
 from penstock.redis.blocking import Command
+from penstock.redis.script_runner import ScriptRunner
 from penstock.redis.scripts import script
 from penstock.redis.settings import ConnectionSettings
-from penstock.redis.side_lane import SideLane
-from penstock.streams.held import Held
+from penstock.streams.in_flight import InFlight
 
 logger = logging.getLogger("penstock.streams")
 _CHUNK = 500
@@ -34,7 +34,7 @@ class Heartbeat:
         consumer: str,
         interval_s: float,
         lease_ms: int,
-        held: Held,
+        held: InFlight,
         on_lost: Callable[[list[str]], None],
         on_fenced: Callable[[], None],
         skip: Callable[[], set[str]],
@@ -46,14 +46,14 @@ class Heartbeat:
             socket_timeout_s=min(settings.socket_timeout_s, patience_s),
             connect_timeout_s=min(settings.connect_timeout_s, patience_s),
         )
-        self._lane = SideLane(settings, keys.stream)
+        self._runner = ScriptRunner(settings, keys.stream)
         self._keys, self._group, self._consumer = keys, group, consumer
         self._interval_s, self._lease_ms, self._held = interval_s, lease_ms, held
         self._on_lost, self._on_fenced, self._skip = on_lost, on_fenced, skip
         self.incarnation = ""
         self.name_ttl_ms = int(interval_s * 12_000)
-        self._script, self._shelter_script = script("renew"), script("shelter")
-        self._sheltered: set[str] = set()  # their entries vanished, and their handlers run
+        self._script, self._hold_script = script("renew"), script("hold_vanished")
+        self._held_vanished: set[str] = set()  # their entries vanished, and their handlers run
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -68,7 +68,7 @@ class Heartbeat:
         """End the thread; it is not waited for longer than one command takes."""
         self._stop.set()
         thread, self._thread = self._thread, None
-        self._lane.abort()
+        self._runner.abort()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=1.0)
 
@@ -90,12 +90,12 @@ class Heartbeat:
             except Exception:
                 # Whatever it is: a heartbeat that stops costs every lease from now on, and nobody would know why.
                 logger.exception("leases of %s were not renewed", self._consumer)
-        self._lane.close()
+        self._runner.close()
 
     def beat(self) -> None:
         """Renew all leases once."""
         skipped = self._skip()
-        ids = [item for item in self._held.in_flight() if item not in skipped]
+        ids = [item for item in self._held.unsettled_ids() if item not in skipped]
         if not ids and not self.incarnation:
             return
         vanished: list[str] = []
@@ -103,8 +103,8 @@ class Heartbeat:
             refused, gone = self._renew(ids[start : start + _CHUNK])
             vanished += gone
             self._lose(refused)
-        if vanished or self._sheltered:
-            self._lose(self._shelter(vanished))
+        if vanished or self._held_vanished:
+            self._lose(self._hold_vanished(vanished))
 
     def _lose(self, refused: list[str]) -> None:
         # Settled while the command was under way: not lost.
@@ -112,15 +112,15 @@ class Heartbeat:
         if lost:
             self._on_lost(list(lost))
 
-    def _shelter(self, vanished: list[str]) -> list[str]:
-        settled = self._sheltered.difference(vanished)
+    def _hold_vanished(self, vanished: list[str]) -> list[str]:
+        settled = self._held_vanished.difference(vanished)
         keys = (self._keys.stream, self._keys.retries(self._group))
         ids = [*((item, 1) for item in vanished), *((item, 0) for item in settled)]
         args: Command = (
             len(keys), *keys, self._group, self._consumer, self._lease_ms, *(word for pair in ids for word in pair),
         )  # fmt: skip
-        refused = [item.decode() for item in self._lane.run(self._shelter_script, args)]
-        self._sheltered = set(vanished)
+        refused = [item.decode() for item in self._runner.run(self._hold_script, args)]
+        self._held_vanished = set(vanished)
         return refused
 
     def _renew(self, ids: list[str]) -> tuple[list[str], list[str]]:
@@ -129,5 +129,5 @@ class Heartbeat:
             # Only then: while its slot is on the move, a script with a second key that may not exist is refused.
             keys.append(self._keys.worker(self._group, self._consumer))
         args: Command = (len(keys), *keys, self._group, self._consumer, self.incarnation, self.name_ttl_ms, *ids)
-        refused, vanished = self._lane.run(self._script, args)
+        refused, vanished = self._runner.run(self._script, args)
         return [item.decode() for item in refused], [item.decode() for item in vanished]

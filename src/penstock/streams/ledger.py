@@ -2,7 +2,7 @@
 
        read               ack
 queued ------> pending -----------> acknowledged
-   ^           |  ^  |    bury
+   ^           |  ^  |    dead_letter
    |      park |  |  +------------> dead
    |           v  | take_due,        |
    |        waiting recover, take    | redrive
@@ -29,7 +29,7 @@ MAX_IDS = 1_000  # per script call: Lua unpacks a list onto its stack
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Redelivery:
     """A message that is handed out again, with its counts before the coming run."""
 
     id: str
@@ -117,7 +117,7 @@ class Ledger:
             answers += [bool(item) for item in reply]
         return answers
 
-    async def bury(
+    async def dead_letter(
         self,
         message_id: str,
         record: Sequence[bytes | str | int],
@@ -133,12 +133,12 @@ class Ledger:
         keys = [self.keys.stream, dead_letters, retries, attempts, self._worker]
         if dedup_key is not None:
             keys.append(self.keys.dedup(dedup_key))
-        answer = await self._settle("bury", keys, [*self._me, message_id, int(is_deleted), *record], message_id)
+        answer = await self._settle("dead_letter", keys, [*self._me, message_id, int(is_deleted), *record], message_id)
         return answer != 0
 
     async def limit_dead_letters(self) -> int:
         """Keep the dead letters within their limits after one was written; return how many old ones were removed."""
-        return await self._client.dead_letter_upkeep.after(self.dead_letters)
+        return await self._client.dead_letter_retention.after(self.dead_letters)
 
     async def finish(
         self,
@@ -210,7 +210,7 @@ class Ledger:
         refused, vanished = await self._client.run("renew", [self.keys.stream], args, Repeat.IDEMPOTENT)
         if vanished:
             args = [self.group, self.consumer, lease_ms, message_id, 1]
-            refused = await self._client.run("shelter", self._claim_keys[:2], args, Repeat.IDEMPOTENT)
+            refused = await self._client.run("hold_vanished", self._claim_keys[:2], args, Repeat.IDEMPOTENT)
         return not refused
 
     async def fetch(self, entry_id: str) -> list[bytes] | None:
@@ -220,7 +220,7 @@ class Ledger:
 
     # --- taking messages again ----------------------------------------------------------------------
 
-    async def take_due(self, limit: int, waits: bool = True) -> tuple[int | None, list[Claim], list[str]]:
+    async def take_due(self, limit: int, waits: bool = True) -> tuple[int | None, list[Redelivery], list[str]]:
         """Take messages whose waiting time is over; return also the ms until the next one is due."""
         args: list[str | int] = [self.group, self.consumer, limit]
         wait_ms, claims, missing = await self._client.run("take_due", self._claim_keys, args, Repeat.ONCE, waits)
@@ -228,7 +228,7 @@ class Ledger:
 
     async def recover(
         self, lease_ms: int, limit: int, cursor: str, page: int, waits: bool = True
-    ) -> tuple[str, list[Claim], list[str]]:
+    ) -> tuple[str, list[Redelivery], list[str]]:
         """Take messages whose holder has been silent for a lease; return also where to look next."""
         args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]
         following, claims, missing = await self._client.run("recover", self._claim_keys, args, Repeat.ONCE, waits)
@@ -240,7 +240,7 @@ class Ledger:
         rows = await self._client.call(stream, "XPENDING", stream, self.group, start, "+", count, self.consumer)
         return [(row[0].decode(), int(row[2]), int(row[3])) for row in rows]
 
-    async def take(self, wanted: Sequence[str], is_own_read: bool) -> tuple[list[Claim], list[str]]:
+    async def take(self, wanted: Sequence[str], is_own_read: bool) -> tuple[list[Redelivery], list[str]]:
         """Take messages that are pending with this consumer though it does not hold them.
 
         `is_own_read` tells that they are not those of an earlier process of this name.
@@ -283,8 +283,8 @@ def _bounds(done: Sequence[str]) -> tuple[str, str]:
     return min(ends, key=ids.parse), max(ends, key=ids.parse)
 
 
-def _claims(reply: Reply) -> list[Claim]:
-    return [Claim(item[0].decode(), int(item[1]), int(item[2]), item[3]) for item in reply]
+def _claims(reply: Reply) -> list[Redelivery]:
+    return [Redelivery(item[0].decode(), int(item[1]), int(item[2]), item[3]) for item in reply]
 
 
 def _texts(reply: Reply) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from penstock.errors import PenstockError, PublishUnknown
 from penstock.redis.aio import Command, Reply
 from penstock.runtime.aio import Combiner, Promise, new_promise
-from penstock.streams.outgoing import Outgoing
+from penstock.streams.encoding import Encoded
 from penstock.streams.publisher import Answer, Publisher
 
 
@@ -18,11 +18,11 @@ class Parcel:
 
     __slots__ = ("messages", "promise")
 
-    def __init__(self, messages: list[Outgoing], promise: Promise[list[Answer]]) -> None:
+    def __init__(self, messages: list[Encoded], promise: Promise[list[Answer]]) -> None:
         self.messages, self.promise = messages, promise
 
 
-Item: TypeAlias = Parcel | Outgoing  # a single message needs no wrapping
+Item: TypeAlias = Parcel | Encoded  # a single message needs no wrapping
 
 
 class Outbox:
@@ -43,13 +43,13 @@ class Outbox:
         if is_simple:
             self._combiner.express = self._try_send
 
-    def post(self, message: Outgoing) -> Promise[Answer]:
+    def post(self, message: Encoded) -> Promise[Answer]:
         """Take a message in; the promise is its answer."""
         promise = message.promise = new_promise()
         self._combiner.put(message)
         return promise
 
-    def post_many(self, messages: list[Outgoing]) -> Promise[list[Answer]]:
+    def post_many(self, messages: list[Encoded]) -> Promise[list[Answer]]:
         """Take messages in; the promise are their answers."""
         promise: Promise[list[Answer]] = new_promise()
         self._combiner.put(Parcel(messages, promise))
@@ -70,7 +70,7 @@ class Outbox:
         The hot path: the connection itself hands out the reply, which saves a task and two turns of the event loop.
         """
         connection = self._publisher.open_connection()
-        lone = items[0] if len(items) == 1 and type(items[0]) is Outgoing else None
+        lone = items[0] if len(items) == 1 and type(items[0]) is Encoded else None
         messages = _messages(items) if lone is None else [lone]
         if connection is None or len(messages) > self._max_batch:
             return False
@@ -100,7 +100,7 @@ class Outbox:
         return True
 
     async def _send_again(
-        self, items: list[Item], messages: list[Outgoing], command: Command, failure: PenstockError
+        self, items: list[Item], messages: list[Encoded], command: Command, failure: PenstockError
     ) -> None:
         try:
             answers = self._publisher.answers(await self._publisher.exchange(command, messages, failure))
@@ -120,7 +120,7 @@ class Outbox:
             raise
         _distribute(items, answers)
 
-    async def _send_chunk(self, messages: list[Outgoing]) -> list[Answer]:
+    async def _send_chunk(self, messages: list[Encoded]) -> list[Answer]:
         try:
             answers = await self._publisher.publish(messages)
         except PenstockError as error:
@@ -129,10 +129,10 @@ class Outbox:
         return answers
 
 
-def _messages(items: list[Item]) -> list[Outgoing]:
+def _messages(items: list[Item]) -> list[Encoded]:
     if len(items) == 1 and isinstance(items[0], Parcel):
         return items[0].messages
-    messages: list[Outgoing] = []
+    messages: list[Encoded] = []
     for item in items:
         if isinstance(item, Parcel):
             messages += item.messages
@@ -161,7 +161,7 @@ def _fail(items: list[Item], error: BaseException) -> None:
             item.promise.set_exception(error)
 
 
-def _own(error: PenstockError, message: Outgoing) -> PenstockError:
+def _own(error: PenstockError, message: Encoded) -> PenstockError:
     # Every caller gets an error of its own: one exception raised in many tasks would mix their tracebacks.
     own = copy.copy(error)
     if isinstance(own, PublishUnknown):

@@ -17,9 +17,9 @@ from penstock.rates import RateTracker
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import RetryBudget
 from penstock.serializers import Serializer
+from penstock.streams.encoding import Encoder
 from penstock.streams.group import ConsumerGroup
 from penstock.streams.outbox import Outbox
-from penstock.streams.outgoing import Encoder
 from penstock.streams.publisher import Answer, Duplicate, Durability, OnFull, Publisher, PublishSettings
 
 logger = logging.getLogger("penstock.streams")

@@ -9,11 +9,11 @@ from penstock.errors import ConnectionLost
 from penstock.events import EventName
 from penstock.redis.retry import BUSY, RetryBudget
 from penstock.runtime.aio import Event, pause
+from penstock.streams.dead_letter_writer import Emit
 from penstock.streams.inbox import Inbox
-from penstock.streams.intake import Intake
-from penstock.streams.ledger import Claim, Ledger
+from penstock.streams.ledger import Ledger, Redelivery
+from penstock.streams.message_reader import MessageReader
 from penstock.streams.tally import Tally
-from penstock.streams.undertaker import Emit
 
 _STEP = 100  # messages per script call: keeps the server responsive
 _PAGE = 1_000  # entries that the slow sweep looks at per call
@@ -27,14 +27,14 @@ class Recovery:
     """Brings messages back to a handler.
 
     Guarantees: at most as many are taken as have room, and none once the inbox is closed; a claim whose reply was lost
-    is swept up by the intake.
+    is swept up by the reader.
     """
 
     def __init__(
-        self, ledger: Ledger, inbox: Inbox, intake: Intake, tally: Tally, emit: Emit, lease_ms: int, room: int,
+        self, ledger: Ledger, inbox: Inbox, reader: MessageReader, tally: Tally, emit: Emit, lease_ms: int, room: int,
         max_passes: int | None,
     ) -> None:  # fmt: skip
-        self._ledger, self._inbox, self._intake, self._tally, self._emit = ledger, inbox, intake, tally, emit
+        self._ledger, self._inbox, self._reader, self._tally, self._emit = ledger, inbox, reader, tally, emit
         self._lease_ms, self._room, self._max_passes = lease_ms, room, max_passes
         self._cursor = "-"
         self.wake = Event()  # a message was put aside: it may be due before the next look
@@ -59,9 +59,9 @@ class Recovery:
                 break
         return taken
 
-    def _take_in(self, claims: list[Claim], missing: list[str]) -> int:
+    def _take_in(self, claims: list[Redelivery], missing: list[str]) -> int:
         self._inbox.suspects.update(claim.id for claim in claims)
-        count = self._intake.take_again(claims, missing)
+        count = self._reader.take_again(claims, missing)
         if count:
             self._tally.count(reclaimed=count)
             self._emit(EventName.RECLAIMED, count=count, ids=[claim.id for claim in claims])
@@ -77,7 +77,7 @@ class Recovery:
             if len(claims) + len(missing) < limit:
                 return _LONGEST_WAIT_S if wait_ms is None else min(_LONGEST_WAIT_S, wait_ms / 1000 + 0.001)
 
-    async def _recover(self, limit: int) -> tuple[list[Claim], list[str], int]:
+    async def _recover(self, limit: int) -> tuple[list[Redelivery], list[str], int]:
         if self._inbox.is_closed:
             return [], [], 0
         self._cursor, claims, missing = await self._ledger.recover(
@@ -85,11 +85,11 @@ class Recovery:
         )  # fmt: skip
         return claims, missing, self._take_in(claims, missing)
 
-    async def _take_due(self, limit: int) -> tuple[list[Claim], list[str], int | None]:
+    async def _take_due(self, limit: int) -> tuple[list[Redelivery], list[str], int | None]:
         if self._inbox.is_closed:
             return [], [], None
         wait_ms, claims, missing = await self._ledger.take_due(limit, waits=False)
-        self._intake.take_again(claims, missing)
+        self._reader.take_again(claims, missing)
         return claims, missing, wait_ms
 
     async def _claim(self, step: Callable[[int], Awaitable[Claimed]], limit: int) -> Claimed:
@@ -97,10 +97,10 @@ class Recovery:
         trial = _PATIENCE.start()
         while True:
             try:
-                async with self._intake.claiming:
+                async with self._reader.claiming:
                     return await step(limit)
             except ConnectionLost:
-                await self._intake.sweep_soon()
+                await self._reader.sweep_soon()
                 raise
             except BUSY as error:
                 wait_s = trial.pause_after(error)

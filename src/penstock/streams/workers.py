@@ -12,19 +12,19 @@ from typing import Any
 from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, text_of
 from penstock.events import EventName
 from penstock.model import StreamMessage
-from penstock.policy import Backoff, Bury, Limits, Reason, Retry, Verdict, after_failure, before_run
-from penstock.runtime.aio import Cancelled, Job, Lock, Turnstile, comes_from_outside, pause
+from penstock.policy import Backoff, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
+from penstock.runtime.aio import Activity, Cancelled, Lock, WaitQueue, comes_from_outside, pause
+from penstock.streams.ack_buffer import AckBuffer
 from penstock.streams.callables import Call
+from penstock.streams.dead_letter_writer import DeadLetterBackoff, DeadLetterWriter, Emit
 from penstock.streams.inbox import Batch, Inbox
 from penstock.streams.ledger import Ledger, Parking
-from penstock.streams.settler import Settler
 from penstock.streams.tally import Tally
-from penstock.streams.undertaker import Emit, Unburied, Undertaker
 
 logger = logging.getLogger("penstock.streams")
 _SETTLED = object()
 _PATIENCE_S = 5.0  # of a last run with handlers that it must not have beside it; nothing new begins meanwhile
-_GLANCE_S = 0.005
+_POLL_S = 0.005
 ErrorHook = Callable[[BaseException, list[StreamMessage]], Awaitable[Any]]
 
 
@@ -32,7 +32,7 @@ class HandlerTimeout(PenstockError):
     """The handler ran longer than handler_timeout_ms."""
 
 
-class Slot:
+class RunningCall:
     """What one worker does at the moment, so that others can interrupt exactly that."""
 
     __slots__ = ("cause", "is_busy", "job", "messages", "started_s")
@@ -41,7 +41,7 @@ class Slot:
         self.messages: list[StreamMessage] = []
         self.is_busy = False
         self.started_s = 0.0
-        self.job: Job | None = None
+        self.job: Activity | None = None
         self.cause: PenstockError | None = None
 
     def interrupt(self, cause: PenstockError) -> None:
@@ -57,9 +57,9 @@ class Workers:
     def __init__(
         self,
         inbox: Inbox,
-        settler: Settler,
+        acks: AckBuffer,
         ledger: Ledger,
-        undertaker: Undertaker,
+        dead_letter_writer: DeadLetterWriter,
         tally: Tally,
         emit: Emit,
         call: Call,
@@ -70,22 +70,22 @@ class Workers:
         on_parked: Callable[[], None],
         on_exit: Callable[[BaseException], None],
     ) -> None:
-        self._inbox, self._settler, self._ledger, self._undertaker = inbox, settler, ledger, undertaker
+        self._inbox, self._acks, self._ledger, self._dead_letter_writer = inbox, acks, ledger, dead_letter_writer
         self._tally, self._emit, self._call, self._error_hook = tally, emit, call, error_hook
         self._limits, self._backoff, self._batch_limit = limits, backoff, batch_limit
         self._on_parked, self._on_exit = on_parked, on_exit
         self._in_settlement: set[str] = set()
-        self._unburied = Unburied(logger)
+        self._dead_letter_backoff = DeadLetterBackoff(logger)
         self._chance = random.Random()
         self._alone = Lock()
         self._is_one_alone = False  # a message that may have killed its holders is on its last run, or about to be
-        self._others = Turnstile()
-        self.slots: list[Slot] = []
+        self._others = WaitQueue()
+        self.slots: list[RunningCall] = []
 
     async def work(self, persist: Callable[..., Awaitable[Any]]) -> None:
         """Handle batches until the inbox is closed; `persist` repeats a step through outages of Redis."""
-        slot = Slot()
-        slot.job = Job.current()
+        slot = RunningCall()
+        slot.job = Activity.current()
         self.slots.append(slot)
         try:
             while (batch := await self._next(slot)) is not None:
@@ -93,7 +93,7 @@ class Workers:
         finally:
             self.slots.remove(slot)
 
-    async def _next(self, slot: Slot) -> Batch | None:
+    async def _next(self, slot: RunningCall) -> Batch | None:
         while True:
             try:
                 return await self._inbox.take(self._batch_limit)
@@ -103,14 +103,14 @@ class Workers:
                 self._resume(slot)  # meant for a call that had just ended
 
     @staticmethod
-    def _resume(slot: Slot) -> None:
+    def _resume(slot: RunningCall) -> None:
         slot.cause = None
-        Job.resume()
+        Activity.resume()
 
     async def drain(self, persist: Callable[..., Awaitable[Any]]) -> None:
         """Handle what is in the inbox now."""
-        slot = Slot()
-        slot.job = Job.current()
+        slot = RunningCall()
+        slot.job = Activity.current()
         self.slots.append(slot)
         try:
             while (batch := self._inbox.take_now(self._batch_limit)) is not None:
@@ -118,7 +118,7 @@ class Workers:
         finally:
             self.slots.remove(slot)
 
-    async def handle(self, slot: Slot, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
+    async def handle(self, slot: RunningCall, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
         """Run the handler once and settle every message of the batch."""
         if batch.is_last_chance:
             # Should it take the process down, no other message may be on its last run or done and not yet acknowledged.
@@ -135,16 +135,16 @@ class Workers:
         finally:
             slot.is_busy = False
 
-    async def _run_last(self, slot: Slot, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
+    async def _run_last(self, slot: RunningCall, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
         if batch.is_suspect:
             # Nor may another one take it down: it would die with a neighbour, and its chances are used up.
             self._is_one_alone = True
         try:
             deadline_s = time.monotonic() + _PATIENCE_S
             while self._is_one_alone and self._is_any_busy() and time.monotonic() < deadline_s:
-                await pause(_GLANCE_S)
+                await pause(_POLL_S)
             await self._run(slot, batch, persist)
-            await persist(self._settler.flush)
+            await persist(self._acks.flush)
         finally:
             self._is_one_alone = False
             self._others.call(len(self.slots))
@@ -152,7 +152,7 @@ class Workers:
     def _is_any_busy(self) -> bool:
         return any(slot.is_busy for slot in list(self.slots))
 
-    async def _run(self, slot: Slot, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
+    async def _run(self, slot: RunningCall, batch: Batch, persist: Callable[..., Awaitable[Any]]) -> None:
         messages = batch.messages
         if batch.is_again:
             messages = await persist(self._admit, messages)
@@ -177,7 +177,7 @@ class Workers:
         ids = [message.id for message in messages]
         # Of the questions nearly always one of the first two is answered with yes, and they cost nothing.
         if error is None and (returned is None or returned == ids or _texts(returned).issuperset(ids)):
-            self._settler.done(messages, ids, batch.is_again)
+            self._acks.done(messages, ids, batch.is_again)
         else:
             verdicts = self._verdicts(messages, error)
             if error is not None and not isinstance(error, LeaseLost):
@@ -187,7 +187,7 @@ class Workers:
             self._on_exit(error)
 
     async def _admit(self, messages: list[StreamMessage]) -> list[StreamMessage]:
-        # Redelivered messages: bury those that had their chances, write down that the others begin.
+        # Redelivered messages: dead-letter those that had their chances, write down that the others begin.
         admitted = []
         held = self._inbox.held.find([message.id for message in messages])
         for message in messages:
@@ -197,7 +197,7 @@ class Workers:
             if verdict is None:
                 admitted.append(message)
             else:
-                await self.bury(message, verdict.reason, None)
+                await self.dead_letter(message, verdict.reason, None)
         if not admitted:
             return []
         answers = await self._ledger.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])
@@ -223,7 +223,7 @@ class Workers:
         # Called again after an outage: what was settled before is not held any more and is passed over.
         wanted, held = _texts(returned), self._inbox.held
         finished = [m for m in messages if m.id in wanted]
-        self._settler.done(finished, [m.id for m in finished], is_again)
+        self._acks.done(finished, [m.id for m in finished], is_again)
         found = held.find([m.id for m in messages if m.id not in wanted])
         failed = [m for m in messages if found.get(m.id) is m]
         if not failed or isinstance(error, LeaseLost):
@@ -232,8 +232,8 @@ class Workers:
         parkings, parked = [], []
         for message in failed:
             verdict = verdicts[message.id]
-            if isinstance(verdict, Bury):
-                await self.bury(message, verdict.reason, error)
+            if isinstance(verdict, GiveUp):
+                await self.dead_letter(message, verdict.reason, error)
             elif isinstance(verdict, Retry):
                 back = 0 if verdict.counts else 1
                 parked.append(message)
@@ -255,13 +255,13 @@ class Workers:
             self.lose(lost)
         self._on_parked()
 
-    async def bury(
+    async def dead_letter(
         self, message: StreamMessage, reason: Reason, error: BaseException | None, fields: list[bytes] | None = None
     ) -> None:
         """Move a message to the dead letters; one that they do not take stays pending, and is tried again later."""
         try:
             with self._settling([message]):
-                is_ours = await self._undertaker.bury(message, reason, error, fields)
+                is_ours = await self._dead_letter_writer.dead_letter(message, reason, error, fields)
                 if is_ours:
                     self._inbox.held.finish([message])
         except OutOfMemory:
@@ -269,9 +269,9 @@ class Workers:
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            await self._put_off(message, self._unburied.note(self._ledger.keys.stream, message.id))
+            await self._put_off(message, self._dead_letter_backoff.note(self._ledger.keys.stream, message.id))
         else:
-            self._unburied.forget(message.id)
+            self._dead_letter_backoff.forget(message.id)
             if not is_ours:
                 self.lose([message])
 

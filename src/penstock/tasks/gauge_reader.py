@@ -8,13 +8,13 @@ from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.tasks.gauges import LaneGauges, QueueGauges
-from penstock.tasks.lane_books import LaneBooks
-from penstock.tasks.lane_map import LaneMap
+from penstock.tasks.lane_registry import LaneRegistry
+from penstock.tasks.lane_store import LaneStore
 
 _PAGE, _PAGES = 1_000, 10  # entries in hand that are looked at
 
 
-async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name: str, group: str) -> QueueGauges:
+async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneRegistry, name: str, group: str) -> QueueGauges:
     """Return the numbers of a queue; the cost does not grow with what was done before."""
     flat = await client.call(keys.counts, "HGETALL", keys.counts)
     by_what: dict[str, dict[str, int]] = {"added": {}, "acked": {}, "dead": {}, "redriven": {}}
@@ -25,7 +25,7 @@ async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name
             dead_trimmed = envelope.number(value) or 0
         elif what in by_what:
             by_what[what][kind] = envelope.number(value) or 0
-    found = [await _lane_gauges(client, books, group) for books in await lanes.listed()]
+    found = [await _lane_gauges(client, store, group) for store in await lanes.listed()]
     return QueueGauges(
         name=name,
         stream=keys.tasks().stream,
@@ -39,11 +39,11 @@ async def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name
     )
 
 
-async def _lane_gauges(client: StreamClient, books: LaneBooks, group: str) -> LaneGauges:
+async def _lane_gauges(client: StreamClient, store: LaneStore, group: str) -> LaneGauges:
     in_hand = waiting = idle_ms = 0
     start = "-"
     for _ in range(_PAGES):
-        keys = [books.stream, books.retries]
+        keys = [store.stream, store.retries]
         try:
             in_hand, waiting, longest_ms, further = await client.run(
                 "task_gauges", keys, [group, _PAGE, start], Repeat.READ
@@ -54,4 +54,4 @@ async def _lane_gauges(client: StreamClient, books: LaneBooks, group: str) -> La
         if not further:
             break
         start = further.decode()
-    return LaneGauges(books.stream, int(in_hand), int(waiting), idle_ms / 1000)
+    return LaneGauges(store.stream, int(in_hand), int(waiting), idle_ms / 1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from penstock.runtime.aio import Event, Turnstile
+from penstock.runtime.aio import Event, WaitQueue
 from penstock.task import Task
 
 
@@ -14,7 +14,7 @@ class TaskInbox:
 
     def __init__(self) -> None:
         self._tasks: deque[Task] = deque()
-        self._turnstile = Turnstile()
+        self._waiters = WaitQueue()
         self.is_closed = False
         self.hungry = Event()  # somebody took a task: there may be room
 
@@ -25,7 +25,7 @@ class TaskInbox:
         """Take tasks in."""
         before = len(self._tasks)
         self._tasks.extend(tasks)
-        self._turnstile.call(len(self._tasks) - before)
+        self._waiters.call(len(self._tasks) - before)
 
     async def take(self) -> Task | None:
         """Return the next task, as soon as there is one; None = the inbox is closed."""
@@ -35,7 +35,7 @@ class TaskInbox:
             except IndexError:
                 if self.is_closed:
                     return None
-                await self._turnstile.wait_until(lambda: bool(self._tasks) or self.is_closed)
+                await self._waiters.wait_until(lambda: bool(self._tasks) or self.is_closed)
                 continue
             if not self.hungry.is_set():
                 self.hungry.set()
@@ -54,5 +54,5 @@ class TaskInbox:
         left = []
         while (task := self.take_now()) is not None:
             left.append(task)
-        self._turnstile.call(1_000_000)
+        self._waiters.call(1_000_000)
         return left

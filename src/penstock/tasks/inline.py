@@ -6,12 +6,12 @@ from collections.abc import Collection
 from typing import Any
 
 from penstock.errors import EXITS
-from penstock.runtime.aio import Job, Threads
+from penstock.runtime.aio import Activity, Threads
 from penstock.task import Result, encode
+from penstock.tasks.committer import ResultCommitter
 from penstock.tasks.handlers import Handlers
 from penstock.tasks.queue import TaskQueue
-from penstock.tasks.runner import Failed, Slot, TaskRunner
-from penstock.tasks.settler import Settler
+from penstock.tasks.runner import Failed, RunningTask, TaskRunner
 from penstock.tasks.tally import WorkerTally
 
 
@@ -27,7 +27,7 @@ class InlineWorker:
         self._runner = TaskRunner(
             handlers, self.tally, Threads(1), int(getattr(queue, "max_retry", 3)), getattr(queue, "encode_task", encode)
         )
-        self._settler = Settler(queue, results, self.tally, 30.0, saves_errors=False)
+        self._committer = ResultCommitter(queue, results, self.tally, 30.0, saves_errors=False)
 
     async def run_once(self) -> Result | None:
         """Do the next task; return its result, or None when there is no task, or it failed and will be tried again.
@@ -40,11 +40,11 @@ class InlineWorker:
         found = await self.queue.pop_many(1, block=False, provides=self.provides, kinds=self.kinds)
         if not found:
             return False, None
-        slot = Slot()
-        slot.job = Job.current()
+        slot = RunningTask()
+        slot.job = Activity.current()
         outcome = await self._runner.run(found[0], slot)
-        await self._settler.settle(found[0], outcome)
-        await self._settler.end()
+        await self._committer.settle(found[0], outcome)
+        await self._committer.end()
         if isinstance(outcome, Failed):
             if isinstance(outcome.cause, EXITS):
                 raise outcome.cause

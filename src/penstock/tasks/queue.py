@@ -63,7 +63,7 @@ class TaskQueue(Protocol):
         """
         ...
 
-    async def bury(
+    async def dead_letter(
         self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
     ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands.

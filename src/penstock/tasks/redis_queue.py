@@ -21,20 +21,20 @@ from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLi
 from penstock.settings import TaskQueueSettings
 from penstock.task import Result, Task, check_id
 from penstock.tasks.admission import Admission
-from penstock.tasks.catalogue import Catalogue
 from penstock.tasks.dead_tasks import DeadTasks
 from penstock.tasks.gauge_reader import read_gauges
 from penstock.tasks.gauges import QueueGauges
-from penstock.tasks.held_tasks import HeldTask, HeldTasks
-from penstock.tasks.intake import TaskIntake
-from penstock.tasks.lane_books import LaneBooks, Outcome
-from penstock.tasks.lane_map import LaneMap
+from penstock.tasks.lane_registry import LaneRegistry
+from penstock.tasks.lane_store import LaneStore, Outcome
 from penstock.tasks.lanes import Lane
 from penstock.tasks.limits import Limits
 from penstock.tasks.listed import InHand
+from penstock.tasks.listing import TaskListing
 from penstock.tasks.outbox import TaskOutbox, when_due
-from penstock.tasks.renewal import Renewal
-from penstock.tasks.result_board import ResultBoard
+from penstock.tasks.renewal import TaskRenewal
+from penstock.tasks.result_store import ResultStore
+from penstock.tasks.task_reader import TaskReader
+from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 from penstock.worker_name import unique_worker_name
 
 logger = logging.getLogger("penstock.tasks")
@@ -89,14 +89,14 @@ class RedisTaskQueue:
         self.encode_task: Callable[[Task], bytes] = lambda task: values.encode_task(task, limits, encode)
         """Returns a task as it travels; raises EncodeError for one that no worker could read."""
         self._outbox = TaskOutbox(self.client, self.keys, self.group, self.encode_task)
-        self._held = HeldTasks()
-        self._lanes = LaneMap(self.client, self.keys, self.group, self.consumer)
-        self._intake = TaskIntake(
+        self._held = TasksInFlight()
+        self._lanes = LaneRegistry(self.client, self.keys, self.group, self.consumer)
+        self._reader = TaskReader(
             self.client, self.keys, self._lanes, self._held, self.group, self.consumer, max_retry, limits
         )  # fmt: skip
         self._admission = Admission(self.client, self.keys, self.group, self.consumer)
-        self._board = ResultBoard(self.client, self.keys)
-        self._catalogue = Catalogue(self.client, self.keys, self._lanes, limits)
+        self._result_store = ResultStore(self.client, self.keys)
+        self._listing = TaskListing(self.client, self.keys, self._lanes, limits)
         self.dead = DeadTasks(self.client, self.keys, self.group, limits)
 
     @classmethod
@@ -133,7 +133,7 @@ class RedisTaskQueue:
 
     async def pop(self, block: bool = True, timeout: float = 1) -> Task | None:
         """Take the next task, waiting for one up to `timeout` seconds if `block` is true."""
-        found = await self._intake.pop(1, timeout if block else None, None, None, keeps_apart=False)
+        found = await self._reader.pop(1, timeout if block else None, None, None, keeps_apart=False)
         return found[0] if found else None
 
     async def pop_many(
@@ -150,18 +150,18 @@ class RedisTaskQueue:
         """
         if count < 1:
             raise ConfigurationError(f"count={count} must be positive")
-        return await self._intake.pop(count, timeout if block else None, provides, kinds, keeps_apart=True)
+        return await self._reader.pop(count, timeout if block else None, provides, kinds, keeps_apart=True)
 
     async def wake(self) -> None:
         """Let pops that wait in this process return now."""
-        await self._intake.wake()
+        await self._reader.wake()
 
     async def hand_back(self) -> None:
         """Give back, for others and without counting an attempt, what cancelled pops of this object have left behind.
 
         close() does that as well, and the next pop takes it up. While other pops are under way nothing happens.
         """
-        await self._intake.hand_back()
+        await self._reader.hand_back()
 
     def let_go(self, task_id: str, *, has_run: bool) -> None:
         """Hold a task no longer, when the server cannot be told: its lease is not renewed any more.
@@ -172,7 +172,7 @@ class RedisTaskQueue:
         if held is not None:
             self._held.release(held)
             if not has_run:
-                self._intake.never_ran(held)
+                self._reader.never_ran(held)
 
     async def ack(self, task_id: str) -> bool:
         """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
@@ -194,12 +194,12 @@ class RedisTaskQueue:
         )  # fmt: skip
         return answer in {"waiting", "dead"}
 
-    async def bury(
+    async def dead_letter(
         self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
     ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
         options = {"reason": reason, "error": error, "text": text, "traceback": traceback[-MAX_TRACEBACK:]}
-        return await self._release("bury", task_id, **options) == "dead"
+        return await self._release("dead_letter", task_id, **options) == "dead"
 
     async def extend(self, task_id: str) -> bool:
         """Renew the lease of a task; False = it is in nobody's hands, or not in ours any more."""
@@ -210,15 +210,15 @@ class RedisTaskQueue:
         held = self._held.get(task_id)
         if held is None:
             return await self._release_elsewhere(what, task_id, **options)
-        books = self._lanes.books(held.lane)
-        answer = await books.release(
+        store = self._lanes.store(held.lane)
+        answer = await store.release(
             what, held.entry_id, task_id, held.task.kind, owner=self.consumer, **options  # type: ignore[arg-type]
         )  # fmt: skip
         if what != "extend" or answer == "gone":
             self._held.release(held)
         if answer == "waiting":
             delay_ms = options.get("delay_ms", 0)
-            await self._intake.due_soon(held.lane, delay_ms / 1000 if isinstance(delay_ms, int) else 0)
+            await self._reader.due_soon(held.lane, delay_ms / 1000 if isinstance(delay_ms, int) else 0)
         return answer
 
     async def _release_elsewhere(self, what: str, task_id: str, **options: object) -> str:
@@ -229,7 +229,7 @@ class RedisTaskQueue:
         lane = Lane.parse(lane_name)
         if lane is None or entry_id == "-":
             return "gone"
-        return await self._lanes.books(lane).release(what, entry_id, task_id, "", **options)  # type: ignore[arg-type]
+        return await self._lanes.store(lane).release(what, entry_id, task_id, "", **options)  # type: ignore[arg-type]
 
     async def finish_many(self, results: Sequence[Result]) -> list[bool]:
         """Store results of tasks that this process holds and acknowledge these, in one step.
@@ -237,8 +237,8 @@ class RedisTaskQueue:
         Guarantees: False = the task is not ours any more, or had a result: this one is thrown away.
         """
         answers = [False] * len(results)
-        by_lane: dict[Lane, list[tuple[int, HeldTask, Result]]] = {}
-        lane, group = None, list[tuple[int, HeldTask, Result]]()
+        by_lane: dict[Lane, list[tuple[int, TaskInFlight, Result]]] = {}
+        lane, group = None, list[tuple[int, TaskInFlight, Result]]()
         for place, result in enumerate(results):
             held = self._held.get(result.task_id)
             if held is not None:
@@ -252,13 +252,13 @@ class RedisTaskQueue:
                     answers[place] = is_stored
         return answers
 
-    async def _finish(self, lane: Lane, rows: Sequence[tuple[int, HeldTask, Result]]) -> list[bool]:
+    async def _finish(self, lane: Lane, rows: Sequence[tuple[int, TaskInFlight, Result]]) -> list[bool]:
         outcomes = [
             Outcome(held.entry_id, result.task_id, result.kind, result.status.value, values.encode(result))
             for _, held, result in rows
         ]
         is_again = any(held.is_again for _, held, _ in rows)
-        answers = await self._lanes.books(lane).finish(outcomes, is_again)
+        answers = await self._lanes.store(lane).finish(outcomes, is_again)
         self._held.release_all(lane, [held for _, held, _ in rows])
         return [answer == 1 for answer in answers]
 
@@ -277,13 +277,13 @@ class RedisTaskQueue:
     async def give_back_permit(self, task: Task, limits: Limits) -> None:
         """Let the next task begin in the place of one that has ended."""
         if await self._admission.give_back(task, limits):
-            await self._intake.look_soon()
+            await self._reader.look_soon()
 
     @contextmanager
     def renewing(self, interval_s: float | None = None) -> Iterator[None]:
         """Renew the leases of all tasks that this object holds, from a thread, until the context ends."""
         wait_s = interval_s or self.idle_ms / 4000
-        renewal = Renewal(
+        renewal = TaskRenewal(
             self.client.settings, self.keys, self.group, self.consumer, self._held, wait_s, self.idle_ms, self._lost
         )  # fmt: skip
         renewal.start()
@@ -292,7 +292,7 @@ class RedisTaskQueue:
         finally:
             renewal.stop()
 
-    def _lost(self, tasks: list[HeldTask]) -> None:
+    def _lost(self, tasks: list[TaskInFlight]) -> None:
         if tasks:
             logger.warning("%d task(s) belong to another worker now, the first is %s", len(tasks), tasks[0].task.id)
 
@@ -300,17 +300,17 @@ class RedisTaskQueue:
 
     async def push_result(self, result: Result) -> bool:
         """Store a result by itself; False = the task had another one already, and that stays."""
-        return await self._board.push(result)
+        return await self._result_store.push(result)
 
     async def get_result(self, task_id: str) -> Result | None:
         """Return the result of a task if there is one."""
         check_id("task_id", task_id)
-        return await self._board.get(task_id)
+        return await self._result_store.get(task_id)
 
     async def wait_for_result(self, task_id: str, timeout: float) -> Result | None:
         """Return the result of a task, waiting up to so many seconds for it; None = there is none yet."""
         check_id("task_id", task_id)
-        return await self._board.wait(task_id, timeout)
+        return await self._result_store.wait(task_id, timeout)
 
     # --- operators ----------------------------------------------------------------------------------
 
@@ -321,22 +321,22 @@ class RedisTaskQueue:
         outlived its retention goes along the way.
         """
         freed = 0
-        for books in await self._lanes.all():
-            freed += await self._free(books, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
+        for store in await self._lanes.all():
+            freed += await self._free(store, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
             if freed >= max_batch:
                 break
-        await self._upkeep()
+        await self._janitor()
         return freed
 
-    async def _free(self, books: LaneBooks, idle_ms: int, limit: int) -> int:
-        freed, dead = await books.orphans(idle_ms, limit, self.max_retry)
+    async def _free(self, store: LaneStore, idle_ms: int, limit: int) -> int:
+        freed, dead = await store.orphans(idle_ms, limit, self.max_retry)
         if freed:
-            await self._intake.due_soon(books.lane, 0)
+            await self._reader.due_soon(store.lane, 0)
         if dead:
             logger.warning("%d task(s) were given up after their workers died, the first is %s", len(dead), dead[0])
         return freed
 
-    async def _upkeep(self) -> None:
+    async def _janitor(self) -> None:
         key = self.keys.chore("upkeep")
         try:
             is_ours = await self.client.call(key, "SET", key, self.consumer, "NX", "PX", _UPKEEP_MS, repeat=Repeat.ONCE)
@@ -347,21 +347,21 @@ class RedisTaskQueue:
 
     async def trim(self) -> None:
         """Let go of finished tasks, old results and dead letters, and of consumers and lanes that are gone or empty."""
-        for books in await self._lanes.all():
-            await books.group.trim(0)
-            await books.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
-            if not books.lane.is_lasting and await books.close():
-                self._lanes.forget(books.lane)
-        await self._board.trim(int(self.result_ttl_s * 1000))
-        await self.client.dead_letter_upkeep.apply(self.keys.dead, self.keys.counts)
+        for store in await self._lanes.all():
+            await store.group.trim(0)
+            await store.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
+            if not store.lane.is_lasting and await store.close():
+                self._lanes.forget(store.lane)
+        await self._result_store.trim(int(self.result_ttl_s * 1000))
+        await self.client.dead_letter_retention.apply(self.keys.dead, self.keys.counts)
 
     async def list_tasks(self, limit: int = 10, offset: int = 0) -> list[Task]:
         """Return open tasks: queued, waiting and in hand by priority and age, then scheduled ones by time."""
-        return await self._catalogue.open_tasks(limit, offset)
+        return await self._listing.open_tasks(limit, offset)
 
     async def list_pending(self, limit: int = 100) -> list[InHand]:
         """Return tasks that were handed out and are not settled, oldest first."""
-        return await self._catalogue.in_hand(limit)
+        return await self._listing.in_hand(limit)
 
     async def pending_count(self) -> int:
         """Return how many tasks are open."""
@@ -377,8 +377,8 @@ class RedisTaskQueue:
             await self.hand_back()
         except PenstockError as error:
             logger.warning("tasks of a cancelled pop may have to wait until they are orphans: %s", error)
-        await self._intake.close()
-        await self._board.close()
+        await self._reader.close()
+        await self._result_store.close()
         if self._owns_client:
             await self.client.close()
 

@@ -10,13 +10,13 @@ from penstock.errors import PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.settings import ConnectionSettings
 from penstock.streams.heartbeat import Heartbeat
-from penstock.tasks.held_tasks import HeldTask, HeldTasks
 from penstock.tasks.lanes import Lane
+from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 
-logger = logging.getLogger("penstock.tasks")
+logger = logging.getLogger(__package__)  # by this name in both halves, which share the module
 
 
-class Renewal:
+class TaskRenewal:
     """A thread that renews leases every interval: a handler that blocks the event loop keeps its tasks."""
 
     def __init__(
@@ -25,10 +25,10 @@ class Renewal:
         keys: TaskKeys,
         group: str,
         consumer: str,
-        held: HeldTasks,
+        held: TasksInFlight,
         interval_s: float,
         lease_ms: int,
-        on_lost: Callable[[list[HeldTask]], None],
+        on_lost: Callable[[list[TaskInFlight]], None],
     ) -> None:
         self._settings, self._keys, self._group, self._consumer = settings, keys, group, consumer
         self._held, self._interval_s, self._lease_ms, self._on_lost = held, interval_s, lease_ms, on_lost

@@ -178,7 +178,10 @@ class GatewayContract:
         async with self.gateway() as gateway:
             await gateway.add_message(pending, "hello")
             message, token = await self.take(gateway, pending, processing)
-            assert await gateway.bury_message(processing, message, lease_token=token, error=FatalError("never")) is True
+            assert (
+                await gateway.dead_letter_message(processing, message, lease_token=token, error=FatalError("never"))
+                is True
+            )
             assert await gateway.remove_message(processing, message, lease_token=token) is False
             assert await self.is_empty(gateway, pending, processing)
 
@@ -203,7 +206,7 @@ class GatewayContract:
             assert await gateway.remove_message(processing, found.stored_message, lease_token=found.lease_token)
 
     async def test_a_message_whose_lease_ran_out_is_handed_out_again_and_the_late_holder_is_refused(self) -> None:
-        """A stale holder can neither renew, move, return, bury nor remove."""
+        """A stale holder can neither renew, move, return, dead-letter nor remove."""
         if not self.has_leases:
             return
         pending, processing, completed = self.names()

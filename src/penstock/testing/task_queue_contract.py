@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigurationError, EncodeError
-from penstock.runtime.aio import Crew, pause
+from penstock.runtime.aio import TaskGroup, pause
 from penstock.task import Priority, Result, Status, Task
 from penstock.tasks.queue import TaskQueue
 
@@ -81,14 +81,14 @@ class TaskQueueContract:
 
     async def test_a_pop_that_blocks_is_woken_by_a_new_task(self, queue: TaskQueue, other: TaskQueue) -> None:
         task = Task(kind="render")
-        crew, found = Crew(lambda: None), []
+        activities, found = TaskGroup(lambda: None), []
 
         async def pop() -> None:
             found.append(await queue.pop(timeout=_LONG_S))
 
-        crew.start(pop)
+        activities.start(pop)
         await other.enqueue(task)
-        assert await crew.join(_LONG_S)
+        assert await activities.join(_LONG_S)
         assert found == [task]
 
     async def test_a_task_is_handed_to_one_consumer_only(self, queue: TaskQueue, other: TaskQueue) -> None:
@@ -143,7 +143,7 @@ class TaskQueueContract:
         assert not await queue.ack(task.id)
         assert not await queue.nack(task.id)
         assert not await queue.extend(task.id)
-        assert not await queue.bury(task.id)
+        assert not await queue.dead_letter(task.id)
         assert not await queue.ack("unknown")
         assert await queue.pop() == task
 
@@ -183,7 +183,7 @@ class TaskQueueContract:
         task = Task(kind="render")
         await queue.enqueue(task)
         await queue.pop()
-        assert await queue.bury(task.id, error="ValueError", text="no such page", traceback="in print()")
+        assert await queue.dead_letter(task.id, error="ValueError", text="no such page", traceback="in print()")
         result = await queue.wait_for_result(task.id, _LONG_S)
         assert result is not None
         assert result.error == "ValueError: no such page"
@@ -313,17 +313,17 @@ class TaskQueueContract:
         await queue.enqueue(Task(kind="render"))
         task = await queue.pop()
         assert task is not None
-        crew, found = Crew(lambda: None), []
+        activities, found = TaskGroup(lambda: None), []
 
         async def wait() -> None:
             result = await other.wait_for_result(task.id, _LONG_S)
             found.append(result.data if result is not None else None)
 
         for _ in range(3):
-            crew.start(wait)
+            activities.start(wait)
         assert await queue.wait_for_result(task.id, 0.05) is None
         await queue.finish_many([result_of(task, 42)])
-        assert await crew.join(_LONG_S)
+        assert await activities.join(_LONG_S)
         assert found == [42, 42, 42]
 
     async def test_a_result_that_does_not_come_is_not_waited_for_for_ever(self, queue: TaskQueue) -> None:

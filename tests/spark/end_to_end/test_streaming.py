@@ -192,7 +192,7 @@ def test_a_group_shows_what_is_committed_and_retention_keeps_the_rest(
         def take(rows: DataFrame, _: int) -> None:
             groups = stream_redis.xinfo_groups("orders")
             shown.append(groups[0]["last-delivered-id"].decode() if groups else "none")
-            retention.trim(keep=0)  # as the upkeep of any consumer of the stream does
+            retention.trim(keep=0)  # as the janitor of any consumer of the stream does
             seen.extend(column(rows))
 
         def run() -> None:

@@ -22,7 +22,7 @@ def test_an_entry_of_very_many_fields_is_given_up_once_with_what_matters(
     entry_id = raw.xadd("orders", wide(count, data="no json")).decode()
     with StreamClient.from_url(redis_url) as client:
         for _ in range(2):
-            DeadLetterDesk(client, "shop", lambda _: "batch 1").bury(
+            DeadLetterDesk(client, "shop", lambda _: "batch 1").dead_letter(
                 "orders", entry_id, None, Fate(Reason.DECODE_ERROR)
             )
     [(_, record)] = raw.xrange("orders_dlq")
@@ -45,6 +45,6 @@ kind = "console"
     desk = office_of(Pipeline.from_toml(text)).desk("batch 1")
     ids = [raw.xadd("orders", {"data": "no json"}) for _ in range(8)]
     for entry_id in ids:
-        desk.bury("orders", entry_id.decode(), None, Fate(Reason.DECODE_ERROR))
-        desk.bury("orders", entry_id.decode(), None, Fate(Reason.DECODE_ERROR))
+        desk.dead_letter("orders", entry_id.decode(), None, Fate(Reason.DECODE_ERROR))
+        desk.dead_letter("orders", entry_id.decode(), None, Fate(Reason.DECODE_ERROR))
     assert [record[b"dlq_id"] for _, record in raw.xrange("orders_dlq")] == ids[5:]

@@ -90,7 +90,7 @@ class Queue:
         )
         ended = ms + chance.randrange(1, HOUR_MS)
         if number % 5 == 0:
-            self._bury(ended, f"{ms}-{number}", entry)
+            self._dead_letter(ended, f"{ms}-{number}", entry)
             return
         started = datetime.fromtimestamp((ended - chance.randrange(900)) / 1000, UTC) if number % 7 else None
         status, attempts = "error" if number % 11 == 0 else "ok", chance.randrange(1, 14)
@@ -98,7 +98,7 @@ class Queue:
         given = {"status": status, "attempts": attempts, "started_at": started, "finished_at": finished}
         self.results.append(Result(task_id=name, kind=kind, **given))
 
-    def _bury(self, ms: int, source: str, entry: dict[str, Any]) -> None:
+    def _dead_letter(self, ms: int, source: str, entry: dict[str, Any]) -> None:
         reason, text = self._chance.choice(["fatal", "max_deliveries"]), self._chance.choice(TEXTS)
         attempts = self._chance.randrange(1, 5)
         told = {

@@ -99,7 +99,7 @@ def test_nothing_of_a_damaged_archive_is_handled(spark: SparkSession, cold: Path
     assert not (tmp_path / "journal").exists()
 
 
-def bury(client: redis.Redis, n: int, reason: str, place: Path, **more: str) -> None:
+def dead_letter(client: redis.Redis, n: int, reason: str, place: Path, **more: str) -> None:
     told = {"dlq_reason": reason, "dlq_source": "orders", "dlq_id": f"{START_MS + n}-0", "dlq_error": "KeyError"}
     client.xadd("orders_dlq", {"data": json.dumps({"n": n, "place": str(place)}), **told, **more})
 
@@ -110,9 +110,9 @@ def test_dead_letters_of_one_reason_are_handled_and_those_that_are_done_purged(
 ) -> None:  # fmt: skip
     """Although a worker is killed meanwhile; those that fail again stay, and are all that the next run finds."""
     for n in range(30):
-        bury(stream_redis, n, "fatal" if n % 3 else "expired", tmp_path, message_id=f"m{n}", kind="pay")
+        dead_letter(stream_redis, n, "fatal" if n % 3 else "expired", tmp_path, message_id=f"m{n}", kind="pay")
     stream_redis.xadd("orders_dlq", {"data": b"\xff", "dlq_reason": "fatal", "dlq_source": "orders", "dlq_id": "1-1"})
-    bury(stream_redis, 1, "fatal", tmp_path, message_id="m1", kind="pay")  # another group gave it up as well
+    dead_letter(stream_redis, 1, "fatal", tmp_path, message_id="m1", kind="pay")  # another group gave it up as well
     words = ["--stream", "orders", "--handler", f"{HANDLERS}:fragile", "--dead-letters", "--reason", "fatal"]
     words += ["--url", stream_server.url, "--results", postgres.dsn, "--purge"]
     result = call(*words)
@@ -145,7 +145,7 @@ def test_a_handler_that_hangs_costs_its_messages_and_not_the_others(
     else:
         words += ["--dead-letters", "--url", stream_server.url]
         for n in range(8):
-            bury(stream_redis, n, "fatal", tmp_path)
+            dead_letter(stream_redis, n, "fatal", tmp_path)
     result = call(*words)
     assert result.exit_code == 0, result.output
     assert "done 6, failed 2" in result.stdout
@@ -159,7 +159,7 @@ def test_a_handler_that_hangs_costs_its_messages_and_not_the_others(
 def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
     spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
-    bury(stream_redis, 1, "fatal", tmp_path)
+    dead_letter(stream_redis, 1, "fatal", tmp_path)
     words = ("--stream", "orders", "--dead-letters", "--url", stream_server.url, "--results", tmp_path / "results")
     result = call(*words, "--handler", f"{HANDLERS}:talkative")
     assert "must return a list of ids, or a mapping of ids to results, not str" in str(result.exception)

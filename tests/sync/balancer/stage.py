@@ -131,9 +131,9 @@ def crash(balancer: StreamBalancer) -> None:
 
 
 def _outlive(balancer: StreamBalancer) -> None:
-    client, keys = balancer._ledger._client, balancer.keys
+    client, keys = balancer._commands._client, balancer.keys
     idle = ("IDLE", 2 * balancer.config.lock_ttl_ms, "JUSTID")
-    balancer._ledger.leave()
+    balancer._commands.leave()
     for owned in balancer.owned:
         client.call(keys.stream, "XCLAIM", keys.stream, keys.group, balancer.id, 0, owned.payload.id_in_lbs, *idle)
         client.call(owned.payload.lock, "PEXPIRE", owned.payload.lock, 1)

@@ -21,7 +21,7 @@ def test_the_newest_dead_letters_are_kept(redis_url: str, raw: redis.Redis) -> N
         with following(quick(client, "a")) as (a,):
             eventually(lambda: a.added == ["after"])
         assert [record[b"dlq_id"] for _, record in raw.xrange(DEAD_LETTERS)] == bad[5:]
-        assert client.dead_letter_upkeep.removed == {DEAD_LETTERS: 5}
+        assert client.dead_letter_retention.removed == {DEAD_LETTERS: 5}
 
 
 def test_entries_of_a_data_stream_that_cannot_be_decoded_are_bounded_too(redis_url: str, raw: redis.Redis) -> None:
@@ -37,4 +37,4 @@ def test_entries_of_a_data_stream_that_cannot_be_decoded_are_bounded_too(redis_u
             add_raw(raw, "session-1")
             wait_for(began)
         assert [record[b"dlq_id"] for _, record in raw.xrange("session-1_dlq")] == bad[5:]
-        assert client.dead_letter_upkeep.removed == {"session-1_dlq": 5}
+        assert client.dead_letter_retention.removed == {"session-1_dlq": 5}

@@ -14,7 +14,7 @@ from penstock.balancer.messages import LBSInfo
 from penstock.balancer.recorder import MetricsRecorder
 from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, StreamNotOwned
 from penstock.sync import StreamClient
-from penstock.sync.balancer.ledger import Ledger
+from penstock.sync.balancer.commands import BalancerCommands
 from tests.helpers.hostile import wide
 from tests.helpers.threads import eventually, outcomes, pause, start, throughout
 from tests.sync.balancer.stage import (
@@ -67,7 +67,7 @@ def test_3_a_burst_is_shared_out_evenly(
     client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow this machine is, nobody takes what another one has not come for in time.
-    monkeypatch.setattr(sys.modules[Ledger.__module__], "_PATIENCE_MS", 60_000)
+    monkeypatch.setattr(sys.modules[BalancerCommands.__module__], "_PATIENCE_MS", 60_000)
     with following(*(plain(client, name) for name in "abcd")) as followers:
         eventually(lambda: raw.hlen("{svc-input}:peers") == 4)
         with raw.pipeline(transaction=False) as burst:

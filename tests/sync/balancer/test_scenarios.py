@@ -184,7 +184,7 @@ def test_logger_injection(client: StreamClient, raw: redis.Redis, caplog: pytest
 def test_init_goes_on_when_recovery_fails(client: StreamClient, raw: redis.Redis) -> None:
     balancer = quick(client, "111")
     failures = []
-    whole = balancer._ledger.pending
+    whole = balancer._commands.pending
 
     def failing(start: str, count: int) -> object:
         if len(failures) < 3:
@@ -192,7 +192,7 @@ def test_init_goes_on_when_recovery_fails(client: StreamClient, raw: redis.Redis
             raise ConnectionLost("the connection broke")
         return whole(start, count)
 
-    balancer._ledger.pending = failing  # type: ignore[method-assign]
+    balancer._commands.pending = failing  # type: ignore[method-assign]
     with following(balancer) as (a,):
         add_raw(raw, "session1")
         eventually(lambda: a.added == ["session1"])

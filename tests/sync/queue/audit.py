@@ -27,7 +27,7 @@ from tests.sync.queue.scenes import (
     GROUP,
     QUEUE,
     Events,
-    Held,
+    InFlight,
     age,
     look_again,
     pending,
@@ -121,12 +121,12 @@ class Stage:
                 if self._budget_s:
                     raise
                 continue
-            if not isinstance(result, Held):
+            if not isinstance(result, InFlight):
                 self.results.append(result)
             return result
         raise AssertionError(f"{step} did not succeed in {_TRIES} calls")
 
-    def take(self, queue: RedisMessageQueue) -> Held:
+    def take(self, queue: RedisMessageQueue) -> InFlight:
         """Takes a message, which must be there, and remembers its counts."""
         for gateway in self._gateways:
             look_again(gateway)
@@ -141,7 +141,7 @@ class Stage:
         self.results.append((held.message, held.number, processing.delivery_count, processing.attempts))
         return held
 
-    def end(self, held: Held, error: BaseException | None = None) -> None:
+    def end(self, held: InFlight, error: BaseException | None = None) -> None:
         """Ends a message; where that fails for want of a budget, the next call does it."""
         try:
             held.end(error)

@@ -79,7 +79,7 @@ def take_ahead_and_pause(stage: Stage) -> None:
     for message in ("a", "b", "c"):
         stage.do(queue.publish, message)
     stage.end(stage.take(queue))
-    slots = queue._gateway._desk(QUEUE)._slots  # type: ignore[attr-defined]
+    slots = queue._gateway._consumer_of(QUEUE)._slots  # type: ignore[attr-defined]
     eventually(lambda: slots._returner is None)
     for _ in range(2):
         stage.end(stage.take(queue))
@@ -306,8 +306,8 @@ def chores(stage: Stage) -> None:
     stage.end(stage.take(queue))
     stage.raw.xgroup_destroy(QUEUE, "archive")  # now nobody needs what it kept
     gateway: Any = queue._gateway
-    for desk in gateway._desks.values():
-        desk._upkeep._next_s = 0.0
+    for consumer in gateway._consumers.values():
+        consumer._janitor._next_s = 0.0
     stage.end(stage.take(queue))
 
 

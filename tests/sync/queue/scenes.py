@@ -35,7 +35,7 @@ def at_most_once(client: StreamClient, **settings: Any) -> RedisGateway:
 def always_ahead(client: StreamClient, **settings: Any) -> RedisGateway:
     """Returns a gateway that takes the next message with the end of each one, however slow its caller is."""
     gateway = quick_gateway(client, **settings)
-    gateway._desk(QUEUE)._take_ahead_after = 0
+    gateway._consumer_of(QUEUE)._take_ahead_after = 0
     return gateway
 
 
@@ -55,7 +55,7 @@ class Events(list[Event]):
         return [event for event in self if event.name is name]
 
 
-class Held:
+class InFlight:
     """A message that a consumer has in hand, to be ended as the test wishes."""
 
     def __init__(self, processing: Processing, message: Any) -> None:
@@ -77,14 +77,14 @@ class Held:
         self.processing.__exit__(type(error) if error else None, error, None)
 
 
-def take(queue: RedisMessageQueue) -> Held | None:
+def take(queue: RedisMessageQueue) -> InFlight | None:
     """Takes the next message; None = there was none."""
     processing = queue.process_message()
     message = processing.__enter__()
-    return None if message is None else Held(processing, message)
+    return None if message is None else InFlight(processing, message)
 
 
-def taken(queue: RedisMessageQueue) -> Held:
+def taken(queue: RedisMessageQueue) -> InFlight:
     """Takes the next message, which must be there."""
     held = take(queue)
     assert held is not None
@@ -108,9 +108,9 @@ def age(raw: redis.Redis, idle_s: float = 2 * LONG_S) -> None:
 
 def look_again(gateway: RedisGateway) -> None:
     """Has the gateway look for due and abandoned messages at its next call, all of them, not only every few seconds."""
-    for desk in gateway._desks.values():
-        desk._next_due_s = desk._next_recovery_s = 0.0
-        desk._cursor = "-"
+    for consumer in gateway._consumers.values():
+        consumer._next_due_s = consumer._next_recovery_s = 0.0
+        consumer._cursor = "-"
 
 
 def records(raw: redis.Redis, key: str) -> list[dict[str, bytes]]:

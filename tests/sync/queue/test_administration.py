@@ -9,7 +9,7 @@ import redis
 from penstock.errors import ConfigurationError, FatalError, QueueDrained
 from penstock.events import Event, EventName
 from penstock.sync import QueueStats, RedisMessageQueue, StreamClient
-from penstock.sync.queue.desk import GROUP
+from penstock.sync.queue.queue_consumer import GROUP
 from tests.helpers.commandstats import calls
 from tests.helpers.threads import Event as Signal
 from tests.helpers.threads import eventually, is_done, join, outcomes, start, wait_for
@@ -35,7 +35,7 @@ def fill(queue: RedisMessageQueue, count: int, start_at: int = 0) -> None:
         queue.publish(f"message {n}")
 
 
-def bury(queue: RedisMessageQueue, count: int) -> None:
+def dead_letter(queue: RedisMessageQueue, count: int) -> None:
     """Publishes messages and makes dead letters of them."""
     for n in range(count):
         queue.publish(f"dead {n}")
@@ -51,7 +51,7 @@ def test_a_queue_that_nobody_has_used_is_empty(client: StreamClient) -> None:
 
 def test_stats_tell_where_every_message_is(client: StreamClient) -> None:
     queue = make_queue(client, enable_completed_queue=True, enable_failed_queue=True, retry_delay_seconds=60)
-    bury(queue, 2)
+    dead_letter(queue, 2)
     fill(queue, 6)
     assert queue.stats() == QueueStats(6, 0, 0, 0, 2, 2)
     take(queue)
@@ -96,7 +96,7 @@ def test_a_look_at_what_is_processed_needs_no_consumer_to_have_come(client: Stre
 
 def test_a_look_at_each_state_shows_what_stats_count(client: StreamClient) -> None:
     queue = make_queue(client, enable_completed_queue=True, enable_failed_queue=True, retry_delay_seconds=60)
-    bury(queue, 2)
+    dead_letter(queue, 2)
     fill(queue, 4)
     take(queue)
     fail(queue)
@@ -146,7 +146,7 @@ def test_a_wrong_look_names_what_is_right(client: StreamClient) -> None:
 
 def test_redriven_messages_are_new_ones_and_come_in_their_old_order(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client)
-    bury(queue, 3)
+    dead_letter(queue, 3)
     assert queue.redrive_dead_letters() == 3
     assert raw.xlen(DEAD_LETTERS) == 0
     processing = queue.process_message()
@@ -157,7 +157,7 @@ def test_redriven_messages_are_new_ones_and_come_in_their_old_order(client: Stre
 
 def test_so_many_may_be_redriven_the_oldest_first(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client)
-    bury(queue, 5)
+    dead_letter(queue, 5)
     assert queue.redrive_dead_letters(2) == 2
     assert payloads(raw, DEAD_LETTERS) == [b"dead 2", b"dead 3", b"dead 4"]
     assert payloads(raw) == [b"dead 0", b"dead 1"]
@@ -166,7 +166,7 @@ def test_so_many_may_be_redriven_the_oldest_first(client: StreamClient, raw: red
 
 def test_two_operators_redrive_each_dead_letter_once(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client)
-    bury(queue, 10)
+    dead_letter(queue, 10)
     counts = outcomes([start(queue.redrive_dead_letters) for _ in range(3)])
     assert sum(counts) == 10
     assert sorted(payloads(raw)) == sorted(b"dead %d" % n for n in range(10))
@@ -185,7 +185,7 @@ def test_redriving_nothing_is_no_error_and_a_wrong_number_is(client: StreamClien
 @pytest.mark.usefixtures("default_server")
 def test_what_dies_again_is_a_dead_letter_again(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client)
-    bury(queue, 1)
+    dead_letter(queue, 1)
     queue.redrive_dead_letters()
     fail(queue, FatalError("never"))
     [(_, record)] = raw.xrange(DEAD_LETTERS)
@@ -218,7 +218,7 @@ def test_purging_what_nobody_has_ever_read(client: StreamClient, raw: redis.Redi
 
 def test_purging_a_log_or_the_dead_letters_empties_it(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client, enable_completed_queue=True, enable_failed_queue=True)
-    bury(queue, 2)
+    dead_letter(queue, 2)
     fill(queue, 3)
     take(queue)
     assert queue.purge(target="completed") == 1

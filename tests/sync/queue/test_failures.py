@@ -87,8 +87,8 @@ def test_the_delay_doubles_up_to_its_limit(client: StreamClient, raw: redis.Redi
 
 def _is_due(queue: RedisMessageQueue) -> bool:
     # This process remembers for a second that nothing was due; here it forgets.
-    for desk in queue._gateway._desks.values():  # type: ignore[attr-defined]
-        desk._next_due_s = 0.0
+    for consumer in queue._gateway._consumers.values():  # type: ignore[attr-defined]
+        consumer._next_due_s = 0.0
     return True
 
 
@@ -284,9 +284,9 @@ def test_a_dead_letter_that_the_server_refuses_stops_no_neighbour_and_is_tried_a
     assert [message for message in taken if message is not None] == ["a", "b"]
     raw.delete(DEAD_LETTERS)
 
-    def is_buried() -> bool:
+    def is_dead_lettered() -> bool:
         assert take(queue) is None
         return bool(raw.exists(DEAD_LETTERS))
 
-    eventually(is_buried)
+    eventually(is_dead_lettered)
     assert raw.xlen(NAME) == 0

@@ -194,7 +194,7 @@ def test_a_token_opens_one_message_only(lease_client: StreamClient, raw: redis.R
         assert not gateway.remove_message(QUEUE, "a", lease_token=token)
         assert not gateway.renew_message_lease(QUEUE, "a", token)
         assert not gateway.return_message(QUEUE, QUEUE, "a", lease_token=token)
-        assert not gateway.bury_message(QUEUE, "a", lease_token=token)
+        assert not gateway.dead_letter_message(QUEUE, "a", lease_token=token)
     assert len(pending(raw)) == 1
     held.end()
 

@@ -21,7 +21,7 @@ from tests.sync.queue.scenes import (
     DEAD_LETTERS,
     QUEUE,
     Events,
-    Held,
+    InFlight,
     age,
     at_most_once,
     look_again,
@@ -50,7 +50,7 @@ def impatient(fault_proxy: FaultProxy) -> Iterator[StreamClient]:
         yield client
 
 
-def taken_at_last(queue: RedisMessageQueue) -> Held:
+def taken_at_last(queue: RedisMessageQueue) -> InFlight:
     """Takes a message with no budget: a thread learns that its connection is broken when it uses it."""
     for _ in range(3):
         with contextlib.suppress(ConnectionLost):

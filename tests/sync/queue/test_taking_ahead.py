@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from penstock.errors import ConnectionLost
-from penstock.queue.returner import Returner
+from penstock.queue.prefetch_returner import PrefetchReturner
+from penstock.redis.script_runner import ScriptRunner
 from penstock.redis.scripts import script
-from penstock.redis.side_lane import SideLane
 from penstock.runtime.threads import Event
 from penstock.sync import RedisGateway, RedisMessageQueue, StreamClient
-from penstock.sync.queue.desk import Desk
+from penstock.sync.queue.queue_consumer import QueueConsumer
 from penstock.sync.streams.ledger import Ledger
 from penstock.testing import Fault, FaultProxy
 from tests.helpers.threads import eventually
@@ -37,12 +37,12 @@ from tests.sync.queue.scenes import (
 pytestmark = pytest.mark.usefixtures("default_server")
 
 
-def desk_of(gateway: RedisGateway) -> Desk:
-    return gateway._desk(QUEUE)
+def consumer_of(gateway: RedisGateway) -> QueueConsumer:
+    return gateway._consumer_of(QUEUE)
 
 
 def ahead_of(gateway: RedisGateway) -> list[str]:
-    return [slot.ahead_id for slot in desk_of(gateway)._slots._free if slot.has_ahead]
+    return [slot.ahead_id for slot in consumer_of(gateway)._slots._free if slot.has_ahead]
 
 
 def publish(queue: RedisMessageQueue, count: int) -> list[str]:
@@ -64,13 +64,13 @@ def process(queue: RedisMessageQueue, count: int) -> list[Any]:
 @pytest.fixture
 def no_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody puts back what was taken ahead."""
-    monkeypatch.setattr(Returner, "start", lambda _self: None)
+    monkeypatch.setattr(PrefetchReturner, "start", lambda _self: None)
 
 
 @pytest.fixture
 def slow_callers(no_returns: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was taken ahead waits for its caller, however slow the machine is."""
-    monkeypatch.setattr(sys.modules[Desk.__module__], "PATIENCE_S", 60.0)
+    monkeypatch.setattr(sys.modules[QueueConsumer.__module__], "PATIENCE_S", 60.0)
 
 
 @dataclass
@@ -85,7 +85,7 @@ class HeldReturn:
 
 @pytest.fixture
 def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
-    held, put_back, wait = HeldReturn(), SideLane.run, Event.wait
+    held, put_back, wait = HeldReturn(), ScriptRunner.run, Event.wait
 
     def put_back_when_somebody_waits(*args: Any) -> Any:
         answer = put_back(*args) if held.comes_after else None
@@ -99,7 +99,7 @@ def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
         held.may_end.set()
         return wait(*args)
 
-    monkeypatch.setattr(SideLane, "run", put_back_when_somebody_waits)
+    monkeypatch.setattr(ScriptRunner, "run", put_back_when_somebody_waits)
     monkeypatch.setattr(Event, "wait", wait_and_have_it_put_back)
     yield held
     held.may_end.set()
@@ -152,9 +152,9 @@ def test_a_caller_who_takes_his_time_has_nothing_taken_ahead(client: StreamClien
     queue = queue_of(gateway)
     publish(queue, 200)
     process(queue, 100)
-    desk_of(gateway)._ended_s -= 1.0
+    consumer_of(gateway)._ended_s -= 1.0
     process(queue, 1)
-    assert desk_of(gateway)._brisk_turns == 0
+    assert consumer_of(gateway)._brisk_turns == 0
     assert ahead_of(gateway) == []
     assert process(queue, 1) == ["message 101"]
     queue.close()
@@ -174,7 +174,7 @@ def test_without_a_lease_or_with_a_short_one_nothing_is_taken_ahead(
     queue = queue_of(gateway)
     publish(queue, 3)
     held = taken(queue)
-    desk_of(gateway)._brisk_turns = 1_000_000
+    consumer_of(gateway)._brisk_turns = 1_000_000
     held.end()
     assert pending(raw) == {}
     queue.close()
@@ -231,7 +231,7 @@ def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: redis.Re
     queue = queue_of(gateway)
     publish(queue, 3)
     process(queue, 1)
-    eventually(lambda: not ahead_of(gateway) and desk_of(gateway)._slots._returner is None)
+    eventually(lambda: not ahead_of(gateway) and consumer_of(gateway)._slots._returner is None)
     assert process(queue, 2) == ["message 1", "message 2"]
     queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -324,13 +324,13 @@ def test_what_could_not_be_put_back_is_found_by_the_next_call(
         refused.set()
         raise ConnectionLost("not now")
 
-    monkeypatch.setattr("penstock.queue.returner.SideLane.run", refuse)
+    monkeypatch.setattr("penstock.queue.prefetch_returner.ScriptRunner.run", refuse)
     gateway = always_ahead(client)
     queue = queue_of(gateway)
     publish(queue, 2)
     process(queue, 1)
     eventually(refused.is_set)
-    eventually(lambda: desk_of(gateway)._slots._returner is None)
+    eventually(lambda: consumer_of(gateway)._slots._returner is None)
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     held.end()
@@ -342,7 +342,7 @@ def test_what_could_not_be_put_back_is_found_by_the_next_call(
 def test_a_return_without_an_answer_does_not_hold_the_next_caller_up_for_ever(
     fault_proxy: FaultProxy, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lose: Callable[..., Fault]
 ) -> None:
-    monkeypatch.setattr("penstock.queue.returner._LONGEST_S", 0.2)
+    monkeypatch.setattr("penstock.queue.prefetch_returner._LONGEST_S", 0.2)
     raw.script_load(script("hand_back").source)
     with StreamClient.from_url(fault_proxy.url) as client:
         queue = queue_of(always_ahead(client))
@@ -360,10 +360,10 @@ def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
     client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, last_step: str
 ) -> None:
     sent: list[Any] = []
-    lane = SideLane(client.settings, QUEUE)
-    run, step = SideLane.run, getattr(Ledger, last_step)
+    lane = ScriptRunner(client.settings, QUEUE)
+    run, step = ScriptRunner.run, getattr(Ledger, last_step)
 
-    def give_up(_lane: SideLane, *args: Any) -> None:
+    def give_up(_lane: ScriptRunner, *args: Any) -> None:
         sent.append(args)
         raise ConnectionLost("no reply in time")
 
@@ -372,13 +372,13 @@ def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
         assert run(lane, *sent.pop()) == 0
         return answer
 
-    monkeypatch.setattr(SideLane, "run", give_up)
+    monkeypatch.setattr(ScriptRunner, "run", give_up)
     monkeypatch.setattr(Ledger, last_step, and_then_it_arrives)
     gateway = always_ahead(client)
     queue = queue_of(gateway)
     publish(queue, 2)
     process(queue, 1)
-    eventually(lambda: sent and desk_of(gateway)._slots._returner is None)
+    eventually(lambda: sent and consumer_of(gateway)._slots._returner is None)
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     assert sent == []
@@ -396,7 +396,7 @@ def test_who_was_frozen_does_not_begin_what_another_has_by_now(
     queue = queue_of(gateway)
     publish(queue, 3)
     process(queue, 1)
-    for slot in desk_of(gateway)._slots._free:
+    for slot in consumer_of(gateway)._slots._free:
         slot.ahead_since -= 1.0
     age(raw)
     other = queue_of(quick_gateway(client))
@@ -414,7 +414,7 @@ def test_a_message_that_was_taken_ahead_has_its_lease_from_then_on(client: Strea
     queue = queue_of(gateway)
     publish(queue, 2)
     process(queue, 1)
-    (slot,) = [slot for slot in desk_of(gateway)._slots._free if slot.has_ahead]
+    (slot,) = [slot for slot in consumer_of(gateway)._slots._free if slot.has_ahead]
     slot.ahead_since -= 0.05
     held = taken(queue)
     (_, claim), *_ = gateway._claims.values()

@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError
+from penstock.results.fs_store import claim_path
 from penstock.sync.results.fs import FSBackend
-from penstock.sync.results.fs_store import claim_path
 from penstock.task import Result, decode_result, encode
 from tests.helpers.threads import join, outcomes, start
 
@@ -94,7 +94,7 @@ def test_files_may_be_packed_and_read_by_a_back_end_that_packs_none(backend: FSB
 def test_a_packed_file_unpacks_to_so_much_and_no_more(
     backend: FSBackend, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sync.results.fs_store._MAX_UNPACKED", 1_000)
+    monkeypatch.setattr("penstock.results.fs_store._MAX_UNPACKED", 1_000)
     with FSBackend(root, compress=True) as packing:
         with pytest.raises(BackendRefused, match="use compress=False"):
             packing.save(result_of("t2", data="x" * 1_000))

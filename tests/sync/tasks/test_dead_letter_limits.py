@@ -17,7 +17,7 @@ def give_up(queue: RedisTaskQueue, count: int) -> list[str]:
         task = Task(kind="print", payload={"page": number}, unique=f"page {number}")
         ids.append(queue.enqueue(task))
         assert queue.pop(timeout=0) is not None
-        assert queue.bury(task.id, text="no such page")
+        assert queue.dead_letter(task.id, text="no such page")
     return ids
 
 

@@ -32,7 +32,7 @@ def test_an_entry_of_very_many_fields_is_dead_lettered_and_redriven_with_what_ma
     raw.xadd("jobs.tasks", wide(count, data=msgspec.json.encode(task)))
     queue.enqueue(behind)
     assert [found.id for found in queue.pop_many(10)] == [task.id, behind.id]
-    queue.bury(task.id)
+    queue.dead_letter(task.id)
     letters = [letter for letter in queue.dead.iterate()]
     assert [(letter.reason, letter.task_id, letter.data[:7]) for letter in letters] == [
         ("decode_error", "", b"no task"),
@@ -167,7 +167,7 @@ def test_the_end_of_a_traceback_is_kept(client: StreamClient) -> None:
     for queue in (redis_queue, stub):
         queue.enqueue(task)
         queue.pop()
-        queue.bury(task.id, error="ValueError", text="no", traceback="x" * 10_000 + "the end")
+        queue.dead_letter(task.id, error="ValueError", text="no", traceback="x" * 10_000 + "the end")
     [letter] = [letter for letter in redis_queue.dead.iterate()]
     assert letter.traceback == stub.dead[0].traceback == "x" * 7_993 + "the end"
 

@@ -104,13 +104,13 @@ def test_a_result_that_was_pushed_is_known_to_be(lossy: RedisTaskQueue, fault_pr
     assert not lossy.push_result(Result(task_id="a", kind="render", data=2))
 
 
-@pytest.mark.parametrize("what", ["ack", "bury"])
+@pytest.mark.parametrize("what", ["ack", "dead_letter"])
 def test_a_task_that_was_settled_is_known_to_be(lossy: RedisTaskQueue, fault_proxy: FaultProxy, what: str) -> None:
     lossy.enqueue(Task(kind="render"))
     task = lossy.pop()
     assert task is not None
     lose(fault_proxy, "task_release")
-    assert lossy.ack(task.id) if what == "ack" else lossy.bury(task.id)
+    assert lossy.ack(task.id) if what == "ack" else lossy.dead_letter(task.id)
     assert lossy.pending_count() == 0
 
 

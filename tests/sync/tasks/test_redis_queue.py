@@ -42,7 +42,7 @@ def test_tasks_results_and_dead_letters_are_in_streams_of_the_queues_name(
     }  # fmt: skip
     queue.pop_many(2)
     finish(queue, task, 42)
-    queue.bury(bad.id, text="no use")
+    queue.dead_letter(bad.id, text="no use")
     [result, error] = entries(raw, "jobs.results")
     assert (result[b"task_id"], result[b"kind"], result[b"status"]) == (task.id.encode(), b"render", b"ok")
     assert msgspec.msgpack.decode(result[b"data"])["data"] == 42

@@ -15,7 +15,7 @@ import redis
 from penstock.errors import BackendUnavailable, ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
 from penstock.runtime.threads import IS_ASYNC, Cancelled
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
-from penstock.sync.tasks.intake import TaskIntake
+from penstock.sync.tasks.task_reader import TaskReader
 from penstock.task import Result, Status, Task
 from tests.helpers.threads import DEADLINE_S, Event, eventually, join, pause, start, wait_for
 from tests.sync.tasks.stage import MemoryBackend, quick, running
@@ -602,7 +602,7 @@ def test_tasks_of_a_worker_that_vanished_are_done_by_another(queue: TaskQueue, r
 def test_each_task_that_must_run_alone_gets_its_turn_while_others_keep_coming(
     redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[TaskIntake.__module__], "_DRAIN_S", 0.5)
+    monkeypatch.setattr(sys.modules[TaskReader.__module__], "_DRAIN_S", 0.5)
     handlers, ended, may_end = Handlers(), set[str](), Event()
 
     @handlers.task("work")

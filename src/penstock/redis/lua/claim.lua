@@ -8,7 +8,7 @@ local group, me = ARGV[1], ARGV[2]
 local clock = redis.call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
-local function bury_missing(entry, missing)
+local function dead_letter_missing(entry, missing)
   local reply = redis.pcall('XADD', dead_letters, '*', 'dlq_reason', 'missing', 'dlq_source', stream, 'dlq_id', entry[1],
     'dlq_group', group, 'dlq_consumer', entry[2], 'dlq_error', '', 'dlq_error_text',
     'the entry was trimmed or deleted while it was pending', 'dlq_attempts', redis.call('HGET', attempts, entry[1]) or '0',
@@ -23,7 +23,7 @@ end
 local function claim(entry, out, missing)
   local id, count = entry[1], entry[4]
   local found = redis.call('XRANGE', stream, id, id)
-  if #found == 0 then return bury_missing(entry, missing) end
+  if #found == 0 then return dead_letter_missing(entry, missing) end
   redis.call('XCLAIM', stream, group, me, 0, id, 'RETRYCOUNT', count, 'JUSTID')
   out[#out + 1] = {id, count, tonumber(redis.call('HGET', attempts, id) or count), found[1][2]}
 end

@@ -6,7 +6,7 @@
 -- Called twice: the same time and counts are written again (the delay starts anew).
 -- The entry stays pending with its owner; recover.lua passes over it until take_due.lua hands it out.
 -- XCLAIM first: the later writes are then allowed at the memory limit. An entry that has vanished is left as it is: XCLAIM
--- would drop it from the pending list, and take_due.lua would not find it and bury it.
+-- would drop it from the pending list, and take_due.lua would not find it and dead-letter it.
 -- include: fence.lua
 -- include: presence.lua
 local stream, group, me = KEYS[1], ARGV[1], ARGV[2]

@@ -1,7 +1,7 @@
 -- Renews the leases of messages that this consumer holds. Never takes one back from another consumer.
 -- KEYS: 1 stream, 2 worker (only with an incarnation)
 -- ARGV: 1 group, 2 consumer, 3 incarnation ('' = the name is unique anyway), 4 TTL of the worker key in ms, 5.. ids
--- Returns: {refused ids, vanished ids}; vanished = pending with this consumer, but trimmed or deleted: see shelter.lua
+-- Returns: {refused ids, vanished ids}; vanished = pending with this consumer, but trimmed or deleted: see hold_vanished.lua
 -- Called twice: renews again.
 -- include: presence.lua
 local stream, group, me = KEYS[1], ARGV[1], ARGV[2]

@@ -13,7 +13,7 @@ local index, unique, counts, results, done, awaited = KEYS[6], KEYS[7], KEYS[8],
 local group, idle_ms, limit, most, now_text = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[6]), ARGV[7]
 local clock = call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
--- include: task_bury.lua
+-- include: task_dead_letter.lua
 -- include: pages.lua
 local freed, gone, bytes = 0, {}, 0
 
@@ -24,7 +24,7 @@ local function consider(entry)
   local row = call('XRANGE', stream, entry[1], entry[1])[1]
   bytes = bytes + (row and weight(row) or 0)
   if begun > most or not row then
-    gone[#gone + 1] = bury_task(entry, begun, 'max_deliveries', '', 'its workers died or were silent, ' .. begun .. ' times')
+    gone[#gone + 1] = dead_letter_task(entry, begun, 'max_deliveries', '', 'its workers died or were silent, ' .. begun .. ' times')
     return
   end
   call('XCLAIM', stream, group, entry[2], 0, entry[1], 'RETRYCOUNT', entry[4], 'JUSTID')

@@ -90,7 +90,7 @@ class DeadLetterDesk:
             known = self._known[stream, part] = {member.decode() for member in found}
         return known
 
-    def bury(self, stream: str, entry_id: Id, data: bytes | None, fate: Fate) -> None:
+    def dead_letter(self, stream: str, entry_id: Id, data: bytes | None, fate: Fate) -> None:
         """Add the dead letter of an entry, unless it is there already."""
         part = self._part(entry_id)
         dead, marks = self._keys(stream, part)
@@ -101,9 +101,9 @@ class DeadLetterDesk:
             fate.attempts,
         )  # fmt: skip
         arguments = [entry_id, _REMEMBER_S, *record]
-        self._patiently(lambda: self._client.run("spark_bury", [dead, marks], arguments, Repeat.IDEMPOTENT))
+        self._patiently(lambda: self._client.run("spark_dead_letter", [dead, marks], arguments, Repeat.IDEMPOTENT))
         self._noted(stream, part).add(entry_id)
-        self._client.dead_letter_upkeep.after(dead)
+        self._client.dead_letter_retention.after(dead)
 
     def note_begun(self, stream: str, entry_id: Id, counts: Mapping[str, int]) -> dict[str, int]:
         """Note what a task begins (0 = ends), beside its dead letters; return what was noted before."""
@@ -123,7 +123,7 @@ class DeadLetterDesk:
 
     def _keys(self, stream: str, part: str) -> tuple[str, str]:
         dead = self._dead(stream)
-        return dead.stream, dead.spark_buried(part)
+        return dead.stream, dead.spark_dead_lettered(part)
 
     def _dead(self, stream: str) -> StreamKeys:
         return StreamKeys(self._client.keys(stream).default_dead_letters())

@@ -250,7 +250,7 @@ class HandlerTask(Carried):
             outcome = self._of_stream(columns, stream, rows, caller, decode, desk, notes)
             for row in rows:
                 if ids[row] in outcome.failed:
-                    desk.bury(stream, ids[row], _bytes(columns, row), outcome.failed[ids[row]])
+                    desk.dead_letter(stream, ids[row], _bytes(columns, row), outcome.failed[ids[row]])
                 else:
                     kept.append(row)
                     outputs.append(outcome.done[ids[row]])
@@ -270,7 +270,7 @@ class HandlerTask(Carried):
         notes: BegunStream,
     ) -> Outcome:
         def give_up(entry_id: str, fate: Fate) -> None:
-            desk.bury(stream, entry_id, _bytes(columns, columns["id"].index(entry_id)), fate)
+            desk.dead_letter(stream, entry_id, _bytes(columns, columns["id"].index(entry_id)), fate)
 
         whole = Outcome()
         messages: dict[str, StreamMessage] = {}

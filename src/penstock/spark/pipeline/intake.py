@@ -38,7 +38,7 @@ class Intake(Carried):
             is_good = _is_good(batch)
             bad = batch.filter(pc.invert(is_good))
             for row in bad.select(_useful(bad)).to_pylist():
-                desk.bury(row["stream"], row["id"], row.get("data"), _fate(row))
+                desk.dead_letter(row["stream"], row["id"], row.get("data"), _fate(row))
             good = batch.filter(is_good) if bad.num_rows else batch
             yield good.select(list(self.columns))
 

@@ -55,7 +55,7 @@ class Sifter:
                 refused.setdefault(refusal.entry, refusal)
         desk = self._desk(key, sink)
         for entry, refusal in refused.items():
-            desk.bury(entry.stream, entry.id, None, Fate(Reason.INVALID, refusal.told(sink)))
+            desk.dead_letter(entry.stream, entry.id, None, Fate(Reason.INVALID, refusal.told(sink)))
         if refused:
             logger.warning(
                 "sink %s, batch %d: %d entries are dead letters, since it refuses their rows",

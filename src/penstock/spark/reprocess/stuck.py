@@ -38,4 +38,4 @@ class StuckNotes:
         return frozenset(member.decode() for member in found)
 
     def _key(self) -> str:
-        return StreamKeys(self.link.client().keys(self.letters).stream).spark_buried(f"reprocess {self.run}")
+        return StreamKeys(self.link.client().keys(self.letters).stream).spark_dead_lettered(f"reprocess {self.run}")

@@ -14,7 +14,7 @@ from penstock.keys import MUTEX_KEY_SEP, BalancerKeys
 from penstock.redis.blocking import Connection
 from penstock.redis.settings import Host
 from penstock.runtime.threads import Event
-from penstock.sync.balancer.ledger import Ledger
+from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.balancer.sweep import Sweep
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.subscription import Subscription
@@ -41,12 +41,12 @@ class Listener:
     def __init__(
         self,
         client: StreamClient,
-        ledger: Ledger,
+        commands: BalancerCommands,
         sweep: Sweep,
         config: BalancerConfig,
         on_found: Callable[[list[StreamExpired]], object],
     ) -> None:
-        self._client, self._ledger, self._sweep, self._config = client, ledger, sweep, config
+        self._client, self._commands, self._sweep, self._config = client, commands, sweep, config
         self._on_found = on_found
         self._stopping = Event()
         db = client.settings.db
@@ -163,7 +163,7 @@ class Listener:
         if not wanted:
             return
         try:
-            pending = [entry for entry in self._ledger.pending_of(wanted) if entry is not None]
+            pending = [entry for entry in self._commands.pending_of(wanted) if entry is not None]
             orphans = self._sweep.orphans([entry for entry in pending if self._sweep.concerns_us(entry)])
         except PenstockError as error:
             self._config.logger.warning("a hint was not followed: %s", error)

@@ -15,13 +15,13 @@ from penstock.keys import BalancerKeys
 from penstock.model import StreamMessage
 from penstock.policy import Reason
 from penstock.redis.retry import Repeat
-from penstock.runtime.threads import Event, Job
+from penstock.runtime.threads import Activity, Event
 from penstock.serializers import Serializer
 from penstock.sync.balancer.positions import Positions
 from penstock.sync.balancer.stream_watcher import StreamWatcher
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.streams.incoming import Decoder, Rejected
-from penstock.sync.streams.undertaker import reduced_if_refused
+from penstock.sync.streams.dead_letter_writer import reduced_if_refused
+from penstock.sync.streams.decoding import Decoder, Rejected
 
 logger = logging.getLogger("penstock.sync.balancer")
 _PAGE = 100
@@ -45,7 +45,7 @@ class OwnedStream:
         self._buffer: deque[StreamMessage] = deque()
         self._read_up_to = self._position = self._last = ""
         self.is_lost = self.is_draining = self.is_finished = False
-        self.job: Job | None = None
+        self.job: Activity | None = None
 
     # --- what it is ---------------------------------------------------------------------------------
 
@@ -112,18 +112,18 @@ class OwnedStream:
             incoming = self._decoder.fresh(rows)
             self._buffer += incoming.messages
             for rejected in incoming.rejected:
-                self._bury(rejected)
+                self._dead_letter(rejected)
         self._read_up_to = rows[-1][0].decode()
         return True
 
-    def _bury(self, rejected: Rejected) -> None:
+    def _dead_letter(self, rejected: Rejected) -> None:
         # One that cannot be decoded stays in the stream as it is; its copy tells why nobody handled it.
         key = BalancerKeys.dead_letters_of(self.name, is_cluster=self._client.is_cluster)
 
         def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> None:
             record = dead_letter_record.record(kept, self.name, rejected.id, "", "", reason, error, 0, 1)
             self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE)
-            self._client.dead_letter_upkeep.after(key)
+            self._client.dead_letter_retention.after(key)
 
         try:
             reduced_if_refused(write, rejected.fields, rejected.reason, rejected.error)

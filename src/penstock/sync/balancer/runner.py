@@ -12,7 +12,16 @@ from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import LBSInfo
 from penstock.balancer.notices import StreamAdded, StreamExpired
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
-from penstock.runtime.threads import IS_ASYNC, Cancelled, Crew, Event, Job, comes_from_outside, pause, shielded
+from penstock.runtime.threads import (
+    IS_ASYNC,
+    Activity,
+    Cancelled,
+    Event,
+    TaskGroup,
+    comes_from_outside,
+    pause,
+    shielded,
+)
 from penstock.serializers import Serializer
 from penstock.sync.balancer.owned_stream import OwnedStream
 from penstock.sync.balancer.positions import Positions
@@ -44,7 +53,10 @@ class Runner:
         self._watcher = StreamWatcher(service.client)
         self._stopping = Event()
         self._streams: dict[str, OwnedStream] = {}
-        self._handlers, self._activities = Crew(self._stopping.set_from_outside), Crew(self._stopping.set_from_outside)
+        self._handlers, self._activities = (
+            TaskGroup(self._stopping.set_from_outside),
+            TaskGroup(self._stopping.set_from_outside),
+        )
         self._peers: dict[str, Peer] = {}
         self._moving: dict[str, tuple[OwnedStream, float]] = {}  # by entry: who was asked to let go, and until when
         self._last_hint_s = self._polite_until_s = 0.0
@@ -147,7 +159,7 @@ class Runner:
         except Cancelled:
             if not stream.is_lost or self._stopping.is_set():
                 raise
-            Job.resume()
+            Activity.resume()
         except BaseException as error:
             if comes_from_outside(error):
                 raise

@@ -17,8 +17,8 @@ from penstock.balancer.notices import Notice, StreamDisowned, StreamExpired, ter
 from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, PermanentError, StreamNotOwned, text_of
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
-from penstock.runtime.threads import Crew, Event, call_home, home, pause, shielded
-from penstock.sync.balancer.ledger import Exhausted, Ledger
+from penstock.runtime.threads import Event, TaskGroup, call_in_loop, home, pause, shielded
+from penstock.sync.balancer.commands import BalancerCommands, Exhausted
 from penstock.sync.balancer.listener import Listener
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.balancer.reader import Reader
@@ -55,13 +55,13 @@ class Service:
     def __init__(self, client: StreamClient, service: str, me: str, config: BalancerConfig) -> None:
         self.client, self.service, self._id, self.config = client, service, me, config
         self.keys, self._holdings = BalancerKeys.of(service), Holdings()
-        self._ledger = Ledger(client, self.keys, self._id, self.config)
-        self._sweep = Sweep(self._ledger, self._holdings, self.config)
+        self._commands = BalancerCommands(client, self.keys, self._id, self.config)
+        self._sweep = Sweep(self._commands, self._holdings, self.config)
         self._notices = NoticeQueue(self.config.output_chan_size)
-        self._reader = Reader(client, self._ledger, self._holdings, self._notices, self.config)
-        self._listener = Listener(client, self._ledger, self._sweep, self.config, self._found)
+        self._reader = Reader(client, self._commands, self._holdings, self._notices, self.config)
+        self._listener = Listener(client, self._commands, self._sweep, self.config, self._found)
         self._heartbeat = Heartbeat(client.settings, self.keys, self._id, self.config, self._holdings, self._told_lost)
-        self._activities, self._listening = Crew(lambda: None), Crew(lambda: None)
+        self._activities, self._listening = TaskGroup(lambda: None), TaskGroup(lambda: None)
         self._stopping, self._sweep_soon = Event(), Event()
         self._swept_s, self._sweep_from_s = 0.0, 0.0
         self._home: object = None
@@ -97,7 +97,7 @@ class Service:
         if self._is_started:
             raise ConfigurationError("a balancer is started once: make a new one")
         self._is_started = True
-        self._ledger.create_group()
+        self._commands.create_group()
         self._listener.switch_on()
         subscriptions = self._subscribe()
         self._beat()
@@ -145,7 +145,7 @@ class Service:
         self._heartbeat.stop()
         try:
             self._hand_over_all()
-            self._ledger.leave()
+            self._commands.leave()
         except PenstockError as error:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
@@ -155,7 +155,7 @@ class Service:
     def _hand_over_all(self) -> None:
         owned = self._holdings.all()
         if owned:
-            self._ledger.release([ownership.payload for ownership in owned])
+            self._commands.release([ownership.payload for ownership in owned])
         for ownership in owned:
             self._forget(ownership)
 
@@ -166,7 +166,7 @@ class Service:
 
         A name that is there already waits until the entry before it is finished.
         """
-        return self._ledger.add(LBSInputMessage(name, info))
+        return self._commands.add(LBSInputMessage(name, info))
 
     def claim(self, payload: LBSInfo) -> Ownership:
         """Become the owner of a stream whose owner is gone; returning is the signal to begin, no notice follows.
@@ -195,7 +195,7 @@ class Service:
         if claim is None:
             raise AlreadyClaimed(f"already claimed: {payload.data_stream_name!r} is with this very consumer")
         try:
-            ownership = self._ledger.claim(claim, len(self._holdings))
+            ownership = self._commands.claim(claim, len(self._holdings))
             self._holdings.add(ownership)
         except Exhausted as error:
             self._give_up(payload, error)
@@ -204,15 +204,15 @@ class Service:
             self._holdings.end_claim(claim)
         self._beat()  # also for a claim before the start: nothing is owned without a heartbeat
         if self._is_over:  # while the claim was under way; whoever hands over what is left may have passed by
-            self._ledger.release([payload])
+            self._commands.release([payload])
             self._forget(ownership)
             raise AlreadyClaimed(f"{payload.data_stream_name!r} is handed on: this balancer is done")
         return ownership
 
     def _give_up(self, payload: LBSInfo, error: Exhausted) -> None:
-        fields = (self._ledger.bodies([payload.id_in_lbs]))[0] or []
+        fields = (self._commands.bodies([payload.id_in_lbs]))[0] or []
         name, entry_id = payload.data_stream_name, payload.id_in_lbs
-        self._ledger.bury(entry_id, fields, error, Reason.MAX_DELIVERIES, name, error.deliveries)
+        self._commands.dead_letter(entry_id, fields, error, Reason.MAX_DELIVERIES, name, error.deliveries)
 
     def done_stream(self, name: str) -> None:
         """Finish a data stream: it is nobody's any more, and its entry is deleted.
@@ -221,7 +221,7 @@ class Service:
         """
         ownership = self._settling(name, is_kept=True)
         try:
-            self._ledger.done(ownership.payload)
+            self._commands.done(ownership.payload)
         except StreamNotOwned:
             if self._holdings.remove(ownership):
                 self._lost([ownership])
@@ -240,7 +240,7 @@ class Service:
         self._sweep.keep_away(ownership.payload.id_in_lbs)
         try:
             self._wait_for_beat()
-            is_released = (self._ledger.release([ownership.payload]))[0]
+            is_released = (self._commands.release([ownership.payload]))[0]
         except BaseException:
             self._holdings.resume(ownership)
             raise
@@ -266,14 +266,14 @@ class Service:
             recorder.record_lock_released(name, is_success=True)
             recorder.record_processing_ended(name, time.monotonic() - ownership.since_s)
             self._reader.slot_is_free()
-            if name in self._ledger.queued:
-                self._ledger.queued.discard(name)
+            if name in self._commands.queued:
+                self._commands.queued.discard(name)
                 self._sweep_soon.set()  # another entry of the same name has waited for this
 
     # --- what happens -------------------------------------------------------------------------------
 
     def _told_lost(self, lost: list[Ownership]) -> None:
-        call_home(self._home, self._lost, lost)  # from the heartbeat's thread
+        call_in_loop(self._home, self._lost, lost)  # from the heartbeat's thread
 
     def _lost(self, lost: list[Ownership]) -> None:
         for ownership in lost:
@@ -356,7 +356,7 @@ class Service:
 
     def live_peers(self) -> dict[str, Peer]:
         """Return the live consumers of the service that have registered, this one included."""
-        peers, now_ms = self._ledger.peers(), self._ledger.now_ms()
+        peers, now_ms = self._commands.peers(), self._commands.now_ms()
         live = {name: Peer(owned, capacity) for name, (until, owned, capacity) in peers.items() if until >= now_ms}
         return {**live, self._id: Peer(len(self._holdings), self.config.capacity or 0)}
 

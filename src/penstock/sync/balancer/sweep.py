@@ -14,7 +14,7 @@ from penstock.balancer.notices import StreamExpired
 from penstock.errors import MalformedEntry
 from penstock.policy import Reason
 from penstock.runtime.threads import next_tick
-from penstock.sync.balancer.ledger import Ledger, Pending
+from penstock.sync.balancer.commands import BalancerCommands, Pending
 
 _KEPT_AWAY_S = 5.0  # how long a consumer leaves to others what it has handed over
 
@@ -22,8 +22,8 @@ _KEPT_AWAY_S = 5.0  # how long a consumer leaves to others what it has handed ov
 class Sweep:
     """Looks through the pending entries, page by page, for those whose lock is gone."""
 
-    def __init__(self, ledger: Ledger, holdings: Holdings, config: BalancerConfig) -> None:
-        self._ledger, self._holdings, self._config = ledger, holdings, config
+    def __init__(self, commands: BalancerCommands, holdings: Holdings, config: BalancerConfig) -> None:
+        self._commands, self._holdings, self._config = commands, holdings, config
         self._known: dict[str, StreamExpired] = {}
         self._handed_over: dict[str, float] = {}
 
@@ -40,14 +40,14 @@ class Sweep:
         if self._holdings.has_entry(entry.id):
             return False
         # Whoever took it since has died with it: nobody is left to leave it to.
-        return entry.consumer != self._ledger.me or self._handed_over.get(entry.id, 0.0) <= time.monotonic()
+        return entry.consumer != self._commands.me or self._handed_over.get(entry.id, 0.0) <= time.monotonic()
 
     def run_once(self, on_found: Callable[[list[StreamExpired]], None]) -> int:
         """Look through all pending entries; tell of those without an owner page by page; return how many there are."""
         start, found = "-", 0
         seen: set[str] = set()
         while True:
-            page = self._ledger.pending(start, self._config.lbs_recovery_count)
+            page = self._commands.pending(start, self._config.lbs_recovery_count)
             seen.update(entry.id for entry in page)
             orphans = self.orphans([entry for entry in page if self._may_be_orphan(entry)])
             found += len(orphans)
@@ -67,22 +67,22 @@ class Sweep:
     def orphans(self, entries: list[Pending]) -> list[StreamExpired]:
         """Return those of the entries whose lock is gone, in random order: peers begin at different ends."""
         hints = self._describe(entries)
-        are_locked = self._ledger.are_locked([hint.payload for hint in hints])
+        are_locked = self._commands.are_locked([hint.payload for hint in hints])
         found = [hint for hint, is_locked in zip(hints, are_locked, strict=True) if not is_locked]
         random.shuffle(found)
         return found
 
     def _describe(self, entries: list[Pending]) -> list[StreamExpired]:
         unknown = [entry for entry in entries if entry.id not in self._known]
-        for entry, fields in zip(unknown, self._ledger.bodies([entry.id for entry in unknown]), strict=True):
+        for entry, fields in zip(unknown, self._commands.bodies([entry.id for entry in unknown]), strict=True):
             if fields is None:
-                self._ledger.forget(entry.id)
+                self._commands.forget(entry.id)
                 continue
             try:
                 message = LBSInputMessage.of_entry(fields)
             except MalformedEntry as error:
-                self._config.logger.warning("entry %s of %s: %s", entry.id, self._ledger.keys.stream, error)
-                self._ledger.bury(entry.id, fields, error, Reason.DECODE_ERROR, deliveries=entry.deliveries)
+                self._config.logger.warning("entry %s of %s: %s", entry.id, self._commands.keys.stream, error)
+                self._commands.dead_letter(entry.id, fields, error, Reason.DECODE_ERROR, deliveries=entry.deliveries)
                 continue
             self._known[entry.id] = StreamExpired(LBSInfo(message.data_stream_name, entry.id), message.info)
         return [self._known[entry.id] for entry in entries if entry.id in self._known]

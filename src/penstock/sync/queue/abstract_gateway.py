@@ -10,7 +10,7 @@ from typing import TypeAlias
 from penstock.policy import Reason
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.payload import MessageData
-from penstock.sync.queue.renewal import Renewal
+from penstock.sync.queue.gateway_renewal import GatewayRenewal
 
 StopRenewal: TypeAlias = Callable[[], None]
 
@@ -114,7 +114,7 @@ class AbstractRedisGateway(ABC):
         """
         return self.move_message(from_queue, to_queue, message, lease_token=lease_token)
 
-    def bury_message(
+    def dead_letter_message(
         self,
         from_queue: str,
         message: MessageData,
@@ -137,7 +137,7 @@ class AbstractRedisGateway(ABC):
         on_lost: Callable[[str], None],
     ) -> StopRenewal:
         """Renew a lease every interval, and say when that fails; the function that is returned ends it."""
-        renewal = Renewal(self.renew_message_lease, queue, claimed, interval_seconds, max_seconds, on_lost)
+        renewal = GatewayRenewal(self.renew_message_lease, queue, claimed, interval_seconds, max_seconds, on_lost)
         return renewal.start()
 
     def close(self) -> None:  # noqa: B027  most brokers have nothing to give up

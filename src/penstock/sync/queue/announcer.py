@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 
 from penstock.events import Event, EventName, EventSink
-from penstock.sync.queue.desk import GROUP
+from penstock.sync.queue.queue_consumer import GROUP
 
 logger = logging.getLogger("penstock.sync.queue")
 

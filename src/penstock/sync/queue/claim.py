@@ -6,13 +6,13 @@ from __future__ import annotations
 import msgspec
 
 from penstock.queue.payload import MessageData
-from penstock.sync.queue.slot import Slot
+from penstock.sync.queue.consumer_slot import ConsumerSlot
 
 
 class Claim(msgspec.Struct, eq=False):
     """A message and the slot that holds it, from the moment it was handed out until it is settled."""
 
-    slot: Slot
+    slot: ConsumerSlot
     entry_id: str
     fields: list[bytes]
     payload: MessageData

@@ -7,7 +7,7 @@ import secrets
 
 from penstock import envelope
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
-from penstock.sync.queue.desk import GROUP
+from penstock.sync.queue.queue_consumer import GROUP
 from penstock.sync.redis.client import StreamClient
 
 

@@ -16,7 +16,7 @@ from penstock.queue.model import ImportReport
 from penstock.queue.payload import shortened_key
 from penstock.queue.stored_message import StoredMessage
 from penstock.redis.retry import Repeat
-from penstock.sync.queue.desk import GROUP
+from penstock.sync.queue.queue_consumer import GROUP
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.from_driver import client_of, is_cluster
 

@@ -12,15 +12,15 @@ from typing import Any
 from penstock.errors import GatewayContractError, text_of
 from penstock.events import EventName
 from penstock.keys import QueueKeys
-from penstock.policy import Bury, Limits, Retry, after_failure
+from penstock.policy import GiveUp, Limits, Retry, after_failure
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.options import QueueOptions
 from penstock.queue.payload import MessageData
 from penstock.runtime.callbacks import call_back
-from penstock.runtime.threads import call_home, comes_from_outside, home, runner, shielded
+from penstock.runtime.threads import call_in_loop, comes_from_outside, home, runner, shielded
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
-from penstock.sync.queue.desk import UNLIMITED
 from penstock.sync.queue.gateway import RedisGateway
+from penstock.sync.queue.queue_consumer import UNLIMITED
 
 logger = logging.getLogger("penstock.sync.queue")
 _LONGEST_CLEANUP_S = 86_400.0  # the retry budget of the gateway bounds it
@@ -147,7 +147,7 @@ class Processing:
         def lost(reason: str) -> None:
             if not self._is_ending:
                 self.lease_lost = True  # at once: the handler may block the event loop, and look
-                call_home(here, self._lose, reason)
+                call_in_loop(here, self._lose, reason)
 
         return lost
 
@@ -229,7 +229,7 @@ class Processing:
         if isinstance(verdict, Retry) and not has_one_chance:
             self._return(verdict.after_ms / 1000, counts=verdict.counts)
         else:
-            self._bury(verdict, error)
+            self._dead_letter(verdict, error)
 
     def _return(self, delay_s: float, *, counts: bool) -> None:
         message, token = self._handle
@@ -241,10 +241,10 @@ class Processing:
         else:
             self._stale("returned")
 
-    def _bury(self, verdict: object, error: BaseException) -> None:
+    def _dead_letter(self, verdict: object, error: BaseException) -> None:
         message, token = self._handle
-        reason = {"reason": verdict.reason} if isinstance(verdict, Bury) else {}
-        is_done = self._gateway.bury_message(self._key.processing, message, error=error, **reason, **token)
+        reason = {"reason": verdict.reason} if isinstance(verdict, GiveUp) else {}
+        is_done = self._gateway.dead_letter_message(self._key.processing, message, error=error, **reason, **token)
         if not self._is_settled(is_done):
             self._stale("dead-lettered")
 

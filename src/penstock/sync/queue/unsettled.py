@@ -12,7 +12,7 @@ from penstock.events import EventName
 from penstock.redis.retry import PASSING, RetryBudget
 from penstock.runtime.threads import pause
 from penstock.sync.queue.claim import Claim
-from penstock.sync.queue.slots import Slots
+from penstock.sync.queue.consumer_slots import ConsumerSlots
 
 logger = logging.getLogger("penstock.sync.queue")
 Step: TypeAlias = Callable[[], Any]
@@ -21,7 +21,7 @@ Step: TypeAlias = Callable[[], Any]
 class Unsettled:
     """Settles messages, through outages of Redis; what one outlasts is kept and settled later."""
 
-    def __init__(self, slots: Slots, retry: RetryBudget, emit: Callable[..., None]) -> None:
+    def __init__(self, slots: ConsumerSlots, retry: RetryBudget, emit: Callable[..., None]) -> None:
         self._slots, self._retry, self._emit = slots, retry, emit
         self.steps: list[tuple[Claim, Step]] = []
 

@@ -32,9 +32,9 @@ from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.threads import at_end, call_home, home, is_alive, pause
-from penstock.sync.redis.dead_letter_upkeep import DeadLetterUpkeep
-from penstock.sync.redis.lane import Lane
+from penstock.runtime.threads import at_end, call_in_loop, home, is_alive, pause
+from penstock.sync.redis.dead_letter_retention import DeadLetterRetention
+from penstock.sync.redis.loop_connections import LoopConnections
 
 _TRIES = 3
 _BUSY_BUDGET_S = 5.0
@@ -90,9 +90,9 @@ class StreamClient:
         if protection is not None and not isinstance(protection, Protection):
             raise ConfigurationError(f"protection must be a Protection, not {type(protection).__name__}")
         self.settings, self.prefix, self.protection = settings, prefix, protection
-        self.dead_letter_upkeep = DeadLetterUpkeep(self, DeadLetterLimits.of(limits))
+        self.dead_letter_retention = DeadLetterRetention(self, DeadLetterLimits.of(limits))
         self._server: EmbeddedServer | None = None
-        self._lanes: dict[object, Lane] = {}
+        self._lanes: dict[object, LoopConnections] = {}
         self._making_lane = threading.Lock()
         self._chance = random.Random()
         self._is_closed = False
@@ -209,7 +209,7 @@ class StreamClient:
                 del self._lanes[owner]
                 lane.end()
             else:
-                call_home(owner, lane.abort)  # another thread's; the rest is closed when its event loop ends
+                call_in_loop(owner, lane.abort)  # another thread's; the rest is closed when its event loop ends
         if self._server is not None:
             self._server.stop()
 
@@ -217,7 +217,7 @@ class StreamClient:
         """Break all connections off, from anywhere and without waiting: for a client that nobody can close any more."""
         self._is_closed = True
         for owner, lane in list(self._lanes.items()):
-            call_home(owner, lane.abort)
+            call_in_loop(owner, lane.abort)
 
     def __repr__(self) -> str:
         """Show where the client leads, without secrets."""
@@ -236,13 +236,13 @@ class StreamClient:
 
     # --- commands -----------------------------------------------------------------------------------
 
-    def _lane(self) -> Lane:
+    def _lane(self) -> LoopConnections:
         if self._is_closed:
             raise ClientClosed(f"{self!r} is closed; make a new client")
         here = home()
         lane = self._lanes.get(here)
         if lane is None or lane.is_closed:
-            made = Lane(self.settings)
+            made = LoopConnections(self.settings)
             with self._making_lane:
                 for owner in [owner for owner, lane in self._lanes.items() if lane.is_closed or not is_alive(owner)]:
                     del self._lanes[owner]
@@ -343,7 +343,7 @@ class StreamClient:
         if is_moved or isinstance(error, ConnectionLost | ConnectionFailed | ReadOnlyServer):
             self.refresh()
 
-    def forsake(self, key: str, connection: Connection | None) -> None:
+    def kill_abandoned(self, key: str, connection: Connection | None) -> None:
         """Have the server close a connection that was given up here: what it sent last may be on its way still.
 
         Best effort: where it is forbidden, or Redis is away, the lease of what was handed out to nobody must run out.

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError
 from penstock.keys import check_name
+from penstock.results.entry import Entry, entry_of
 from penstock.settings import ResultBackendSettings
-from penstock.sync.results.entry import Entry, entry_of
 from penstock.task import Result, check_id
 
 Chunk = list[Result]

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Self
 
 from penstock.errors import ConfigurationError
+from penstock.results.entry import Entry
+from penstock.results.fs_store import FSStore, passes_by_itself
 from penstock.runtime.threads import Threads
 from penstock.settings import ResultBackendSettings
 from penstock.sync.results.backend import Backend, Chunk
-from penstock.sync.results.entry import Entry
-from penstock.sync.results.fs_store import FSStore, passes_by_itself
 from penstock.task import Result
 
 _THREADS = 4

@@ -11,13 +11,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import penstock.sync.results.postgres_table as sql
+import penstock.results.postgres_table as sql
 from penstock.config import check_number
 from penstock.errors import BackendRefused, ConfigurationError
 from penstock.lazy_imports import require
+from penstock.results.entry import Entry, read_entry
 from penstock.runtime.threads import Lock, home
 from penstock.sync.results.backend import Backend, Chunk
-from penstock.sync.results.entry import Entry, read_entry
 
 if TYPE_CHECKING:
     import psycopg

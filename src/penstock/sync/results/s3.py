@@ -10,10 +10,10 @@ from typing import Any
 from penstock.config import check_number
 from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError, cut
 from penstock.lazy_imports import require
+from penstock.results.entry import Entry, day_of, kind_name, log, read_entry
 from penstock.runtime.threads import side_by_side
 from penstock.settings.masking import masked_text
 from penstock.sync.results.backend import Backend, Chunk
-from penstock.sync.results.entry import Entry, day_of, kind_name, log, read_entry
 from penstock.task import Result, check_id
 
 _AT_ONCE = 32

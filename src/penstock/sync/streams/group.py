@@ -12,7 +12,7 @@ from penstock.model import ConsumerInfo, Lag, PendingEntry, StreamStats
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.streams.survey import count_after, trim_finished
+from penstock.sync.streams.retention import count_after, trim_finished
 
 _RESTORED = "restored"  # holds what was pending in a group that was destroyed, until a consumer takes it over
 
@@ -155,7 +155,7 @@ class ConsumerGroup:
         ]
         return {"healthy": not issues, "issues": issues, "stats": stats}
 
-    # --- upkeep -------------------------------------------------------------------------------------
+    # --- chores --------------------------------------------------------------------------------------
 
     def remove_dead_consumers(self, idle_ms: int, except_for: str = "") -> list[str]:
         """Remove consumers that hold nothing and were silent for so long; return their names."""

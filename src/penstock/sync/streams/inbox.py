@@ -11,8 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from penstock.model import StreamMessage
-from penstock.runtime.threads import Turnstile, next_tick
-from penstock.streams.held import Held, Row
+from penstock.runtime.threads import WaitQueue, next_tick
+from penstock.streams.in_flight import InFlight, Row
 
 T = TypeVar("T")
 
@@ -32,13 +32,13 @@ class Inbox:
     def __init__(
         self, decode: Callable[[list[Row]], list[StreamMessage]], is_last_chance: Callable[[StreamMessage], bool]
     ) -> None:
-        self.held = Held()
+        self.held = InFlight()
         self._decode, self._is_last_chance = decode, is_last_chance
         self._again: deque[StreamMessage] = deque()
-        self._again_taken = Turnstile()
+        self._again_taken = WaitQueue()
         self.suspects: set[str] = set()  # those whose last holder died
-        self._arrivals = Turnstile()
-        self._room = Turnstile()
+        self._arrivals = WaitQueue()
+        self._room = WaitQueue()
         self._low = 0
         self.is_read_under_way = False
         self._is_closed = False
@@ -130,8 +130,8 @@ class Inbox:
     def close(self) -> None:
         """Let workers and reader end."""
         self._is_closed = True
-        for turnstile in (self._arrivals, self._room, self._again_taken):
-            turnstile.call(1_000_000)
+        for waiters in (self._arrivals, self._room, self._again_taken):
+            waiters.call(1_000_000)
 
     def reopen(self) -> None:
         """Take messages again."""

@@ -17,7 +17,7 @@ from penstock.model import ProducerMetrics
 from penstock.rates import RateTracker
 from penstock.redis.retry import RetryBudget
 from penstock.serializers import Serializer
-from penstock.streams.outgoing import Encoder
+from penstock.streams.encoding import Encoder
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.group import ConsumerGroup
 from penstock.sync.streams.outbox import Outbox

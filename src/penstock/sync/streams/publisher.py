@@ -27,7 +27,7 @@ from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import home, pause
-from penstock.streams.outgoing import Outgoing, layout, lone_layout
+from penstock.streams.encoding import Encoded, layout, lone_layout
 from penstock.sync.redis.client import StreamClient
 
 OnFull: TypeAlias = Literal["reject", "block", "drop_oldest"]
@@ -81,7 +81,7 @@ class Publisher:
         self._chance = random.Random()
         self.duplicates = 0
 
-    def publish(self, messages: list[Outgoing]) -> list[Answer]:
+    def publish(self, messages: list[Encoded]) -> list[Answer]:
         """Add messages and return an answer for each."""
         answers = self._publish_once(messages)
         if self._settings.on_full == "block":
@@ -98,7 +98,7 @@ class Publisher:
                     answers[i] = answer
         return answers
 
-    def _publish_once(self, messages: list[Outgoing]) -> list[Answer]:
+    def _publish_once(self, messages: list[Encoded]) -> list[Answer]:
         answers = self.answers(self.exchange(self.compose(messages), messages))
         is_fixed = self._client.settings.kind in ("single", "unix")
         if not is_fixed and any(isinstance(answer, NotDurable) for answer in answers):
@@ -107,7 +107,7 @@ class Publisher:
             self.close()
         return answers
 
-    def compose(self, messages: list[Outgoing]) -> Command:
+    def compose(self, messages: list[Encoded]) -> Command:
         """Return the command for the next batch."""
         if self._process != os.getpid():
             # Forked: under the same marker the batches of two processes would be taken for repetitions.
@@ -121,7 +121,7 @@ class Publisher:
             keys = [self._dedup + message.dedup_key for message in messages if message.dedup_key is not None]
         return (*self._head, 2 + len(keys), self._keys.stream, self._marker, *keys, self._sequence, *self._fixed, *args)
 
-    def _compose_lone(self, message: Outgoing) -> Command:
+    def _compose_lone(self, message: Encoded) -> Command:
         # Its caller waits for it alone: laid out without the lists of a batch.
         if message.dedup_key is None:
             keys: tuple[str, ...] = (self._keys.stream, self._marker)
@@ -162,7 +162,7 @@ class Publisher:
             return Duplicate(item[1:])
         return item
 
-    def exchange(self, command: Command, messages: list[Outgoing], failure: PenstockError | None = None) -> list[Reply]:
+    def exchange(self, command: Command, messages: list[Encoded], failure: PenstockError | None = None) -> list[Reply]:
         """Send a batch until it is answered or the retry budget is used up; `failure` is that of an earlier try."""
         retry = self._settings.retry
         trial, is_unknown, asked = retry.start(), False, None
@@ -187,7 +187,7 @@ class Publisher:
                     raise self._given_up(error, is_unknown, messages) from error
             pause(wait_s)
 
-    def _given_up(self, failure: PenstockError, is_unknown: bool, messages: list[Outgoing]) -> PenstockError:
+    def _given_up(self, failure: PenstockError, is_unknown: bool, messages: list[Encoded]) -> PenstockError:
         if not is_unknown:
             return failure
         return PublishUnknown(

@@ -11,10 +11,10 @@ from penstock.events import EventName
 from penstock.redis.retry import BUSY, RetryBudget
 from penstock.runtime.threads import Event, pause
 from penstock.streams.tally import Tally
+from penstock.sync.streams.dead_letter_writer import Emit
 from penstock.sync.streams.inbox import Inbox
-from penstock.sync.streams.intake import Intake
-from penstock.sync.streams.ledger import Claim, Ledger
-from penstock.sync.streams.undertaker import Emit
+from penstock.sync.streams.ledger import Ledger, Redelivery
+from penstock.sync.streams.message_reader import MessageReader
 
 _STEP = 100  # messages per script call: keeps the server responsive
 _PAGE = 1_000  # entries that the slow sweep looks at per call
@@ -28,14 +28,14 @@ class Recovery:
     """Brings messages back to a handler.
 
     Guarantees: at most as many are taken as have room, and none once the inbox is closed; a claim whose reply was lost
-    is swept up by the intake.
+    is swept up by the reader.
     """
 
     def __init__(
-        self, ledger: Ledger, inbox: Inbox, intake: Intake, tally: Tally, emit: Emit, lease_ms: int, room: int,
+        self, ledger: Ledger, inbox: Inbox, reader: MessageReader, tally: Tally, emit: Emit, lease_ms: int, room: int,
         max_passes: int | None,
     ) -> None:  # fmt: skip
-        self._ledger, self._inbox, self._intake, self._tally, self._emit = ledger, inbox, intake, tally, emit
+        self._ledger, self._inbox, self._reader, self._tally, self._emit = ledger, inbox, reader, tally, emit
         self._lease_ms, self._room, self._max_passes = lease_ms, room, max_passes
         self._cursor = "-"
         self.wake = Event()  # a message was put aside: it may be due before the next look
@@ -60,9 +60,9 @@ class Recovery:
                 break
         return taken
 
-    def _take_in(self, claims: list[Claim], missing: list[str]) -> int:
+    def _take_in(self, claims: list[Redelivery], missing: list[str]) -> int:
         self._inbox.suspects.update(claim.id for claim in claims)
-        count = self._intake.take_again(claims, missing)
+        count = self._reader.take_again(claims, missing)
         if count:
             self._tally.count(reclaimed=count)
             self._emit(EventName.RECLAIMED, count=count, ids=[claim.id for claim in claims])
@@ -78,7 +78,7 @@ class Recovery:
             if len(claims) + len(missing) < limit:
                 return _LONGEST_WAIT_S if wait_ms is None else min(_LONGEST_WAIT_S, wait_ms / 1000 + 0.001)
 
-    def _recover(self, limit: int) -> tuple[list[Claim], list[str], int]:
+    def _recover(self, limit: int) -> tuple[list[Redelivery], list[str], int]:
         if self._inbox.is_closed:
             return [], [], 0
         self._cursor, claims, missing = self._ledger.recover(
@@ -86,11 +86,11 @@ class Recovery:
         )  # fmt: skip
         return claims, missing, self._take_in(claims, missing)
 
-    def _take_due(self, limit: int) -> tuple[list[Claim], list[str], int | None]:
+    def _take_due(self, limit: int) -> tuple[list[Redelivery], list[str], int | None]:
         if self._inbox.is_closed:
             return [], [], None
         wait_ms, claims, missing = self._ledger.take_due(limit, waits=False)
-        self._intake.take_again(claims, missing)
+        self._reader.take_again(claims, missing)
         return claims, missing, wait_ms
 
     def _claim(self, step: Callable[[int], Claimed], limit: int) -> Claimed:
@@ -98,10 +98,10 @@ class Recovery:
         trial = _PATIENCE.start()
         while True:
             try:
-                with self._intake.claiming:
+                with self._reader.claiming:
                     return step(limit)
             except ConnectionLost:
-                self._intake.sweep_soon()
+                self._reader.sweep_soon()
                 raise
             except BUSY as error:
                 wait_s = trial.pause_after(error)

@@ -7,9 +7,9 @@ from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
 from penstock.task import Task
-from penstock.tasks.held_tasks import HeldTask
 from penstock.tasks.lanes import suffix_of
 from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
+from penstock.tasks.tasks_in_flight import TaskInFlight
 
 _ASKS_AGAIN_MS = 10_000  # a task that waits for a permit is woken when one is free; this is for when nobody wakes it
 
@@ -21,7 +21,7 @@ class Admission:
         self._client, self._keys, self._group, self._consumer = client, keys, group, consumer
         self._holding: dict[str, list[str]] = {}  # by kind: the lanes whose tasks had permits when it was asked last
 
-    def admit(self, held: HeldTask, limits: Limits, lease_ms: int) -> bool:
+    def admit(self, held: TaskInFlight, limits: Limits, lease_ms: int) -> bool:
         """Tell whether a task may begin; if not, it was put aside and will come again."""
         kind, lane = held.task.kind, held.lane.name
         limit_keys: list[str] = []

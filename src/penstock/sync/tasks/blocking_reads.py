@@ -9,7 +9,7 @@ import time
 from penstock.errors import GroupLost, PenstockError
 from penstock.redis.blocking import Command, Connection, Reply
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.tasks.doubts import Doubts
+from penstock.sync.tasks.lost_reads import LostReads
 
 logger = logging.getLogger("penstock.sync.tasks")
 _REPLY_MARGIN_S = 2.0
@@ -22,8 +22,8 @@ class BlockingReads:
     connection of one that was cancelled or timed out before anybody looks what it handed out.
     """
 
-    def __init__(self, client: StreamClient, key: str, doubts: Doubts) -> None:
-        self._client, self._key, self._doubts = client, key, doubts
+    def __init__(self, client: StreamClient, key: str, lost_reads: LostReads) -> None:
+        self._client, self._key, self._lost_reads = client, key, lost_reads
         self._idle: list[Connection] = []
         self._blocked: dict[Connection, float] = {}  # reads under way, and until when
 
@@ -36,10 +36,10 @@ class BlockingReads:
             reply = connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
         except BaseException as error:
             if not isinstance(error, GroupLost):  # which is answered before anything is handed out
-                self._doubts.must_sweep = True  # the server may have handed tasks to nobody
+                self._lost_reads.must_sweep = True  # the server may have handed tasks to nobody
             if connection is not None:
                 if connection.has_timed_out or not isinstance(error, PenstockError):  # else it has hung up, or answered
-                    self._doubts.forsaken.add(connection)
+                    self._lost_reads.abandoned.add(connection)
                 connection.abort()
             if isinstance(error, PenstockError):
                 self._client.leave(connection, error)

@@ -8,14 +8,14 @@ from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.tasks.lane_books import LaneBooks
-from penstock.sync.tasks.lane_map import LaneMap
+from penstock.sync.tasks.lane_registry import LaneRegistry
+from penstock.sync.tasks.lane_store import LaneStore
 from penstock.tasks.gauges import LaneGauges, QueueGauges
 
 _PAGE, _PAGES = 1_000, 10  # entries in hand that are looked at
 
 
-def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name: str, group: str) -> QueueGauges:
+def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneRegistry, name: str, group: str) -> QueueGauges:
     """Return the numbers of a queue; the cost does not grow with what was done before."""
     flat = client.call(keys.counts, "HGETALL", keys.counts)
     by_what: dict[str, dict[str, int]] = {"added": {}, "acked": {}, "dead": {}, "redriven": {}}
@@ -26,7 +26,7 @@ def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name: str,
             dead_trimmed = envelope.number(value) or 0
         elif what in by_what:
             by_what[what][kind] = envelope.number(value) or 0
-    found = [_lane_gauges(client, books, group) for books in lanes.listed()]
+    found = [_lane_gauges(client, store, group) for store in lanes.listed()]
     return QueueGauges(
         name=name,
         stream=keys.tasks().stream,
@@ -40,11 +40,11 @@ def read_gauges(client: StreamClient, keys: TaskKeys, lanes: LaneMap, name: str,
     )
 
 
-def _lane_gauges(client: StreamClient, books: LaneBooks, group: str) -> LaneGauges:
+def _lane_gauges(client: StreamClient, store: LaneStore, group: str) -> LaneGauges:
     in_hand = waiting = idle_ms = 0
     start = "-"
     for _ in range(_PAGES):
-        keys = [books.stream, books.retries]
+        keys = [store.stream, store.retries]
         try:
             in_hand, waiting, longest_ms, further = client.run("task_gauges", keys, [group, _PAGE, start], Repeat.READ)
         except GroupLost:
@@ -53,4 +53,4 @@ def _lane_gauges(client: StreamClient, books: LaneBooks, group: str) -> LaneGaug
         if not further:
             break
         start = further.decode()
-    return LaneGauges(books.stream, int(in_hand), int(waiting), idle_ms / 1000)
+    return LaneGauges(store.stream, int(in_hand), int(waiting), idle_ms / 1000)

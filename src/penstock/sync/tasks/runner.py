@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from penstock.errors import PenstockError, Skip, Snooze, WorkerStopped, name_of, text_of
-from penstock.runtime.threads import Cancelled, Job, Threads, comes_from_outside
+from penstock.runtime.threads import Activity, Cancelled, Threads, comes_from_outside
 from penstock.sync.streams.callables import awaitable
 from penstock.task import Result, Status, Task, encode
 from penstock.tasks.handlers import Handler, Handlers
@@ -38,7 +38,7 @@ class Failed:
 Outcome: TypeAlias = Result | Failed
 
 
-class Slot:
+class RunningTask:
     """What one activity of a worker does at the moment, so that exactly that can be interrupted."""
 
     __slots__ = ("cause", "deadline_s", "job", "task")
@@ -46,7 +46,7 @@ class Slot:
     def __init__(self) -> None:
         self.task: Task | None = None
         self.deadline_s = float("inf")
-        self.job: Job | None = None
+        self.job: Activity | None = None
         self.cause: PenstockError | None = None
 
     def interrupt(self, cause: PenstockError) -> None:
@@ -71,7 +71,7 @@ class TaskRunner:
             for handler in handlers
         }
 
-    def run(self, task: Task, slot: Slot) -> Outcome:
+    def run(self, task: Task, slot: RunningTask) -> Outcome:
         """Run a task; whatever its handler does, an outcome is returned."""
         handler, call = self._calls[task.kind]
         started_at, started_s = datetime.now(UTC), time.perf_counter()
@@ -89,7 +89,7 @@ class TaskRunner:
             slot.task = None
         if slot.cause is not None:
             error, slot.cause = slot.cause, None  # also when the handler swallowed its cancellation
-            Job.resume()
+            Activity.resume()
         self._tally.took(task.kind, time.perf_counter() - started_s)
         if error is None or isinstance(error, Skip):
             return self._result(task, handler, data, error, started_at)

@@ -194,25 +194,25 @@ class StubQueue:
             if entry is None:
                 return False
             if counts and entry.runs > (self.max_retry if max_retry is None else max_retry):
-                self._bury(task_id, "max_deliveries", "", error)
+                self._dead_letter(task_id, "max_deliveries", "", error)
             else:
                 entry.runs -= 0 if counts else 1
                 entry.since_s, entry.due_s = None, self._now() + delay
         self._notify()
         return True
 
-    def bury(
+    def dead_letter(
         self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
     ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
         with self._lock:
             is_ours = self._in_hand(task_id) is not None
             if is_ours:
-                self._bury(task_id, reason, error, text, traceback)
+                self._dead_letter(task_id, reason, error, text, traceback)
         self._notify()
         return is_ours
 
-    def _bury(self, task_id: str, reason: str, error: str, text: str, traceback: str = "") -> None:
+    def _dead_letter(self, task_id: str, reason: str, error: str, text: str, traceback: str = "") -> None:
         entry = self._settle(task_id)
         assert entry is not None
         task = entry.task
@@ -352,7 +352,7 @@ class StubQueue:
                 if not is_old or self._is_renewing or freed >= max_batch:
                     continue
                 if entry.runs > self.max_retry:
-                    self._bury(task_id, "max_deliveries", "", "its workers were silent")
+                    self._dead_letter(task_id, "max_deliveries", "", "its workers were silent")
                 else:
                     entry.since_s, entry.due_s = None, now_s
                     freed += 1

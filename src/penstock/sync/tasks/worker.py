@@ -19,13 +19,13 @@ from penstock.errors import (
     TransientError,
     WorkerStopped,
 )
-from penstock.runtime.threads import Crew, Event, Job, Threads, next_tick, shielded
+from penstock.runtime.threads import Activity, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
-from penstock.sync.streams.intake import Appetite
+from penstock.sync.streams.message_reader import PrefetchWindow
+from penstock.sync.tasks.committer import ResultCommitter
 from penstock.sync.tasks.inbox import TaskInbox
 from penstock.sync.tasks.queue import TaskQueue
-from penstock.sync.tasks.runner import Failed, Slot, TaskRunner
-from penstock.sync.tasks.settler import Settler
+from penstock.sync.tasks.runner import Failed, RunningTask, TaskRunner
 from penstock.task import Task, encode
 from penstock.tasks.handlers import Handlers
 from penstock.tasks.limits import Limits
@@ -92,7 +92,7 @@ class Worker:
         self._burst, self._idle_exit_s, self._max_uptime_s = burst, idle_exit_s, max_uptime_s
         self._grace_s, self._handles_signals = grace_s, handles_signals
         self._idle_ms = idle_ms or int(getattr(queue, "idle_ms", 60_000))
-        self._appetite = Appetite(min(concurrency, _MOST_AHEAD), read_ahead or _MOST_AHEAD)
+        self._prefetch = PrefetchWindow(min(concurrency, _MOST_AHEAD), read_ahead or _MOST_AHEAD)
         self._threads = Threads(concurrency)
         self._runner = TaskRunner(
             handlers,
@@ -107,9 +107,9 @@ class Worker:
                 f"{type(queue).__name__} knows no limits: {', '.join(sorted(self._limits))} has some"
             )
         settled = self._give_back_permit if self._limits else None
-        self._settler = Settler(queue, results, self.tally, save_timeout_s, saves_errors, settled)
+        self._committer = ResultCommitter(queue, results, self.tally, save_timeout_s, saves_errors, settled)
         self._inbox = TaskInbox()
-        self._slots: list[Slot] = []
+        self._slots: list[RunningTask] = []
         self._stopping = Event()
         self._reason = ""
         self._busy_s = 0.0  # when something was last under way
@@ -126,29 +126,29 @@ class Worker:
         """Work until something ends it; return what was done."""
         self._busy_s = time.monotonic()
         unsubscribe = SignalWatch.subscribe(lambda: self.stop("signal")) if self._handles_signals else None
-        crew = Crew(lambda: self.stop("failed"))
-        workers = Crew(lambda: self.stop("failed"))
+        activities = TaskGroup(lambda: self.stop("failed"))
+        workers = TaskGroup(lambda: self.stop("failed"))
         try:
             with self.queue.renewing(self._idle_ms / 4000):
                 for _ in range(self.concurrency):
                     workers.start(self._work)
                 for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
-                    crew.start(role)
+                    activities.start(role)
                 self._stopping.wait()
                 self._wake()
                 shielded(self._grace_s + 2 * _CLEANUP_TIMEOUT_S, self._wind_up, workers)
-                self._join(crew)
+                self._join(activities)
         finally:
             self._stopping.set()
             workers.cancel()
-            crew.cancel()
+            activities.cancel()
             shielded(_CLEANUP_TIMEOUT_S, self._hand_back_the_rest)
             self._threads.close()
             if unsubscribe is not None:
                 unsubscribe()
         if self._exit is not None:
             raise self._exit
-        for team in (workers, crew):
+        for team in (workers, activities):
             team.raise_failure()
         self.tally.exit_reason = self._reason
         return self.report()
@@ -158,11 +158,11 @@ class Worker:
         if wake is not None:
             wake()
 
-    def _join(self, crew: Crew) -> None:
-        if not crew.join(_CLEANUP_TIMEOUT_S):
-            crew.cancel()
+    def _join(self, activities: TaskGroup) -> None:
+        if not activities.join(_CLEANUP_TIMEOUT_S):
+            activities.cancel()
 
-    def _wind_up(self, workers: Crew) -> None:
+    def _wind_up(self, workers: TaskGroup) -> None:
         self._hand_back(self._inbox.close())
         if not workers.join(self._grace_s):
             logger.warning("%d handler(s) still run after %.0f s of grace", self.tally.running, self._grace_s)
@@ -170,9 +170,9 @@ class Worker:
                 slot.interrupt(WorkerStopped("the worker was stopped"))
             workers.join(_CLEANUP_TIMEOUT_S)
         try:
-            self._settler.end()
+            self._committer.end()
         except PenstockError as error:
-            logger.warning("%d result(s) were not stored, their tasks become orphans: %s", len(self._settler), error)
+            logger.warning("%d result(s) were not stored, their tasks become orphans: %s", len(self._committer), error)
 
     def _hand_back_the_rest(self) -> None:
         # After a stop there is nothing. A run that is cancelled leaves tasks that wait, or a pop that came to nothing.
@@ -191,7 +191,7 @@ class Worker:
             except PenstockError as error:
                 logger.warning("task %s could not be handed back, it will be an orphan: %s", task.id, error)
                 for left in tasks[place:]:
-                    self._settler.let_go(left, has_run=False)
+                    self._committer.let_go(left, has_run=False)
                 return
 
     def report(self) -> WorkerReport:
@@ -210,19 +210,19 @@ class Worker:
         What has run and is not settled counts as well: it runs again if this worker dies.
         """
         while not self._stopping.is_set():
-            unsettled = len(self._inbox) + len(self._settler)
-            if unsettled > self._appetite.target // 2 or self._settler.is_backend_away:
+            unsettled = len(self._inbox) + len(self._committer)
+            if unsettled > self._prefetch.target // 2 or self._committer.is_backend_away:
                 self._inbox.hungry.clear()
                 self._inbox.hungry.wait(_WATCH_S)
                 continue
-            self._appetite.hungry()
-            room = max(1, self._appetite.target - unsettled)
+            self._prefetch.hungry()
+            room = max(1, self._prefetch.target - unsettled)
             found = self._persist(self._pop, room)
             if found and self._stopping.is_set():
                 self._hand_back(found)
             elif found:
                 self._busy_s = time.monotonic()
-                self._appetite.filled()
+                self._prefetch.filled()
                 self._inbox.put(self._admitted(found) if self._limits else found)
                 next_tick()
             elif self._burst and found is not None and self._is_idle():
@@ -236,7 +236,7 @@ class Worker:
             if answer:
                 admitted.append(task)
             elif answer is None:  # Redis did not say
-                self._settler.let_go(task, has_run=False)
+                self._committer.let_go(task, has_run=False)
         return admitted
 
     def _admit(self, task: Task, limits: Limits) -> bool:
@@ -256,11 +256,11 @@ class Worker:
         )
 
     def _is_idle(self) -> bool:
-        return not len(self._inbox) and not self.tally.running and not len(self._settler)
+        return not len(self._inbox) and not self.tally.running and not len(self._committer)
 
     def _work(self) -> None:
-        slot = Slot()
-        slot.job = Job.current()
+        slot = RunningTask()
+        slot.job = Activity.current()
         self._slots.append(slot)
         done = 0
         while (task := self._inbox.take()) is not None:
@@ -282,18 +282,18 @@ class Worker:
 
     def _persist_settling(self, task: Task, outcome: Any) -> None:
         try:
-            self._settler.settle(task, outcome)
+            self._committer.settle(task, outcome)
         except TransientError as error:
             logger.warning("task %s could not be settled, it will be an orphan: %s", task.id, error)
-            self._settler.let_go(task, has_run=True)
+            self._committer.let_go(task, has_run=True)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception as error:
-            self._settler.put_aside(task, error)
+            self._committer.put_aside(task, error)
 
     def _settle(self) -> None:
         while not self._stopping.is_set():
-            self._persist(self._settler.run_once, _WATCH_S)
+            self._persist(self._committer.run_once, _WATCH_S)
             self._inbox.hungry.set()
 
     def _watch(self) -> None:

@@ -179,7 +179,9 @@ class GatewayContract:
         with self.gateway() as gateway:
             gateway.add_message(pending, "hello")
             message, token = self.take(gateway, pending, processing)
-            assert gateway.bury_message(processing, message, lease_token=token, error=FatalError("never")) is True
+            assert (
+                gateway.dead_letter_message(processing, message, lease_token=token, error=FatalError("never")) is True
+            )
             assert gateway.remove_message(processing, message, lease_token=token) is False
             assert self.is_empty(gateway, pending, processing)
 
@@ -204,7 +206,7 @@ class GatewayContract:
             assert gateway.remove_message(processing, found.stored_message, lease_token=found.lease_token)
 
     def test_a_message_whose_lease_ran_out_is_handed_out_again_and_the_late_holder_is_refused(self) -> None:
-        """A stale holder can neither renew, move, return, bury nor remove."""
+        """A stale holder can neither renew, move, return, dead-letter nor remove."""
         if not self.has_leases:
             return
         pending, processing, completed = self.names()

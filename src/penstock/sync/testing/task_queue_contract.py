@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigurationError, EncodeError
-from penstock.runtime.threads import Crew, pause
+from penstock.runtime.threads import TaskGroup, pause
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.task import Priority, Result, Status, Task
 
@@ -82,14 +82,14 @@ class TaskQueueContract:
 
     def test_a_pop_that_blocks_is_woken_by_a_new_task(self, queue: TaskQueue, other: TaskQueue) -> None:
         task = Task(kind="render")
-        crew, found = Crew(lambda: None), []
+        activities, found = TaskGroup(lambda: None), []
 
         def pop() -> None:
             found.append(queue.pop(timeout=_LONG_S))
 
-        crew.start(pop)
+        activities.start(pop)
         other.enqueue(task)
-        assert crew.join(_LONG_S)
+        assert activities.join(_LONG_S)
         assert found == [task]
 
     def test_a_task_is_handed_to_one_consumer_only(self, queue: TaskQueue, other: TaskQueue) -> None:
@@ -144,7 +144,7 @@ class TaskQueueContract:
         assert not queue.ack(task.id)
         assert not queue.nack(task.id)
         assert not queue.extend(task.id)
-        assert not queue.bury(task.id)
+        assert not queue.dead_letter(task.id)
         assert not queue.ack("unknown")
         assert queue.pop() == task
 
@@ -182,7 +182,7 @@ class TaskQueueContract:
         task = Task(kind="render")
         queue.enqueue(task)
         queue.pop()
-        assert queue.bury(task.id, error="ValueError", text="no such page", traceback="in print()")
+        assert queue.dead_letter(task.id, error="ValueError", text="no such page", traceback="in print()")
         result = queue.wait_for_result(task.id, _LONG_S)
         assert result is not None
         assert result.error == "ValueError: no such page"
@@ -310,17 +310,17 @@ class TaskQueueContract:
         queue.enqueue(Task(kind="render"))
         task = queue.pop()
         assert task is not None
-        crew, found = Crew(lambda: None), []
+        activities, found = TaskGroup(lambda: None), []
 
         def wait() -> None:
             result = other.wait_for_result(task.id, _LONG_S)
             found.append(result.data if result is not None else None)
 
         for _ in range(3):
-            crew.start(wait)
+            activities.start(wait)
         assert queue.wait_for_result(task.id, 0.05) is None
         queue.finish_many([result_of(task, 42)])
-        assert crew.join(_LONG_S)
+        assert activities.join(_LONG_S)
         assert found == [42, 42, 42]
 
     def test_a_result_that_does_not_come_is_not_waited_for_for_ever(self, queue: TaskQueue) -> None:

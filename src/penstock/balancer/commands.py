@@ -1,0 +1,357 @@
+"""The books of one consumer of a balanced service: every method is one command or script, one transition of a stream.
+
+take, read           own                       done
+new ----------> pending ---------> owned ------------------> done
+                  ^  |               |  release, or the lock runs out
+                  |  | dead_letter          v
+                  |  +-----> dead   waiting for an owner
+                  +---------own----------+
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock import dead_letter_record, envelope
+from penstock.balancer.config import BalancerConfig
+from penstock.balancer.holdings import Ownership, PendingClaim
+from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
+from penstock.errors import (
+    NOT_OF_ONE_MESSAGE,
+    AlreadyClaimed,
+    ConnectionFailed,
+    ConnectionLost,
+    GroupLost,
+    OwnershipLost,
+    PenstockError,
+    ServerError,
+)
+from penstock.keys import BalancerKeys
+from penstock.policy import Reason
+from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.reading import Question, read_many
+from penstock.redis.retry import Repeat
+from penstock.streams.dead_letter_writer import DeadLetterBackoff, reduced_if_refused
+
+Row = tuple[str, list[bytes]]  # id and fields of an entry
+CHUNK = 500
+_REQUEST_TTL_MS = 60_000
+_SLACK = 2  # by how many streams a consumer may be ahead of the least loaded one
+_PATIENCE_MS = 500  # how long a new stream waits for a consumer that has fewer
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An entry that was handed out and is not finished."""
+
+    id: str
+    consumer: str
+    idle_ms: int
+    deliveries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a look at new streams brought."""
+
+    rows: list[Row]
+    is_ahead: bool = False
+    """Others own fewer streams and are to have the next ones."""
+    is_waiting: bool = False
+    """There are new streams, which wait for others."""
+
+
+class Exhausted(AlreadyClaimed):
+    """The entry was handed out too often (internal: it is dead-lettered)."""
+
+    def __init__(self, info: LBSInfo, deliveries: int) -> None:
+        super().__init__(f"{info.data_stream_name!r} was handed out {deliveries} times and is given up")
+        self.deliveries = deliveries
+
+
+class BalancerCommands:
+    """One consumer's view of its service in Redis."""
+
+    def __init__(self, client: StreamClient, keys: BalancerKeys, me: str, config: BalancerConfig) -> None:
+        self._client, self.keys, self.me, self._config = client, keys, me, config
+        self._dead_letter_backoff = DeadLetterBackoff(config.logger)
+        self.queued: set[str] = set()  # data streams of which this consumer has met another entry that waits
+
+    # --- the service --------------------------------------------------------------------------------
+
+    async def create_group(self) -> None:
+        """Create stream and group unless they exist; from the beginning, so that early entries are not lost."""
+        try:
+            command = ("XGROUP", "CREATE", self.keys.stream, self.keys.group, "0", "MKSTREAM")
+            await self._client.call(self.keys.stream, *command, repeat=Repeat.IDEMPOTENT)
+        except ServerError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def add(self, message: LBSInputMessage) -> str:
+        """Add a data stream, once even if the answer gets lost; return the id of its entry."""
+        keys = [self.keys.stream, self.keys.request(secrets.token_hex(8))]
+        args: list[bytes | str | int] = [_REQUEST_TTL_MS, FIELD, message.encode()]
+        reply: bytes = await self._client.run("balancer_add", keys, args, Repeat.IDEMPOTENT)
+        return reply.decode()
+
+    async def announce(self, shards: Sequence[str]) -> int:
+        """Add the shards of a topic, each once; return how many were new, or minus the number that the topic has."""
+        values = [word for shard in shards for word in (shard, LBSInputMessage(shard).encode())]
+        args: list[bytes | str | int] = [FIELD, len(shards), *values]
+        keys = [self.keys.stream, self.keys.shards]
+        return int(await self._client.run("balancer_announce", keys, args, Repeat.IDEMPOTENT))
+
+    async def leave(self) -> None:
+        """Stop to count as a peer."""
+        await self._client.call(self.keys.stream, "HDEL", self.keys.peers, self.me, repeat=Repeat.IDEMPOTENT)
+
+    async def peers(self) -> dict[str, tuple[int, int, int]]:
+        """Return the consumers that have registered: until when they count as alive (ms), owned, capacity."""
+        reply = await self._client.call(self.keys.stream, "HGETALL", self.keys.peers)
+        found = {}
+        for index in range(0, len(reply), 2):
+            numbers = [number for word in reply[index + 1].split() if (number := envelope.number(word)) is not None]
+            if len(numbers) == 3:  # else no peer has written it
+                found[envelope.text(reply[index])] = (numbers[0], numbers[1], numbers[2])
+        return found
+
+    async def now_ms(self) -> int:
+        """Return the server's time."""
+        seconds, micros = await self._client.call(self.keys.stream, "TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    # --- new streams --------------------------------------------------------------------------------
+
+    async def take(self, owned: int, limit: int) -> Taken:
+        """Take new streams without waiting for any, unless it is the turn of others."""
+        config = self._config
+        args: list[str | int] = [
+            self.keys.group, self.me, owned, config.capacity or 0, config.peer_ttl_ms, _SLACK, _PATIENCE_MS, limit,
+        ]  # fmt: skip
+        reply = await self._client.run("balancer_take", [self.keys.stream, self.keys.peers], args, Repeat.ONCE)
+        return Taken(_rows(reply[1]) if reply[0] == 0 else [], is_ahead=reply[0] > 0, is_waiting=reply[0] == 2)
+
+    def read_command(self, block_ms: int) -> Command:
+        """Return the command that waits for one new stream; it must be sent once only."""
+        return (
+            "XREADGROUP", "GROUP", self.keys.group, self.me, "COUNT", 1, "BLOCK", block_ms, "STREAMS", self.keys.stream,
+            ">",
+        )  # fmt: skip
+
+    def watch_command(self, block_ms: int) -> Command:
+        """Return the command that waits until a stream is added, without taking it."""
+        return "XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self.keys.stream, "$"
+
+    @staticmethod
+    def parse_read(reply: Reply) -> list[Row]:
+        """Return the entries of a reply to XREADGROUP."""
+        return _rows(reply[0][1]) if reply else []
+
+    # --- owning -------------------------------------------------------------------------------------
+
+    async def own_new(self, claim: PendingClaim, additional_info: Info | None, owned: int) -> Ownership:
+        """Become the owner of a stream whose entry this consumer has just read; `owned` is how many it has by now."""
+        token, _, _ = await self._own(claim, "", 0, owned)
+        return Ownership(claim.payload, token, additional_info)
+
+    async def claim(self, claim: PendingClaim, owned: int) -> Ownership:
+        """Become the owner of a stream whose owner is gone.
+
+        Raises AlreadyClaimed when it has an owner, is finished, or comes after another entry of its name.
+        """
+        info = claim.payload
+        if self._client.is_cluster:
+            holder = await self._client.call(info.lock, "GET", info.lock)
+            if holder is not None and holder.decode() != self.me:
+                raise self._held(info, holder.decode())
+        limit = self._config.max_deliveries or 0
+        token, deliveries, fields = await self._own(claim, self._config.lock_ttl_ms, limit, owned)
+        message = LBSInputMessage.of_entry(fields)
+        return Ownership(info, token, message.info, deliveries)
+
+    async def _own(
+        self, claim: PendingClaim, min_idle_ms: int | str, limit: int, owned: int
+    ) -> tuple[int, int, list[bytes]]:
+        token, deliveries, fields = await self._ask(claim, min_idle_ms, limit, owned)
+        while not claim.is_held:
+            # The lock may have run out before the reply was handled, and the stream may be another's: ask again, as for
+            # an entry that was just read, which grants only what is still pending here and counts no delivery.
+            token, _, _ = await self._ask(claim, "", 0, owned)
+        return token, deliveries, fields
+
+    async def _ask(
+        self, claim: PendingClaim, min_idle_ms: int | str, limit: int, owned: int
+    ) -> tuple[int, int, list[bytes]]:
+        config, is_cluster, info = self._config, self._client.is_cluster, claim.payload
+        name = info.data_stream_name
+        keys = [self.keys.stream, self.keys.owners, self.keys.token, self.keys.peers]
+        keys += [] if is_cluster else [info.lock]
+        args: list[str | int] = [self.keys.group, self.me, info.id_in_lbs, name, config.lock_ttl_ms, min_idle_ms, limit]
+        args += [owned, config.capacity or 0, config.peer_ttl_ms]
+        claim.hold(time.monotonic(), config.lock_ttl_ms)
+        reply = await self._client.run("balancer_own", keys, args, Repeat.IDEMPOTENT)
+        if reply[0] != b"own":
+            raise self._refusal(info, reply)
+        if is_cluster and await self._extend(info, may_take=True) < 0:
+            raise self._held(info, "another consumer")
+        return int(reply[1]), int(reply[2]), reply[3] if len(reply) > 3 else []
+
+    def _refusal(self, info: LBSInfo, reply: Reply) -> AlreadyClaimed:
+        name, answer = info.data_stream_name, reply[0]
+        if answer == b"held":
+            return self._held(info, reply[1].decode())
+        if answer == b"queued":
+            self.queued.add(name)
+            return AlreadyClaimed(
+                f"{name!r} is handed out by entry {reply[1].decode()} of {self.keys.stream} already; "
+                f"entry {info.id_in_lbs} comes when that is done"
+            )
+        if answer == b"exhausted":
+            return Exhausted(info, int(reply[1]))
+        return AlreadyClaimed(f"entry {info.id_in_lbs} of {self.keys.stream} for {name!r} is finished")
+
+    def _held(self, info: LBSInfo, holder: str) -> AlreadyClaimed:
+        return AlreadyClaimed(f"already claimed: {info.data_stream_name!r} of {self.keys.stream} is with {holder}")
+
+    async def _extend(self, info: LBSInfo, may_take: bool) -> int:
+        args: list[str | int] = [self.me, self._config.lock_ttl_ms, int(may_take)]
+        return int(await self._client.run("balancer_extend", [info.lock], args, Repeat.IDEMPOTENT))
+
+    # --- giving up ----------------------------------------------------------------------------------
+
+    async def done(self, info: LBSInfo) -> None:
+        """Finish a stream: its entry is acknowledged and deleted, then the lock goes.
+
+        Raises OwnershipLost, and changes nothing, when another consumer owns it or has finished it.
+        """
+        is_cluster, is_repeated, answer = self._client.is_cluster, False, 0
+        if is_cluster and await self._extend(info, may_take=False) < 0:
+            raise self._lost(info)
+        keys = [self.keys.stream, self.keys.owners, *([] if is_cluster else [info.lock])]
+        args = [self.keys.group, self.me, info.id_in_lbs, info.data_stream_name]
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                answer = int(await self._client.run("balancer_done", keys, args, Repeat.ONCE))
+                break
+            except ConnectionLost:
+                is_repeated = True  # if it was heard, nothing is pending any more
+                if not tries_left:
+                    raise
+        if answer < 0 or (answer == 0 and not is_repeated):
+            raise self._lost(info)
+        if is_cluster:
+            await self._client.run("balancer_unlock", [info.lock], [self.me, 0], Repeat.IDEMPOTENT)
+
+    def _lost(self, info: LBSInfo) -> OwnershipLost:
+        return OwnershipLost(
+            f"{info.data_stream_name!r} (entry {info.id_in_lbs} of {self.keys.stream}) is not owned by {self.me} any "
+            f"more: another consumer has taken it over, and this one's word is refused"
+        )
+
+    async def release(self, infos: Sequence[LBSInfo]) -> list[bool]:
+        """Hand streams over to whoever wants them; False = it was not ours any more."""
+        released: list[bool] = []
+        for start in range(0, len(infos), CHUNK):
+            chunk = infos[start : start + CHUNK]
+            locks = [] if self._client.is_cluster else [info.lock for info in chunk]
+            ids = [info.id_in_lbs for info in chunk]
+            args: list[str | int] = [self.keys.group, self.me, self._config.refreshed_idle_ms, *ids]
+            keys = [self.keys.stream, *locks]
+            reply = await self._client.run("balancer_release", keys, args, Repeat.IDEMPOTENT)
+            released += [bool(item) for item in reply]
+        if self._client.is_cluster:
+            for info in infos:
+                await self._client.run("balancer_unlock", [info.lock], [self.me, 1], Repeat.IDEMPOTENT)
+        # Redis deletes a key whose time is over when somebody asks for it, or when it comes by: so somebody asks.
+        await self._ask_all([(info.lock, ("PTTL", info.lock)) for info in infos])
+        return released
+
+    async def dead_letter(self, entry_id: str, fields: list[bytes], error: Exception, reason: Reason, name: str = "",
+                   deliveries: int = 1) -> bool:  # fmt: skip
+        """Move an entry to the dead letters; False = somebody else has it, or had it."""
+        keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]
+
+        async def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> bool:
+            record = dead_letter_record.record(
+                kept, self.keys.stream, entry_id, self.keys.group, self.me, reason, error, 0, deliveries
+            )
+            args = [self.keys.group, self.me, entry_id, self._config.lock_ttl_ms, name, *record]
+            return bool(await self._client.run("balancer_dead_letter", keys, args, Repeat.IDEMPOTENT) == 1)
+
+        try:
+            is_dead_lettered = await reduced_if_refused(write, fields, reason, error)
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception:
+            # It stays pending: the sweeps try again, and the other entries do not wait for it.
+            self._dead_letter_backoff.note(self.keys.stream, entry_id)
+            return False
+        if is_dead_lettered:
+            await self._client.dead_letter_retention.after(self.keys.dead_letters)
+        return is_dead_lettered
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    async def pending(self, start: str, count: int) -> list[Pending]:
+        """Return a page of what was handed out and is not finished."""
+        stream = self.keys.stream
+        reply = await self._client.call(stream, "XPENDING", stream, self.keys.group, start, "+", count)
+        return [_pending(row) for row in reply]
+
+    async def pending_of(self, ids: Sequence[str]) -> list[Pending | None]:
+        """Return how each of these entries is pending; None = it is not."""
+        stream, group = self.keys.stream, self.keys.group
+        replies = await self._ask_all([(stream, ("XPENDING", stream, group, i, i, 1)) for i in ids])
+        found: list[Pending | None] = []
+        for reply in replies:
+            if isinstance(reply, GroupLost):
+                raise reply
+            row = reply[0] if isinstance(reply, list) and reply else None
+            found.append(_pending(row) if row else None)
+        return found
+
+    async def bodies(self, ids: Sequence[str]) -> list[list[bytes] | None]:
+        """Return the fields of entries; None = it is deleted."""
+        stream = self.keys.stream
+        replies = await self._ask_all([(stream, ("XRANGE", stream, i, i)) for i in ids])
+        return [reply[0][1] if isinstance(reply, list) and reply else None for reply in replies]
+
+    async def are_locked(self, infos: Sequence[LBSInfo]) -> list[bool]:
+        """Tell for each stream whether somebody holds its lock."""
+        replies = await self._ask_all([(info.lock, ("EXISTS", info.lock)) for info in infos])
+        return [reply != 0 for reply in replies]
+
+    async def _ask_all(self, questions: list[Question]) -> list[Reply]:
+        # One server has all the answers, or each of a cluster some; what fails in common is asked singly.
+        if not self._client.is_cluster and questions:
+            connection = await self._client.connection(self.keys.stream)
+            try:
+                replies = await connection.pipeline([command for _, command in questions])
+            except (ConnectionLost, ConnectionFailed):
+                return await read_many(self._client, questions)
+            if not any(isinstance(reply, PenstockError) for reply in replies):
+                return replies
+        return await read_many(self._client, questions)
+
+    async def forget(self, entry_id: str) -> None:
+        """Acknowledge an entry that was deleted while it was pending."""
+        stream = self.keys.stream
+        await self._client.call(stream, "XACK", stream, self.keys.group, entry_id, repeat=Repeat.IDEMPOTENT)
+
+    async def dedicated(self) -> Connection:
+        """Open a connection to wait on."""
+        return await self._client.dedicated(self.keys.stream)
+
+
+def _pending(row: Reply) -> Pending:
+    return Pending(row[0].decode(), row[1].decode(), int(row[2]), int(row[3]))
+
+
+def _rows(reply: Reply) -> list[Row]:
+    return [(row[0].decode(), row[1]) for row in reply if row[1] is not None]

@@ -1,0 +1,108 @@
+"""Keeps dead letters within their limits: called after some were written, and by the chores of a group."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from penstock.dead_letter_limits import DeadLetterLimits
+from penstock.errors import PenstockError
+from penstock.redis.retry import Repeat
+
+if TYPE_CHECKING:
+    from penstock.redis.client import StreamClient
+
+logger = logging.getLogger("penstock.dead_letters")
+_AGAIN_S = 1.0  # after so long the limits are applied to the next record, however few were written
+_LOG_EVERY_S = 60.0
+_MOST_CALLS = 10  # one after the other: a call removes sixteen large records, or a thousand small ones
+
+
+class _Stream:
+    """What this client knows about one stream of dead letters."""
+
+    def __init__(self) -> None:
+        self.written = 0  # since the limits were applied
+        self.applied_s = self.logged_s = self.failed_s = -_LOG_EVERY_S
+        self.removed = self.unlogged = 0
+
+
+class DeadLetterRetention:
+    """Applies the limits of one client to the dead letters that it writes.
+
+    Guarantees: no error of the server is raised, for the dead letter itself is written. What is removed is counted, and
+    logged now and then.
+    """
+
+    def __init__(self, client: StreamClient, limits: DeadLetterLimits) -> None:
+        self._client, self.limits = client, limits
+        self._streams: dict[str, _Stream] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def removed(self) -> dict[str, int]:
+        """How many this client has removed, by stream of dead letters."""
+        return {key: stream.removed for key, stream in list(self._streams.items()) if stream.removed}
+
+    async def after(self, key: str, written: int = 1, counts: str | None = None) -> int:
+        """Apply the limits if it is time after so many new records; return how many old ones were removed.
+
+        `counts` is a hash of the server in which they are counted.
+        """
+        if not self._is_time(key, written):
+            return 0
+        return await self.apply(key, counts)
+
+    def _is_time(self, key: str, written: int) -> bool:
+        with self._lock:
+            stream = self._streams.setdefault(key, _Stream())
+            stream.written += written
+            return stream.written >= self.limits.together or time.monotonic() >= stream.applied_s + _AGAIN_S
+
+    async def apply(self, key: str, counts: str | None = None) -> int:
+        """Apply the limits now; return how many records were removed."""
+        if self.limits.is_none:
+            return 0
+        with self._lock:
+            stream = self._streams.setdefault(key, _Stream())
+            stream.written, stream.applied_s = 0, time.monotonic()
+        keys, total, held, refusal = [key, counts] if counts else [key], 0, 0, b""
+        try:
+            for _ in range(_MOST_CALLS):
+                removed, is_more, held, refusal = await self._client.run(
+                    "limit_dead_letters", keys, self.limits.arguments, Repeat.IDEMPOTENT, waits=False
+                )
+                total += int(removed)
+                if not is_more:
+                    break
+        except PenstockError as error:
+            self._complain(key, stream, f"their limits could not be applied: {error}")
+        if refusal:
+            self._complain(key, stream, f"max_bytes could not be applied: {refusal.decode(errors='replace')}")
+        if held:
+            self._complain(key, stream, f"a consumer group has not acknowledged some beyond {self.limits}; they stay")
+        self._count(key, stream, total)
+        return total
+
+    def _count(self, key: str, stream: _Stream, removed: int) -> None:
+        with self._lock:
+            stream.removed += removed
+            stream.unlogged += removed
+            now_s, count = time.monotonic(), stream.unlogged
+            if not count or now_s < stream.logged_s + _LOG_EVERY_S:
+                return
+            stream.logged_s, stream.unlogged = now_s, 0
+        logger.warning(
+            "dead letters %s: the oldest %d were removed, beyond %s (dead_letter_limits)", key, count, self.limits,
+            extra={"stream": key, "count": count},
+        )  # fmt: skip
+
+    def _complain(self, key: str, stream: _Stream, what: str) -> None:
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s < stream.failed_s + _LOG_EVERY_S:
+                return
+            stream.failed_s = now_s
+        logger.warning("dead letters %s: %s", key, what, extra={"stream": key})

@@ -1,0 +1,98 @@
+"""How a consumer parts with its messages: handlers may finish, the rest is handed back without counting an attempt."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.events import EventName
+from penstock.runtime.aio import TaskGroup
+from penstock.streams.ack_buffer import AckBuffer
+from penstock.streams.dead_letter_writer import Emit
+from penstock.streams.inbox import Inbox
+from penstock.streams.ledger import MAX_IDS, Ledger, Parking
+from penstock.streams.message_reader import MessageReader
+from penstock.streams.tally import Tally
+
+logger = logging.getLogger("penstock.streams")
+_FLUSH_EVERY_S = 0.1
+
+
+class Drain:
+    """Hands back what a consumer holds; another one, or its next run, takes it at once."""
+
+    def __init__(
+        self, ledger: Ledger, inbox: Inbox, reader: MessageReader, acks: AckBuffer, tally: Tally, emit: Emit,
+        is_fenced: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._ledger, self._inbox, self._reader, self._acks = ledger, inbox, reader, acks
+        self._tally, self._emit, self._is_fenced = tally, emit, is_fenced
+
+    async def begin(self) -> None:
+        """Let nothing new begin: close the inbox, end the read under way, hand back what waits."""
+        self._inbox.close()
+        waiting = self._waiting()
+        await self.quietly(self._reader.unblock)
+        async with self._reader.claiming:  # a look at what is due, begun before, would take it all back
+            await self.quietly(self._park, waiting)
+
+    async def let_finish(self, workers: TaskGroup, grace_s: float) -> None:
+        """Wait for the handlers that run, but not for longer than the grace; acknowledge what is done meanwhile."""
+        deadline = time.monotonic() + grace_s
+        while not await workers.join(min(_FLUSH_EVERY_S, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                await workers.cancel()
+                return
+            await self.quietly(self._acks.flush)
+
+    async def end(self) -> None:
+        """Acknowledge what is done and hand back all the rest."""
+        await self.quietly(self._acks.flush)
+        await self.quietly(self._park, self._unfinished())
+        await self.quietly(self._park_stranded)
+
+    async def let_go(self) -> None:
+        """Part with everything in the middle of a pass."""
+        await self.quietly(self._park, self._waiting())
+        await self.quietly(self._acks.flush)
+        await self.quietly(self._park, self._unfinished())
+        self._reader.must_sweep()
+
+    async def quietly(self, step: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """Do a step on the way out: a broken Redis must not hide why we leave; leases run out by themselves."""
+        try:
+            await step(*args)
+        except PenstockError as error:
+            logger.warning("%s, while stopping: %s", self._ledger.consumer, error)
+
+    def _waiting(self) -> list[Parking]:
+        # New messages count as delivered once; those that wait to run again were not counted for the coming run.
+        fresh, again = self._inbox.empty()
+        waiting = [Parking(entry_id, 0, 0, 0) for entry_id in fresh]
+        return waiting + [Parking(m.id, 0, m.delivery_count, m.attempts) for m in again]
+
+    def _unfinished(self) -> list[Parking]:
+        held = self._inbox.held.find(self._inbox.held.ids())
+        counts = {i: (m.delivery_count, m.attempts) if m else (1, 1) for i, m in held.items()}
+        return [Parking(i, 0, max(0, counted[0] - 1), max(0, counted[1] - 1)) for i, counted in counts.items()]
+
+    async def _park(self, parkings: list[Parking]) -> None:
+        ours = set(self._inbox.held.drop([parking.id for parking in parkings]))
+        parkings = [parking for parking in parkings if parking.id in ours]
+        if parkings and not self._is_fenced():
+            answers = await self._ledger.park(parkings)
+            self._tally.count(handed_back=sum(answers))
+            self._emit(EventName.HANDED_BACK, count=sum(answers))
+
+    async def _park_stranded(self) -> None:
+        # What the server handed to a read whose reply nobody saw. Of a fenced consumer it is the newer process's.
+        await self._reader.kill_abandoned_read()
+        is_ours = not self._is_fenced() and self._reader.has_read
+        page = await self._ledger.own_pending("-", MAX_IDS) if is_ours else []
+        claims, _ = await self._ledger.take([entry_id for entry_id, _, _ in page], True) if page else ([], [])
+        if claims:
+            parkings = [Parking(c.id, 0, max(0, c.deliveries - 1), max(0, c.attempts - 1)) for c in claims]
+            self._tally.count(handed_back=sum(await self._ledger.park(parkings)))

@@ -1,0 +1,149 @@
+"""Messages on their way out: checked, encoded and laid out as the publish script wants them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from penstock import envelope, ids
+from penstock.errors import ConfigurationError, EncodeError
+from penstock.keys import is_utf8
+from penstock.protection import Protection
+from penstock.serializers import JsonSerializer, Serializer
+
+Field: TypeAlias = bytes | str | int
+_MAX_KEY = 512
+_JSON = "application/json"
+
+
+class Encoded(msgspec.Struct, gc=False, eq=False):
+    """One encoded message; `more` are its fields beside payload and message id."""
+
+    raw: bytes
+    message_id: str
+    more: tuple[Field, ...] = ()
+    dedup_key: str | None = None
+    window_ms: int = 0
+    promise: Any = None  # of the answer, when the message was posted alone
+
+
+class Encoder:
+    """Turns what a caller pushes into encoded messages."""
+
+    def __init__(self, serializer: Serializer | None, stream: str, protection: Protection | None) -> None:
+        self._stream, self._protection = stream, protection
+        self._serializer: Serializer = serializer or JsonSerializer()
+        self._dumps: Callable[[object], object] = self._serializer.encode
+        message_ids = ids.MessageIds()
+        self._new_id, self._new_ids = message_ids.make, message_ids.make_many
+        content_type: str | None = getattr(self._serializer, "content_type", None)
+        # What nobody has to be told costs no bytes: JSON is what a reader assumes.
+        is_told = content_type is not None and content_type != _JSON
+        self._more: tuple[Field, ...] = (envelope.CONTENT_TYPE, str(content_type)) if is_told else ()
+
+    def plain(self, data: object) -> Encoded:
+        """Encode a message that has nothing but a payload."""
+        raw = self._dumps(data)
+        if type(raw) is not bytes:
+            raise self._not_bytes(raw)
+        message = Encoded(raw, self._new_id(), self._more)
+        return message if self._protection is None else self._protected(message, self._protection)
+
+    def plain_many(self, items: Iterable[object]) -> list[Encoded]:
+        """Encode messages that have nothing but a payload."""
+        payloads: list[Any] = [self._dumps(data) for data in items]
+        new_ids, more = self._new_ids(len(payloads)), self._more
+        messages = [Encoded(raw, new_id, more) for raw, new_id in zip(payloads, new_ids, strict=True)]
+        for message in messages:
+            if type(message.raw) is not bytes:
+                raise self._not_bytes(message.raw)
+        if self._protection is not None:
+            for message in messages:
+                self._protected(message, self._protection)
+        return messages
+
+    def _protected(self, message: Encoded, protection: Protection) -> Encoded:
+        message.raw = protection.protect(message.raw, self._stream, message.message_id)
+        return message
+
+    def _not_bytes(self, raw: object) -> EncodeError:
+        serializer = type(self._serializer).__name__
+        return EncodeError(f"{serializer}.encode() must return bytes, not {type(raw).__name__}")
+
+    def full(
+        self,
+        data: object,
+        message_id: str | None,
+        key: str | None,
+        headers: Mapping[str, str] | None,
+        dedup_key: str | None,
+        dedup_window_s: float,
+        expires_in_s: float | None,
+    ) -> Encoded:
+        """Encode a message with any of the options of push()."""
+        more: list[Field] = list(self._more)
+        if _checked("key", key) is not None:
+            more += [envelope.KEY, str(key)]
+        if headers:
+            more += [envelope.HEADERS, envelope.encode_headers(headers)]
+        if expires_in_s is not None:
+            _positive("expires_in_s", expires_in_s)
+            more += [envelope.EXPIRES_AT, int((time.time() + expires_in_s) * 1000)]
+        window_ms = 0
+        if _checked("dedup_key", dedup_key) is not None:
+            _positive("dedup_window_s", dedup_window_s)
+            window_ms = max(1, int(dedup_window_s * 1000))
+            more += [envelope.DEDUP_KEY, str(dedup_key)]
+        message_id = _checked("message_id", message_id) or self._new_id()
+        raw = self._dumps(data)
+        if type(raw) is not bytes:
+            raise self._not_bytes(raw)
+        message = Encoded(raw, message_id, tuple(more), dedup_key, window_ms)
+        return message if self._protection is None else self._protected(message, self._protection)
+
+
+def layout(messages: Sequence[Encoded]) -> list[Field]:
+    """Return the arguments of the publish script that describe the messages, count and layout first."""
+    args: list[Field] = [len(messages), "plain"]
+    for message in messages:
+        if message.more or message.window_ms:
+            break
+        args.append(message.raw)
+        args.append(message.message_id)
+    else:
+        return args
+    args = [len(messages), "full"]
+    for message in messages:
+        fields = (envelope.DATA, message.raw, envelope.MESSAGE_ID, message.message_id, *message.more)
+        args += (len(fields), message.window_ms, *fields)
+    return args
+
+
+def lone_layout(message: Encoded) -> tuple[Field, ...]:
+    """Return what layout() returns for a single message."""
+    more = message.more
+    if not more and not message.window_ms:
+        return (1, "plain", message.raw, message.message_id)
+    named = (envelope.DATA, message.raw, envelope.MESSAGE_ID, message.message_id)
+    return (1, "full", 4 + len(more), message.window_ms, *named, *more)
+
+
+def _checked(what: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{what} must be a text that is not empty, not {value!r}")
+    if len(value) > _MAX_KEY:
+        raise ConfigurationError(f"{what} has {len(value)} characters, at most {_MAX_KEY} are allowed")
+    if not is_utf8(value):
+        raise ConfigurationError(f"{what} must be text that UTF-8 can hold, without lone surrogates: {value[:40]!r}")
+    return value
+
+
+def _positive(what: str, value: object) -> None:
+    if not (isinstance(value, int | float) and 0 < value < math.inf):
+        raise ConfigurationError(f"{what}={value!r} must be a positive number of seconds")

@@ -1,0 +1,255 @@
+"""Reads new messages ahead of the workers, on a connection of its own, and sweeps up what a lost reply left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from penstock.errors import PenstockError, ReadOnlyServer
+from penstock.events import EventName
+from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.scripts import script
+from penstock.redis.settings import Host
+from penstock.redis.translate import Redirected, ScriptMissing
+from penstock.runtime.aio import Event, Lock, next_tick
+from penstock.streams.ack_buffer import AckBuffer
+from penstock.streams.dead_letter_writer import Emit
+from penstock.streams.decoding import Decoded, Decoder
+from penstock.streams.in_flight import Row
+from penstock.streams.inbox import Inbox
+from penstock.streams.ledger import MAX_IDS, Ledger, Redelivery, parse_rows
+from penstock.streams.tally import Tally
+
+REPLY_MARGIN_S = 2.0
+_FAST_S, _SLOW_S = 0.1, 0.5
+_IDLE_POLL_S = 0.05
+
+
+class PrefetchWindow:
+    """How many messages to read ahead: about a tenth of a second's work, at least one batch."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self.target, self._least, self._most = least, least, most
+        self._filled_s = 0.0
+
+    def filled(self) -> None:
+        """Take note that messages came in."""
+        self._filled_s = time.monotonic()
+
+    def hungry(self) -> None:
+        """Take note that there is room again: double what was eaten fast, halve what lay for long."""
+        took_s = time.monotonic() - self._filled_s
+        if took_s < _FAST_S:
+            self.target = min(self.target * 2, self._most)
+        elif took_s > _SLOW_S:
+            self.target = max(self.target // 2, self._least)
+
+
+class MessageReader:
+    """Hands out new messages of the group to this consumer.
+
+    Guarantees: a read is sent once. Whatever a broken connection or a cancelled read may have left pending with this
+    consumer is swept up before the next read.
+    """
+
+    def __init__(
+        self, client: StreamClient, ledger: Ledger, inbox: Inbox, acks: AckBuffer, decoder: Decoder, tally: Tally,
+        emit: Emit, prefetch: PrefetchWindow, sweep_interval_s: float, on_rejected: Callable[[Decoded], None],
+    ) -> None:  # fmt: skip
+        self._client, self._ledger, self._inbox, self._acks = client, ledger, inbox, acks
+        self._decoder, self._tally, self._emit, self._prefetch = decoder, tally, emit, prefetch
+        self._sweep_interval_s, self._on_rejected = sweep_interval_s, on_rejected
+        self._connection: Connection | None = None
+        self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is on the move
+        self._abandoned: Connection | None = None  # its last read may be on its way still
+        self._is_reading = False
+        self._must_sweep = True
+        self.has_read = False
+        self._is_exact = False  # the server's list of what is pending here and ours were compared and agree
+        self._last_sweep_s = 0.0
+        self.claiming = Lock()  # held by whoever has a claim under way that is not in the inbox yet
+        self.quiet = Event()
+
+    async def read(self, count: int, block_ms: int | None) -> int:
+        """Read new messages once, carrying acknowledgements along; return how many came."""
+        connection = await self._ready()
+        acks = self._acks.take_along(is_calm=self._is_exact and not self.claiming.locked())
+        commands: list[Command] = [self._acks.command(acks)] if acks else []
+        commands.append(self._ledger.read_command(count, block_ms))
+        step = 2 if self._asked else 1
+        if self._asked:  # counts for one command only
+            commands = [part for command in commands for part in (("ASKING",), command)]
+        timeout_s = (block_ms or 0) / 1000 + REPLY_MARGIN_S
+
+        answered, found, last = False, 0, len(commands) - 1
+
+        def on_reply(index: int, reply: Reply) -> None:
+            nonlocal answered, found
+            if index == last:
+                # At once and not when this coroutine has its turn: the worker is the next to run.
+                self._inbox.is_read_under_way = False
+                found = self._take_in(reply)
+            elif acks is not None and index == step - 1:
+                answered = True
+                self._acks.answered(acks, reply)
+
+        self._is_reading = self.has_read = self._inbox.is_read_under_way = True
+        try:
+            replies = await connection.pipeline(commands, timeout_s=timeout_s, on_reply=on_reply)
+        except BaseException:
+            # Cancelled, timed out or broken: the server may have handed messages to nobody.
+            self._must_sweep = True
+            self._abort(connection)
+            if acks is not None and not answered:
+                self._acks.put_back(acks)
+            raise
+        finally:
+            self._is_reading = self._inbox.is_read_under_way = False
+        for reply in reversed(replies[step - 1 :: step]):
+            if isinstance(reply, PenstockError):
+                await self._refused(connection, reply)
+        return found
+
+    async def _refused(self, connection: Connection, error: PenstockError) -> None:
+        if isinstance(error, ScriptMissing):
+            await self._client.load(connection, [script("ack")])
+            return
+        if isinstance(error, Redirected | ReadOnlyServer):
+            self._asked = error.asked if isinstance(error, Redirected) else None
+            await self._client.leave(connection, error)
+            await self.close()
+        raise error
+
+    def _take_in(self, reply: Reply) -> int:
+        rows: list[Row] = [] if isinstance(reply, PenstockError) else parse_rows(reply)
+        if rows:
+            self._tally.count_read(len(rows))
+            self._prefetch.filled()
+            self._inbox.add_fresh(rows)
+        return len(rows)
+
+    def take_again(self, claims: list[Redelivery], missing: list[str]) -> int:
+        """Take in messages that were handed out before; return how many are new to this process."""
+        incoming = self._decoder.again(claims)
+        count = self._inbox.add_again(incoming.messages) + len(incoming.rejected)
+        self._tally.count_read(count)
+        if incoming.rejected:
+            self._on_rejected(incoming)
+        if missing:
+            self._tally.count(missing=len(missing), dead=len(missing))
+            self._emit(EventName.MISSING, ids=missing)
+        return count
+
+    async def read_ahead(self, block_ms: int) -> None:
+        """Wait for room, sweep if it is time, then read once."""
+        prefetch = self._prefetch
+        await self._inbox.wait_for_room(prefetch.target // 2)
+        if self._inbox.is_closed:
+            return
+        prefetch.hungry()
+        # At least one even if the inbox is fuller than expected: the read also carries acknowledgements. And at most as
+        # many as it can carry of them, else they would fall behind.
+        count = min(max(1, prefetch.target - len(self._inbox)), MAX_IDS)
+        found = await self.read(count, block_ms or None)
+        if not found and not block_ms:
+            await self.quiet.wait(_IDLE_POLL_S)
+        elif found < count:
+            await next_tick()  # a trickle: the worker first, the next read has time
+
+    async def _ready(self) -> Connection:
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            was_connected = connection is not None
+            if was_connected and self._asked is None:
+                await self._client.refresh()  # another server may serve the stream by now
+            connection = self._connection = await self._connect()
+            self._must_sweep = True
+            if was_connected:
+                self._emit(EventName.RECONNECTED)
+        if self._must_sweep or time.monotonic() - self._last_sweep_s > self._sweep_interval_s:
+            await self.sweep()
+        return connection
+
+    async def _connect(self) -> Connection:
+        asked, self._asked = self._asked, None
+        connection = await self._client.dedicated(self._ledger.keys.stream, asked)
+        replies = await connection.pipeline([("CLIENT", "ID"), ("SCRIPT", "LOAD", script("ack").source)])
+        connection.client_id = replies[0] if isinstance(replies[0], int) else 0
+        self._asked = asked  # only now: a node that cannot be reached is not asked again
+        return connection
+
+    async def sweep(self) -> int:
+        """Take up whatever is pending with this consumer and not held by it. No read may be under way."""
+        found, pending, has_stranded = 0, 0, False
+        start = "-"
+        await self.kill_abandoned_read()
+        async with self.claiming:
+            while True:
+                page = await self._ledger.own_pending(start, MAX_IDS)
+                pending += len(page)
+                known = set(self._inbox.held.unsettled_ids())
+                stranded = [entry_id for entry_id, _, _ in page if entry_id not in known]
+                has_stranded = has_stranded or bool(stranded)
+                self._is_exact = not has_stranded and pending == len(known)
+                if stranded:
+                    claims, missing = await self._ledger.take(stranded, self.has_read)
+                    if not self.has_read:  # they are those of a process of this name that died
+                        self._inbox.suspects.update(claim.id for claim in claims)
+                    taken = self.take_again(claims, missing)
+                    if taken:
+                        found += taken
+                        self._emit(EventName.SWEPT, count=taken, ids=[claim.id for claim in claims])
+                if len(page) < MAX_IDS:
+                    break
+                start = f"({page[-1][0]}"
+        self._must_sweep = False
+        self._last_sweep_s = time.monotonic()
+        return found
+
+    def parked(self) -> None:
+        """Take note that messages were put aside: they stay pending with this consumer though it does not hold them."""
+        self._is_exact = False
+
+    def must_sweep(self) -> None:
+        """Sweep before the next read: a reply with messages may have been lost."""
+        self._must_sweep = True
+
+    async def sweep_soon(self) -> None:
+        """Sweep now, even if the reader waits for messages: a claim may have been lost."""
+        self._must_sweep = True
+        await self._end_read()
+
+    async def unblock(self) -> None:
+        """Let a read that waits for messages return now, and no other begin."""
+        self.quiet.set()
+        await self._end_read()
+
+    async def _end_read(self) -> None:
+        if not self._is_reading or self._connection is None:
+            return
+        try:
+            if client_id := self._connection.client_id:
+                unblocked = await self._client.call(self._ledger.keys.stream, "CLIENT", "UNBLOCK", client_id)
+                if unblocked and not self._asked:
+                    return
+        except PenstockError:
+            pass  # forbidden, or Redis is away: breaking the connection ends the read as well
+        self._abort(self._connection)
+
+    def _abort(self, connection: Connection) -> None:
+        if connection.is_open or connection.has_timed_out:  # else the server has hung up
+            self._abandoned = connection
+        connection.abort()
+
+    async def kill_abandoned_read(self) -> None:
+        """Keep a read that was given up from being executed later: only then tells a look what it handed out."""
+        abandoned, self._abandoned = self._abandoned, None
+        await self._client.kill_abandoned(self._ledger.keys.stream, abandoned)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._must_sweep = True
+        self.quiet.clear()
+        if self._connection is not None:
+            await self._connection.close()

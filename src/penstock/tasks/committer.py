@@ -1,0 +1,304 @@
+"""Brings outcomes to where they belong: results to the back-end and then to the queue, failures back or to the dead."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+from penstock.dead_letter_record import traceback_of
+from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, text_of
+from penstock.redis.retry import pause_s
+from penstock.runtime.aio import Event, Lock, pause, shielded
+from penstock.task import Result, Status, Task
+from penstock.tasks.queue import TaskQueue
+from penstock.tasks.retry import Again, GiveUp
+from penstock.tasks.runner import Failed, Outcome, follow_ups
+from penstock.tasks.tally import WorkerTally
+
+logger = logging.getLogger("penstock.tasks")
+BATCH = 500
+_LINGER_S = 0.002  # results of this moment travel together
+_PATIENCE_S = 60.0  # with a back-end that is away; the results are kept, and their tasks in hand
+_DOUBT_S = 5.0  # with one that fails for no known reason
+_PUT_OFF_S, _MAX_PUT_OFF_S, _MOST_PUT_OFF = 1.0, 60.0, 10_000
+_AWAY = (BackendUnavailable, OSError)  # TimeoutError is one of the latter
+Row: TypeAlias = tuple[Task, Result]
+
+
+class ResultCommitter:
+    """Settles what the hands of one worker have done.
+
+    Guarantees: a result is saved in the back-end, and follow-ups are queued, before the task is acknowledged. While the
+    back-end is away, results are kept and saved when it is back. A task whose result cannot be saved at all is not
+    acknowledged, and runs again later without counting an attempt.
+    """
+
+    def __init__(
+        self,
+        queue: TaskQueue,
+        backend: Any,
+        tally: WorkerTally,
+        save_timeout_s: float,
+        saves_errors: bool,
+        on_settled: Callable[[Task], Awaitable[None]] | None = None,
+    ) -> None:
+        self._on_settled = on_settled
+        self._queue, self._backend, self._tally = queue, backend, tally
+        self._save_timeout_s, self._saves_errors = save_timeout_s, saves_errors
+        self._lock = threading.Lock()
+        self._done: list[Row] = []
+        self._kept: list[Row] = []  # the back-end did not take them, and is asked again at `_again_s`
+        self._again_s = 0.0
+        self._tries = 0  # in a row in which it took nothing
+        self._since_s: dict[str, float] = {}  # when the back-end first refused the result of a task that is in hand
+        self._put_offs: dict[str, int] = {}  # how often a task ran for nothing
+        self._flushing = Lock()
+        self._under_way = 0
+        self._chance = random.Random()
+        self.is_backend_away = False
+        self.dirty = Event()
+
+    def __len__(self) -> int:
+        return len(self._done) + len(self._kept) + self._under_way
+
+    async def settle(self, task: Task, outcome: Outcome) -> None:
+        """Take in what became of a task; results are sent on in batches, failures at once."""
+        if isinstance(outcome, Failed):
+            await self.fail(outcome)
+            return
+        with self._lock:
+            self._done.append((task, outcome))
+            # Counted before another hand adds one: of two that count two, neither would be the first and call.
+            if len(self._done) == 1 or len(self._done) >= BATCH:
+                self.dirty.set()
+
+    def let_go(self, task: Task, *, has_run: bool) -> None:
+        """Leave a task to its lease when the queue cannot be told: renewed, it would be with us for ever."""
+        let_go = getattr(self._queue, "let_go", None)
+        if let_go is not None:
+            let_go(task.id, has_run=has_run)
+
+    async def fail(self, failed: Failed) -> None:
+        """Give a task back, or up."""
+        task, verdict = failed.task, failed.verdict
+        text = f"{failed.error}: {failed.text}"
+        if isinstance(verdict, Again):
+            is_ours = await self._queue.nack(
+                task.id, verdict.delay_s, error=text, counts=verdict.counts, max_retry=task.attempts + 1
+            )
+            outcome = "retry" if verdict.counts else "snooze"
+        else:
+            is_ours = await self._give_up(failed, verdict)
+            outcome = "dead"
+        self._tally.count(task.kind, outcome if is_ours else "refused")
+        if self._on_settled is not None:
+            await self._on_settled(task)
+
+    async def _give_up(self, failed: Failed, verdict: GiveUp) -> bool:
+        task = failed.task
+        if self._saves_errors and self._backend is not None:
+            result = Result(
+                task_id=task.id, kind=task.kind, status=Status.ERROR, error=f"{failed.error}: {failed.text}",
+                attempts=task.attempts + 1, traceback=traceback_of(failed.cause) or None,
+            )  # fmt: skip
+            if not await self._save_now((task, result)):
+                return False
+        return await self._queue.dead_letter(
+            task.id, verdict.reason, error=failed.error, text=failed.text, traceback=traceback_of(failed.cause)
+        )
+
+    async def _save_now(self, row: Row) -> bool:
+        # By the hand that has run the task: it waits for a back-end that is away.
+        while True:
+            saved, kept = await self._save([row])
+            if not kept:
+                return bool(saved)
+            await pause(max(0.0, self._again_s - time.monotonic()))
+
+    async def put_aside(self, task: Task, error: Exception) -> None:
+        """Give back a task that cannot be settled, for an error of its own: it comes again after a growing delay."""
+        logger.error(
+            "task %s (%s) of %r cannot be settled; it is tried again later: %s", task.id, task.kind, self._queue,
+            text_of(error, repr),
+            exc_info=error,
+        )  # fmt: skip
+        await self._put_off(task, f"not settled: {text_of(error)}")
+
+    async def run_once(self, wait_s: float | None = None) -> None:
+        """Wait for results, for a moment longer if they are few, and send them on."""
+        if self._kept:
+            until_s = self._again_s - time.monotonic()
+            if until_s <= 0:
+                self._take_up_kept()
+            else:
+                wait_s = until_s if wait_s is None else min(wait_s, until_s)
+        if not await self.dirty.wait(wait_s):
+            return
+        if len(self._done) < BATCH:
+            await pause(_LINGER_S)
+        await self.flush()
+
+    def _take_up_kept(self) -> None:
+        with self._lock:
+            self._done[:0], self._kept = self._kept, []
+            self.dirty.set()
+
+    async def end(self) -> None:
+        """Send on everything that is done, on the way out: what cannot be saved now is given back."""
+        self._take_up_kept()
+        await self.flush()
+        with self._lock:
+            left, self._kept = self._kept, []
+        for task, _ in left:
+            await self._put_off(task, "not saved before the worker ended")
+
+    async def flush(self) -> None:
+        """Send on everything that is done."""
+        async with self._flushing:
+            while self._done:
+                with self._lock:
+                    self.dirty.clear()
+                    rows, self._done = self._done[:BATCH], self._done[BATCH:]
+                    self._under_way = len(rows)
+                try:
+                    await self._finish(rows)
+                except BaseException:
+                    # Nothing of it is known to be settled: whoever flushes next tries again.
+                    with self._lock:
+                        self._done[:0] = rows
+                        self.dirty.set()
+                    raise
+                finally:
+                    self._under_way = 0
+
+    async def _finish(self, rows: list[Row]) -> None:
+        if self._backend is not None:
+            rows, kept = await self._save(rows)
+            with self._lock:
+                self._kept += kept
+        if rows:
+            await self._tell_or_put_aside(rows)
+
+    async def _tell_or_put_aside(self, rows: list[Row]) -> None:
+        try:
+            await self._tell(rows)
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception as error:
+            if len(rows) == 1:
+                await self.put_aside(rows[0][0], error)
+            else:
+                for row in rows:  # one of them is to blame, and the others must not suffer for it
+                    await self._tell_or_put_aside([row])
+
+    async def _tell(self, rows: list[Row]) -> None:
+        following = [then for task, result in rows if task.then for then in follow_ups(task, result)]
+        if following:
+            await self._queue.enqueue_many(following)
+        answers = await self._queue.finish_many([result for _, result in rows])
+        totals: dict[tuple[str, str], int] = {}
+        for (task, result), is_stored in zip(rows, answers, strict=True):
+            outcome = (task.kind, result.status.value if is_stored else "refused")
+            totals[outcome] = totals.get(outcome, 0) + 1
+        for (kind, status), number in totals.items():
+            self._tally.count(kind, status, number)
+        if self._on_settled is not None:
+            for task, _ in rows:
+                await self._on_settled(task)
+
+    # --- the back-end -------------------------------------------------------------------------------
+
+    async def _save(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
+        """Save results; return those that are stored, and those to try again. All others are given back."""
+        saved, error = await self._try_to_save(rows)
+        failed = [] if error is None else [(row, error) for row in rows]
+        if len(rows) > 1 and error is not None and not isinstance(error, TimeoutError):
+            # One of them may be to blame: the others must not wait for it. When none can be saved, it is the back-end.
+            failed = []
+            for place, row in enumerate(rows):
+                stored, error = await self._try_to_save([row])
+                saved += stored
+                if error is not None and not saved and place:
+                    failed += [(left, error) for left in rows[place:]]
+                    break
+                if error is not None:
+                    failed.append((row, error))
+        if saved and (self._since_s or self._put_offs):
+            for task, _ in saved:
+                self._since_s.pop(task.id, None)
+                self._put_offs.pop(task.id, None)
+        self._tries = 0 if saved else self._tries + 1
+        kept = await self._not_saved(failed, has_saved_others=bool(saved)) if failed else []
+        self.is_backend_away = bool(kept) and not saved and isinstance(failed[-1][1], _AWAY)
+        return saved, kept
+
+    async def _try_to_save(self, rows: list[Row]) -> tuple[list[Row], BaseException | None]:
+        stored: list[Result] = []
+        failures: list[BaseException] = []
+
+        async def save() -> None:
+            try:
+                stored.extend(await _save_all(self._backend, [result for _, result in rows]))
+            except Exception as error:
+                failures.append(error)
+
+        await shielded(self._save_timeout_s, save)
+        if len(stored) == len(rows):
+            return [(task, result) for (task, _), result in zip(rows, stored, strict=True)], None
+        return [], failures[0] if failures else TimeoutError(f"saving took longer than {self._save_timeout_s} s")
+
+    async def _not_saved(self, failed: list[tuple[Row, BaseException]], *, has_saved_others: bool) -> list[Row]:
+        # By the clock and not by calls: of many results that fail in one moment none waits for longer than the others.
+        now, kept = time.monotonic(), list[Row]()
+        self._tally.backend_failures += 1
+        for row, error in failed:
+            task = row[0]
+            patience_s = _PATIENCE_S if isinstance(error, _AWAY) else 0.0 if has_saved_others else _DOUBT_S
+            if now - self._since_s.setdefault(task.id, now) < patience_s:
+                kept.append(row)
+            else:
+                self._since_s.pop(task.id, None)
+                self._tally.count(task.kind, "unsaved")
+                await self._put_off(task, f"not saved: {text_of(error)}")
+        self._again_s = now + pause_s(self._tries, self._chance, 0.05, 2.0)
+        logger.log(
+            logging.ERROR if self._tries <= 1 else logging.WARNING,
+            "%d result(s) of %r could not be saved: %d are kept and saved later, %d tasks run again: %s",
+            len(failed), self._queue, len(kept), len(failed) - len(kept), text_of(failed[0][1], repr),
+            exc_info=failed[0][1] if self._tries <= 1 else None,
+        )  # fmt: skip
+        return kept
+
+    async def _put_off(self, task: Task, why: str) -> None:
+        if len(self._put_offs) >= _MOST_PUT_OFF:
+            self._put_offs.clear()  # other workers may have done them since
+        count = self._put_offs[task.id] = self._put_offs.get(task.id, 0) + 1
+        delay_s = min(_PUT_OFF_S * 2 ** min(count - 1, 10), _MAX_PUT_OFF_S)
+        try:
+            await self._queue.nack(task.id, delay_s, error=why, counts=False)
+        except PenstockError as failure:
+            logger.warning("task %s could not be given back, it will be an orphan: %s", task.id, failure)
+            self.let_go(task, has_run=True)
+        if self._on_settled is not None:
+            await self._on_settled(task)
+
+
+async def _save_all(backend: Any, results: Sequence[Result]) -> list[Result]:
+    """Save results; return those that are stored now: where an earlier one was kept, that one, if it can be had."""
+    if hasattr(backend, "save_many"):
+        answers = list(await backend.save_many(results))
+    else:
+        answers = []
+        for result in results:
+            answers.append(await backend.save(result))
+    stored = []
+    for result, is_new in zip(results, answers, strict=True):
+        earlier = None
+        if is_new is False and hasattr(backend, "get"):
+            earlier = await backend.get(result.task_id)
+        stored.append(earlier if isinstance(earlier, Result) else result)
+    return stored

@@ -1,0 +1,107 @@
+"""Lists what is in a queue, for operators: pages of the streams, compared with the index of open tasks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from penstock import envelope
+from penstock.errors import GroupLost
+from penstock.keys import TaskKeys
+from penstock.redis.aio import Command
+from penstock.redis.client import StreamClient
+from penstock.redis.reading import pages, read_all
+from penstock.serializers import PayloadLimits
+from penstock.task import Task
+from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
+from penstock.tasks.lane_registry import LaneRegistry
+from penstock.tasks.lane_store import LaneStore
+from penstock.tasks.lanes import reading_order
+from penstock.tasks.listed import InHand
+
+_PAGE = 500
+_LOOKED_AT = 64  # tasks in hand at once, for they may be large
+
+
+class TaskListing:
+    """The open tasks of one queue."""
+
+    def __init__(self, client: StreamClient, keys: TaskKeys, lanes: LaneRegistry, limits: PayloadLimits) -> None:
+        self._client, self._keys, self._lanes = client, keys, lanes
+        self._entries = TaskEntries(keys, client.protection, limits)
+
+    async def open_tasks(self, limit: int, offset: int) -> list[Task]:
+        """Return open tasks, without the first so many."""
+        found: list[Task] = []
+        async for task in self._iterate():
+            if len(found) >= offset + limit:
+                break
+            found.append(task)
+        return found[offset : offset + limit]
+
+    async def _iterate(self) -> AsyncIterator[Task]:
+        by_lane = {store.lane: store for store in await self._lanes.listed()}
+        for lane in reading_order(by_lane, 0):
+            async for task in self._of_lane(by_lane[lane]):
+                yield task
+        async for task in self._scheduled():
+            yield task
+
+    async def _of_lane(self, store: LaneStore) -> AsyncIterator[Task]:
+        async for rows in pages(self._client, store.stream):
+            tasks = {
+                entry_id.decode(): task for entry_id, task in ((row[0], self._read(row[1])) for row in rows) if task
+            }
+            names = [task.id for task in tasks.values()]
+            known = await self._client.call(self._keys.index, "HMGET", self._keys.index, *names) if names else []
+            for (entry_id, task), value in zip(tasks.items(), known, strict=True):
+                if value is not None and envelope.text(value).split(" ", 1)[0] == entry_id:
+                    yield task
+
+    async def _scheduled(self) -> AsyncIterator[Task]:
+        start = 0
+        while True:
+            names = await self._client.call(self._keys.due, "ZRANGE", self._keys.due, start, start + _PAGE - 1)
+            if not names:
+                return
+            stored = await self._client.call(self._keys.bodies, "HMGET", self._keys.bodies, *names)
+            for name, packed in zip(names, stored, strict=True):
+                fields = [b"data", packed.partition(b"\0")[2], TASK_ID.encode(), name] if packed else None
+                task = self._read(fields) if fields is not None else None
+                if task is not None:
+                    yield task
+            start += _PAGE
+
+    async def in_hand(self, limit: int) -> list[InHand]:
+        """Return tasks that were handed out and are not settled."""
+        found: list[InHand] = []
+        for store in await self._lanes.listed():
+            left = limit - len(found)
+            if left > 0:
+                command = ("XPENDING", store.stream, store.ledger.group, "-", "+", left)
+                try:
+                    rows = await self._client.call(store.stream, *command)
+                except GroupLost:
+                    continue  # nothing is in hand; the next worker makes the group
+                for start in range(0, len(rows), _LOOKED_AT):
+                    found += await self._look(store, rows[start : start + _LOOKED_AT])
+        return found
+
+    async def _look(self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]) -> list[InHand]:
+        names, stream = [row[0] for row in pending], store.stream
+        questions: list[Command] = [("TIME",), ("HMGET", store.attempts, *names), ("ZMSCORE", store.retries, *names)]
+        questions += [("XRANGE", stream, name, name) for name in names]
+        (seconds, micros), begun, due, *entries = await read_all(self._client, stream, questions)
+        now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[InHand]()
+        for row, runs, due_ms, entry in zip(pending, begun, due, entries, strict=True):
+            count = number if (number := envelope.number(runs)) is not None else int(row[3])
+            task = self._read(entry[0][1], count if due_ms is not None else max(0, count - 1)) if entry else None
+            if task is not None:
+                waits_ms = None if due_ms is None else max(0, int(float(due_ms)) - now_ms)
+                found.append(InHand(task, row[1].decode(), int(row[2]), waits_ms))
+        return found
+
+    def _read(self, fields: list[bytes], runs: int = 0) -> Task | None:
+        try:
+            return self._entries.read(fields, runs)
+        except Malformed:
+            return None

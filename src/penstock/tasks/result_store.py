@@ -1,0 +1,96 @@
+"""Where results are stored and waited for: the key tells that one exists, the stream what it is."""
+
+from __future__ import annotations
+
+import time
+
+from penstock.errors import PenstockError
+from penstock.keys import TaskKeys
+from penstock.redis.aio import Connection
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+from penstock.runtime.aio import pause
+from penstock.task import Result, decode_result, encode
+
+_SWEEP_S = 1.0  # a notice is a hint: so often the key itself is looked at
+_MOST_BLOCKED = 32  # connections that wait on the server; whoever comes then looks again and again
+_LOOK_S = 0.05
+_REPLY_MARGIN_S = 2.0
+_STEP = 500
+
+
+class ResultStore:
+    """The results of one queue."""
+
+    def __init__(self, client: StreamClient, keys: TaskKeys) -> None:
+        self._client, self._keys = client, keys
+        self._idle: list[Connection] = []
+        self._blocked = 0
+
+    async def push(self, result: Result) -> bool:
+        """Store a result unless the task has one; False = it has, and it is another one."""
+        keys = [self._keys.results, self._keys.done, self._keys.awaited, self._keys.notice(result.task_id)]
+        args = [result.task_id, result.kind, result.status.value, encode(result)]
+        # A repetition after a lost answer finds this very result, and says so.
+        return bool(await self._client.run("task_result", keys, args, Repeat.IDEMPOTENT))
+
+    async def get(self, task_id: str, wait_ms: int = 0) -> Result | None:
+        """Return the result of a task, if there is one; else take note that somebody waits for it for so long."""
+        keys = [self._keys.results, self._keys.done, self._keys.awaited]
+        raw: bytes | None = await self._client.run("task_await", keys, [task_id, wait_ms], Repeat.IDEMPOTENT)
+        return None if raw is None else decode_result(raw)
+
+    async def wait(self, task_id: str, timeout_s: float) -> Result | None:
+        """Return the result of a task as soon as there is one; None when the time is over."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            found = await self.get(task_id, max(0, int(min(left_s, _SWEEP_S) * 1000) + 1000) if left_s > 0 else 0)
+            if found is not None or left_s <= 0:
+                return found
+            if self._blocked < _MOST_BLOCKED:
+                await self._listen(task_id, min(left_s, _SWEEP_S))
+            else:
+                await pause(min(left_s, _LOOK_S))
+
+    async def _listen(self, task_id: str, timeout_s: float) -> None:
+        notice = self._keys.notice(task_id)
+        connection = None
+        self._blocked += 1
+        try:
+            connection = await self._connection(notice)
+            # From the list to the same list: whoever else waits for it is woken as well.
+            command = ("BLMOVE", notice, notice, "LEFT", "LEFT", f"{timeout_s:.3f}")
+            await connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
+            self._idle.append(connection)
+        except BaseException as error:
+            if connection is not None:
+                connection.abort()
+            if not isinstance(error, PenstockError):
+                raise
+            await self._client.leave(connection, error)
+            await pause(min(timeout_s, _LOOK_S))  # the next look at the key tells whether Redis is there
+        finally:
+            self._blocked -= 1
+
+    async def _connection(self, key: str) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return await self._client.dedicated(key)
+
+    async def trim(self, retention_ms: int) -> int:
+        """Let go of results that are older than the retention; return how many."""
+        gone = 0
+        while True:
+            keys = [self._keys.results, self._keys.done]
+            entries, results = await self._client.run("task_retention", keys, [retention_ms, _STEP], Repeat.IDEMPOTENT)
+            gone += int(results)
+            if not entries:
+                return gone
+
+    async def close(self) -> None:
+        """Close the connections."""
+        while self._idle:
+            await self._idle.pop().close()
