@@ -33,6 +33,7 @@ from penstock.sync import StreamClient as SyncClient
 from penstock.sync.tasks import Handlers, Priority, RedisTaskQueue, Retry, Task, Worker
 from penstock.testing import Cluster
 from tests.cli.conftest import Command
+from tests.helpers.users import refused
 from tests.spark.sink.rows import batch, options, write
 
 As = Callable[..., str]
@@ -71,15 +72,6 @@ def check(server: EmbeddedServer) -> Callable[[str], None]:
 
 
 Check = Callable[[str], None]
-
-
-def refused(server: EmbeddedServer) -> list[str]:
-    """Return which commands, or keys, were refused so far."""
-    log: list[list[bytes]] = ask(server.unix_socket, "ACL", "LOG")  # type: ignore[assignment]
-    objects = [entry[entry.index(b"object") + 1].decode() for entry in log]
-    return [
-        name for name in objects if name != "client"
-    ]  # redis-py asks Redis 6.2 for CLIENT SETINFO, which it has not
 
 
 def test_a_producer_publishes_and_reads_nothing(as_user: As, check: Check, raw: redis.Redis) -> None:

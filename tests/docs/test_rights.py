@@ -22,6 +22,7 @@ from penstock import (
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from tests.docs.pages import ROOT
+from tests.helpers.users import refused
 
 
 async def test_users_with_the_listed_rights_can_publish_and_consume(
@@ -91,8 +92,7 @@ async def test_a_user_with_the_listed_rights_can_use_a_queue(start_server: Calla
             await queue.purge(target=target)
         assert await queue.drain()
         await queue.close()
-    log = ask(server.unix_socket, "ACL", "LOG")
-    assert log == [], log
+    assert refused(server) == []
 
 
 async def test_a_user_with_the_listed_rights_can_balance(start_server: Callable[..., EmbeddedServer]) -> None:
@@ -127,8 +127,7 @@ async def test_a_user_with_the_listed_rights_can_balance(start_server: Callable[
         assert await second.announce(Topic("svc", shards=2)) == 2
     assert ask(server.unix_socket, "XLEN", "{svc-input}_dlq") == 1
     assert ask(server.unix_socket, "XLEN", "svc-input") == 2, "the stream is done, and there are two shards"
-    log = ask(server.unix_socket, "ACL", "LOG")
-    assert log == [], log
+    assert refused(server) == []
 
 
 def as_user(server: EmbeddedServer, user: str) -> StreamClient:

@@ -305,5 +305,11 @@ async def test_a_worker_whose_run_is_cancelled_hands_back_what_waits(scene: Scen
         await began.wait()
         await eventually(two_are_taken)
         await _cancelled(working, 0.0)
-        found = await heir.pop_many(10, block=False) + await heir.pop_many(10, block=False)
+        found: list[Task] = []
+
+        async def all_came() -> bool:
+            found.extend(await heir.pop_many(10, block=False))
+            return len(found) >= 4
+
+        await eventually(all_came)
     assert [task.attempts for task in found] == [0] * 4

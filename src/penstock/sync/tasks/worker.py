@@ -19,7 +19,7 @@ from penstock.errors import (
     TransientError,
     WorkerStopped,
 )
-from penstock.runtime.threads import Activity, Event, TaskGroup, Threads, next_tick, shielded
+from penstock.runtime.threads import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
 from penstock.sync.streams.message_reader import PrefetchWindow
 from penstock.sync.tasks.committer import ResultCommitter
@@ -218,15 +218,24 @@ class Worker:
             self._prefetch.hungry()
             room = max(1, self._prefetch.target - unsettled)
             found = self._persist(self._pop, room)
-            if found and self._stopping.is_set():
-                self._hand_back(found)
-            elif found:
-                self._busy_s = time.monotonic()
-                self._prefetch.filled()
-                self._inbox.put(self._admitted(found) if self._limits else found)
+            if found:
+                self._accept(found)
                 next_tick()
             elif self._burst and found is not None and self._is_idle():
                 self.stop("burst")
+
+    def _accept(self, found: list[Task]) -> None:
+        try:
+            if self._stopping.is_set():
+                self._hand_back(found)
+                return
+            self._busy_s = time.monotonic()
+            self._prefetch.filled()
+            self._inbox.put(self._admitted(found) if self._limits else found)
+        except Cancelled:
+            for task in found:  # nobody has them: whoever hands back the rest finds them
+                self._committer.let_go(task, has_run=False)
+            raise
 
     def _admitted(self, tasks: list[Task]) -> list[Task]:
         admitted = []
