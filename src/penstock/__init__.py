@@ -50,8 +50,8 @@ __getattr__, __dir__, __all__ = _lazy_names(
         "penstock.redis.client": ["StreamClient"],
         "penstock.serializers": ["JsonSerializer", "MsgpackSerializer", "PickleSerializer", "Serializer"],
         "penstock.streams.consumer": ["StreamConsumer"],
-        "penstock.streams.dead_letters": ["DeadLetters"],
-        "penstock.streams.group": ["ConsumerGroup"],
+        "penstock.delivery.dead_letters": ["DeadLetters"],
+        "penstock.delivery.group": ["ConsumerGroup"],
         "penstock.streams.producer": ["StreamProducer"],
     },
 )

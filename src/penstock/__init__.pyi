@@ -9,6 +9,8 @@ from penstock.balancer.topic import Topic
 from penstock.balancer.topic_producer import TopicProducer
 from penstock.config import ConsumerConfig
 from penstock.dead_letter_limits import DeadLetterLimits
+from penstock.delivery.dead_letters import DeadLetters
+from penstock.delivery.group import ConsumerGroup
 from penstock.errors import FatalError, PenstockError, RetryLater, Snooze
 from penstock.events import Event, EventName
 from penstock.model import (
@@ -32,8 +34,6 @@ from penstock.queue.model import ClaimedMessage, ImportReport, QueueStats
 from penstock.redis.client import StreamClient
 from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerializer, Serializer
 from penstock.streams.consumer import StreamConsumer
-from penstock.streams.dead_letters import DeadLetters
-from penstock.streams.group import ConsumerGroup
 from penstock.streams.producer import StreamProducer
 
 __all__ = [

@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from penstock import ConsumerConfig, RedisGateway, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage
+from penstock.delivery import reader as stream_reader
 from penstock.errors import CommandTimeout
 from penstock.redis.scripts import script
-from penstock.streams import message_reader as stream_reader
 from penstock.task import Priority, Task
 from penstock.tasks import Handlers, RedisTaskQueue, Worker, blocking_reads
 from penstock.testing import FaultProxy

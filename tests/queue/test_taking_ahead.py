@@ -13,13 +13,13 @@ import pytest
 import redis
 
 from penstock import RedisGateway, RedisMessageQueue, StreamClient
+from penstock.delivery.group_commands import GroupCommands
 from penstock.errors import ConnectionLost
 from penstock.queue.prefetch_returner import PrefetchReturner
 from penstock.queue.queue_consumer import QueueConsumer
 from penstock.redis.script_runner import ScriptRunner
 from penstock.redis.scripts import script
 from penstock.runtime.aio import Event
-from penstock.streams.ledger import Ledger
 from penstock.testing import Fault, FaultProxy
 from tests.helpers.aio import eventually
 from tests.queue.scenes import (
@@ -388,7 +388,7 @@ async def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
 ) -> None:
     sent: list[Any] = []
     lane = ScriptRunner(client.settings, QUEUE)
-    run, step = ScriptRunner.run, getattr(Ledger, last_step)
+    run, step = ScriptRunner.run, getattr(GroupCommands, last_step)
 
     def give_up(_lane: ScriptRunner, *args: Any) -> None:
         sent.append(args)
@@ -400,7 +400,7 @@ async def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
         return answer
 
     monkeypatch.setattr(ScriptRunner, "run", give_up)
-    monkeypatch.setattr(Ledger, last_step, and_then_it_arrives)
+    monkeypatch.setattr(GroupCommands, last_step, and_then_it_arrives)
     gateway = always_ahead(client)
     queue = queue_of(gateway)
     await publish(queue, 2)

@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from penstock import ConsumerGroup, StreamClient, StreamProducer
+from penstock.delivery.group_commands import GroupCommands, Parking
 from penstock.redis.retry import Repeat
-from penstock.streams.ledger import Ledger, Parking
 from tests.helpers.commandstats import calls
 from tests.streams.stage import GROUP, STREAM, pending_ids, read_as
 
@@ -73,7 +73,7 @@ async def test_a_stream_of_which_nothing_was_removed_is_not_read_to_count_it(
 async def test_of_a_backlog_that_is_too_large_to_be_counted_the_server_is_believed(
     raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.streams.retention._MOST_STEPS", 3)
+    monkeypatch.setattr("penstock.delivery.retention._MOST_STEPS", 3)
     add(raw, 30, LARGE)
     raw.xack(STREAM, GROUP, *read_as(raw, "someone", 5))
     await group.trim(0)
@@ -87,7 +87,7 @@ async def test_of_a_backlog_that_is_too_large_to_be_counted_the_server_is_believ
 async def test_a_server_that_cannot_tell_is_told_to_have_what_was_counted(
     raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.streams.retention._MOST_STEPS", 3)
+    monkeypatch.setattr("penstock.delivery.retention._MOST_STEPS", 3)
     add(raw, 30, LARGE)
     read_as(raw, "someone", 5)
     lag = await group.lag()
@@ -130,16 +130,16 @@ async def test_room_for_one_message_frees_few_large_entries(
 async def test_renewing_leases_does_not_read_what_is_held(client: StreamClient, raw: redis.Redis) -> None:
     await ConsumerGroup(client, STREAM, GROUP).ensure()
     add(raw, 20, LARGE)
-    ledger = Ledger(client, client.keys(STREAM), GROUP, "someone", "graveyard")
+    commands = GroupCommands(client, client.keys(STREAM), GROUP, "someone", "graveyard")
     held = read_as(raw, "someone")
     raw.xtrim(STREAM, maxlen=19, approximate=False)
     before = calls(raw, "xrange")
-    await ledger.begin([(entry_id, 1, 1) for entry_id in held])
+    await commands.begin([(entry_id, 1, 1) for entry_id in held])
     keys = [client.keys(STREAM).stream]
     await client.run("renew", keys, [GROUP, "someone", "", 1_000, *held], Repeat.IDEMPOTENT)
-    await ledger.park([Parking(entry_id, 10, 1, 1) for entry_id in held])
+    await commands.park([Parking(entry_id, 10, 1, 1) for entry_id in held])
     assert calls(raw, "xrange") - before == 3, "of the one that is gone"
     assert pending_ids(raw) == held, "none was claimed that is gone, and dropped for it"
     raw.xdel(STREAM, held[5])
-    await ledger.begin([(entry_id, 1, 1) for entry_id in held])
+    await commands.begin([(entry_id, 1, 1) for entry_id in held])
     assert pending_ids(raw) == held

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from penstock import StreamClient, StreamConsumer, StreamMessage
+from penstock.delivery.group_commands import GroupCommands
 from penstock.errors import ConsumerNameTaken
-from penstock.streams.ledger import Ledger
 from tests.helpers.aio import Event, eventually, join, start, wait_for
 from tests.streams.stage import (
     DEAD_LETTERS,
@@ -168,7 +168,7 @@ async def test_without_a_name_every_consumer_gets_one_of_its_own(client: StreamC
 async def test_a_process_that_leaves_does_not_take_the_name_from_a_newer_one(
     client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older, newer = [Ledger(client, client.keys(STREAM), GROUP, "worker-1", DEAD_LETTERS) for _ in range(2)]
+    older, newer = [GroupCommands(client, client.keys(STREAM), GROUP, "worker-1", DEAD_LETTERS) for _ in range(2)]
     await older.take_name("older", 60_000)
     await older.leave_name()  # the script is known from here on
     await older.take_name("older", 60_000)

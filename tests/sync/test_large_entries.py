@@ -8,7 +8,7 @@ import redis
 
 from penstock.redis.retry import Repeat
 from penstock.sync import ConsumerGroup, StreamClient, StreamProducer
-from penstock.sync.streams.ledger import Ledger, Parking
+from penstock.sync.delivery.group_commands import GroupCommands, Parking
 from tests.helpers.commandstats import calls
 from tests.sync.stage import GROUP, STREAM, pending_ids, read_as
 
@@ -70,7 +70,7 @@ def test_a_stream_of_which_nothing_was_removed_is_not_read_to_count_it(raw: redi
 def test_of_a_backlog_that_is_too_large_to_be_counted_the_server_is_believed(
     raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sync.streams.retention._MOST_STEPS", 3)
+    monkeypatch.setattr("penstock.sync.delivery.retention._MOST_STEPS", 3)
     add(raw, 30, LARGE)
     raw.xack(STREAM, GROUP, *read_as(raw, "someone", 5))
     group.trim(0)
@@ -84,7 +84,7 @@ def test_of_a_backlog_that_is_too_large_to_be_counted_the_server_is_believed(
 def test_a_server_that_cannot_tell_is_told_to_have_what_was_counted(
     raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sync.streams.retention._MOST_STEPS", 3)
+    monkeypatch.setattr("penstock.sync.delivery.retention._MOST_STEPS", 3)
     add(raw, 30, LARGE)
     read_as(raw, "someone", 5)
     lag = group.lag()
@@ -127,16 +127,16 @@ def test_room_for_one_message_frees_few_large_entries(
 def test_renewing_leases_does_not_read_what_is_held(client: StreamClient, raw: redis.Redis) -> None:
     ConsumerGroup(client, STREAM, GROUP).ensure()
     add(raw, 20, LARGE)
-    ledger = Ledger(client, client.keys(STREAM), GROUP, "someone", "graveyard")
+    commands = GroupCommands(client, client.keys(STREAM), GROUP, "someone", "graveyard")
     held = read_as(raw, "someone")
     raw.xtrim(STREAM, maxlen=19, approximate=False)
     before = calls(raw, "xrange")
-    ledger.begin([(entry_id, 1, 1) for entry_id in held])
+    commands.begin([(entry_id, 1, 1) for entry_id in held])
     keys = [client.keys(STREAM).stream]
     client.run("renew", keys, [GROUP, "someone", "", 1_000, *held], Repeat.IDEMPOTENT)
-    ledger.park([Parking(entry_id, 10, 1, 1) for entry_id in held])
+    commands.park([Parking(entry_id, 10, 1, 1) for entry_id in held])
     assert calls(raw, "xrange") - before == 3, "of the one that is gone"
     assert pending_ids(raw) == held, "none was claimed that is gone, and dropped for it"
     raw.xdel(STREAM, held[5])
-    ledger.begin([(entry_id, 1, 1) for entry_id in held])
+    commands.begin([(entry_id, 1, 1) for entry_id in held])
     assert pending_ids(raw) == held

@@ -10,7 +10,7 @@ import redis
 
 from penstock.errors import ConsumerNameTaken
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
-from penstock.sync.streams.ledger import Ledger
+from penstock.sync.delivery.group_commands import GroupCommands
 from tests.helpers.threads import Event, eventually, join, start, wait_for
 from tests.sync.stage import (
     DEAD_LETTERS,
@@ -169,7 +169,7 @@ def test_without_a_name_every_consumer_gets_one_of_its_own(client: StreamClient)
 def test_a_process_that_leaves_does_not_take_the_name_from_a_newer_one(
     client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older, newer = [Ledger(client, client.keys(STREAM), GROUP, "worker-1", DEAD_LETTERS) for _ in range(2)]
+    older, newer = [GroupCommands(client, client.keys(STREAM), GROUP, "worker-1", DEAD_LETTERS) for _ in range(2)]
     older.take_name("older", 60_000)
     older.leave_name()  # the script is known from here on
     older.take_name("older", 60_000)

@@ -74,7 +74,7 @@ def project(tmp_path: Path) -> Path:
             '"""Shared by the async half and penstock.sync, as penstock.lock is: callers await it."""\n\n'
             "from penstock.redis.address import Address\n\nWHERE = Address()\n"
         ),
-        "src/penstock/streams/group.py": "from penstock.redis.client import Client\n\nTHE = Client()\n",
+        "src/penstock/delivery/group.py": "from penstock.redis.client import Client\n\nTHE = Client()\n",
         "tests/streams/__init__.py": "",
         "tests/streams/test_client.py": (
             "from penstock import Client\nfrom penstock.streams.names import WHERE\n"
@@ -158,13 +158,13 @@ def test_only_modules_that_differ_are_generated(
         "src/penstock/sync/redis/__init__.py",
         "src/penstock/sync/redis/client.py",
         "src/penstock/sync/streams/__init__.py",
-        "src/penstock/sync/streams/group.py",
+        "src/penstock/sync/delivery/group.py",
         "tests/sync/__init__.py",
         "tests/sync/test_client.py",
         "tests/sync/tools.py",
     }
     assert (
-        "from penstock.sync.redis.client import Client" in (project / "src/penstock/sync/streams/group.py").read_text()
+        "from penstock.sync.redis.client import Client" in (project / "src/penstock/sync/delivery/group.py").read_text()
     )
 
 
@@ -194,16 +194,16 @@ def test_the_check_names_stale_and_superfluous_files_and_writes_nothing(
     assert run("--check").returncode == 0
     generated = project / "src/penstock/sync/redis/client.py"
     generated.write_text(generated.read_text() + "# edited\n")
-    (project / "src/penstock/streams/group.py").unlink()
+    (project / "src/penstock/delivery/group.py").unlink()
     checked = run("--check")
     assert checked.returncode == 1
     assert checked.stdout.splitlines() == [
         "stale: src/penstock/sync/redis/client.py",
-        "stale: src/penstock/sync/streams/group.py",
+        "stale: src/penstock/sync/delivery/group.py",
     ]
     assert generated.read_text().endswith("# edited\n")
     run()
-    assert not (project / "src/penstock/sync/streams/group.py").exists()
+    assert not (project / "src/penstock/sync/delivery/group.py").exists()
     assert run("--check").returncode == 0
 
 

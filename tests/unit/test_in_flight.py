@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.delivery.in_flight import InFlight, Row
 from penstock.model import StreamMessage
-from penstock.streams.in_flight import InFlight, Row
 
 
 def rows(*numbers: int) -> list[Row]:

@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.delivery.heartbeat import Heartbeat
+from penstock.delivery.in_flight import InFlight
+from penstock.delivery.tally import Tally
 from penstock.events import EventName
 from penstock.keys import StreamKeys
 from penstock.model import StreamMessage
 from penstock.redis.settings import ConnectionSettings
-from penstock.streams.heartbeat import Heartbeat
-from penstock.streams.in_flight import InFlight
-from penstock.streams.tally import Tally
-from penstock.sync.streams.ack_buffer import AckBuffer
-from penstock.sync.streams.inbox import Batch, Inbox, Row
-from penstock.sync.streams.ledger import MAX_IDS, Ledger
+from penstock.sync.delivery.ack_buffer import AckBuffer
+from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
+from penstock.sync.delivery.inbox import Batch, Inbox, Row
 from penstock.sync.streams.workers import Workers
 from tests.helpers.threads import eventually
 
@@ -111,7 +111,7 @@ def test_what_waits_can_be_taken_out_while_a_worker_takes_some() -> None:
 
 def test_what_one_acknowledgement_cannot_carry_is_not_forgotten() -> None:
     inbox = _inbox()
-    acks = AckBuffer(cast("Ledger", None), inbox, Tally(), lambda _: None)
+    acks = AckBuffer(cast("GroupCommands", None), inbox, Tally(), lambda _: None)
     messages = [_message(n) for n in range(MAX_IDS + 5)]
     inbox.add_again(messages)
     acks.done(messages, [message.id for message in messages], is_again=True)

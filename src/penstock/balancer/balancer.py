@@ -12,12 +12,12 @@ from penstock.balancer.service import Service
 from penstock.balancer.topic import Topic
 from penstock.balancer.topic_producer import check_prefix, wrong_number
 from penstock.config import check_number
+from penstock.delivery.callables import is_async
 from penstock.errors import ConfigurationError
 from penstock.redis.client import StreamClient
 from penstock.runtime.aio import IS_ASYNC
 from penstock.serializers import JsonSerializer, Serializer
 from penstock.shutdown import SignalWatch
-from penstock.streams.callables import is_async
 
 
 class StreamBalancer(Service):

@@ -19,6 +19,7 @@ from penstock import dead_letter_record, envelope
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Ownership, PendingClaim
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
+from penstock.delivery.dead_letter_writer import DeadLetterBackoff, reduced_if_refused
 from penstock.errors import (
     NOT_OF_ONE_MESSAGE,
     AlreadyClaimed,
@@ -35,7 +36,6 @@ from penstock.redis.aio import Command, Connection, Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import Question, read_many
 from penstock.redis.retry import Repeat
-from penstock.streams.dead_letter_writer import DeadLetterBackoff, reduced_if_refused
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
 CHUNK = 500

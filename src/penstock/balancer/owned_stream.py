@@ -11,6 +11,8 @@ from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
 from penstock.balancer.positions import Positions
 from penstock.balancer.stream_watcher import StreamWatcher
+from penstock.delivery.dead_letter_writer import reduced_if_refused
+from penstock.delivery.decoding import Decoder, Rejected
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost
 from penstock.keys import BalancerKeys
 from penstock.model import StreamMessage
@@ -19,8 +21,6 @@ from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import Activity, Event
 from penstock.serializers import Serializer
-from penstock.streams.dead_letter_writer import reduced_if_refused
-from penstock.streams.decoding import Decoder, Rejected
 
 logger = logging.getLogger("penstock.balancer")
 _PAGE = 100

@@ -14,10 +14,10 @@ from penstock.balancer.owned_stream import OwnedStream
 from penstock.balancer.positions import Positions
 from penstock.balancer.service import Notices, Service
 from penstock.balancer.stream_watcher import StreamWatcher
+from penstock.delivery.callables import is_async
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
 from penstock.runtime.aio import IS_ASYNC, Activity, Cancelled, Event, TaskGroup, comes_from_outside, pause, shielded
 from penstock.serializers import Serializer
-from penstock.streams.callables import is_async
 
 StreamHandler: TypeAlias = Callable[[OwnedStream], Awaitable[Any]]
 _CLEANUP_TIMEOUT_S = 10.0

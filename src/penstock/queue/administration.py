@@ -6,6 +6,8 @@ import secrets
 from typing import Any
 
 from penstock import envelope
+from penstock.delivery.dead_letters import DeadLetters
+from penstock.delivery.retention import count_after
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import QueueKeys
 from penstock.protection import payload_of
@@ -15,8 +17,6 @@ from penstock.queue.payload import MessageData, decode_payload
 from penstock.queue.queue_consumer import GROUP
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
-from penstock.streams.dead_letters import DeadLetters
-from penstock.streams.retention import count_after
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
 _TARGETS = ("pending", "completed", "failed", "dead_letter")

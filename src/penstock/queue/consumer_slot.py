@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from penstock.delivery.group_commands import GroupCommands, Redelivery, parse_rows
 from penstock.errors import ConnectionLost, PenstockError
 from penstock.keys import StreamKeys
 from penstock.redis.aio import Command, Connection, Reply
@@ -15,7 +16,6 @@ from penstock.redis.client import StreamClient
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
 from penstock.runtime.aio import home
-from penstock.streams.ledger import Ledger, Redelivery, parse_rows
 
 _PAGE = 500
 
@@ -26,7 +26,7 @@ class ConsumerSlot:
     def __init__(self, client: StreamClient, keys: StreamKeys, group: str, consumer: str, dead_letters: str) -> None:
         self._client, self._stream = client, keys.stream
         self.consumer = consumer
-        self.ledger = Ledger(client, keys, group, consumer, dead_letters)
+        self.commands = GroupCommands(client, keys, group, consumer, dead_letters)
         self.is_doubtful = False  # a message may be pending here that nobody holds: until it is in a caller's hands
         self.is_given_up = False  # it keeps a message that can be settled in no way
         self._has_read = False  # what is in doubt was new; else it was taken from another consumer
@@ -37,7 +37,7 @@ class ConsumerSlot:
         self._begun: tuple[str, int, int] | None = None  # told to the server, which may not have answered
         self._ahead: tuple[str, list[bytes]] | None = None  # what is pending here, where that is known
         self.ahead_since = 0.0
-        self.read_ahead = self.ledger.read_command(1, None)
+        self.read_ahead = self.commands.read_command(1, None)
 
     def _doubt(self, *, has_read: bool) -> None:
         self.is_doubtful, self._has_read, self._begun, self._ahead = True, has_read, None, None
@@ -86,7 +86,7 @@ class ConsumerSlot:
     async def read(self, block_ms: int | None) -> tuple[str, list[bytes]] | None:
         """Take the next new message, waiting for one; None = none came in time."""
         connection = await self._open()
-        command = self.ledger.read_command(1, block_ms)
+        command = self.commands.read_command(1, block_ms)
         commands: list[Command] = [("ASKING",), command] if self._asked else [command]
         timeout_s = self._client.settings.socket_timeout_s + (block_ms or 0) / 1000
         self._doubt(has_read=True)
@@ -110,14 +110,14 @@ class ConsumerSlot:
     async def take_due(self) -> tuple[int | None, list[Redelivery], list[str]]:
         """Take a message whose waiting time is over; return also the ms until the next one is due."""
         self._doubt(has_read=False)
-        wait_ms, claims, missing = await self.ledger.take_due(1)
+        wait_ms, claims, missing = await self.commands.take_due(1)
         self.is_doubtful = bool(claims)
         return wait_ms, claims, missing
 
     async def recover(self, lease_ms: int, cursor: str, page: int) -> tuple[str, list[Redelivery], list[str]]:
         """Take a message whose holder has been silent for a lease; return also where to look next."""
         self._doubt(has_read=False)
-        following, claims, missing = await self.ledger.recover(lease_ms, 1, cursor, page)
+        following, claims, missing = await self.commands.recover(lease_ms, 1, cursor, page)
         self.is_doubtful = bool(claims)
         return following, claims, missing
 
@@ -128,10 +128,10 @@ class ConsumerSlot:
         start, claims, missing = "-", list[Redelivery](), list[str]()
         while not claims and not missing:
             # Among them are those that wait for their retry, which are passed over.
-            own = [entry_id for entry_id, _, _ in await self.ledger.own_pending(start, _PAGE)]
+            own = [entry_id for entry_id, _, _ in await self.commands.own_pending(start, _PAGE)]
             if own:
                 start = f"({own[-1]}"
-                claims, missing = await self.ledger.take(own, is_own_read=self._has_read)
+                claims, missing = await self.commands.take(own, is_own_read=self._has_read)
             if len(own) < _PAGE:
                 break
         self.is_doubtful = bool(claims)
@@ -140,7 +140,7 @@ class ConsumerSlot:
     async def begin(self, entry_id: str, deliveries: int, attempts: int) -> bool:
         """Count the coming run of a message that was handed out before; False = it is not ours any more."""
         self._begun = entry_id, deliveries, attempts
-        (is_begun,) = await self.ledger.begin([self._begun])
+        (is_begun,) = await self.commands.begin([self._begun])
         return is_begun
 
     def counts_of(self, found: Redelivery) -> tuple[int, int]:

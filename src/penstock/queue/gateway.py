@@ -8,6 +8,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from penstock import envelope, ids
+from penstock.delivery.encoding import Encoded
+from penstock.delivery.outbox import Outbox
+from penstock.delivery.publisher import Answer, Duplicate, Publisher, PublishSettings
 from penstock.errors import ConfigurationError, PayloadTooLarge, PenstockError, QueueFull, StreamFull
 from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys, check_dead_letters
@@ -30,9 +33,6 @@ from penstock.redis.from_driver import client_of, decodes, is_cluster
 from penstock.redis.retry import OPERATION_TTL_S, Repeat, RetryBudget
 from penstock.runtime.aio import call_in_loop, home
 from penstock.serializers import DEFAULT_MAX_BYTES, PayloadLimits
-from penstock.streams.encoding import Encoded
-from penstock.streams.outbox import Outbox
-from penstock.streams.publisher import Answer, Duplicate, Publisher, PublishSettings
 
 logger = logging.getLogger("penstock.queue")
 

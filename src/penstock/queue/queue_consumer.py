@@ -17,6 +17,10 @@ from collections.abc import Callable, Sequence
 
 from penstock import envelope
 from penstock.config import ConsumerConfig
+from penstock.delivery.dead_letter_writer import DeadLetterBackoff, dedup_key_of, write_dead_letter
+from penstock.delivery.group import ConsumerGroup
+from penstock.delivery.group_commands import Parking, Redelivery
+from penstock.delivery.janitor import Janitor
 from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError, text_of
 from penstock.events import EventName
 from penstock.policy import Reason, before_run, unreadable
@@ -31,10 +35,6 @@ from penstock.queue.unsettled import Unsettled
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import PASSING, Trial
 from penstock.runtime.aio import pause, wait_out
-from penstock.streams.dead_letter_writer import DeadLetterBackoff, dedup_key_of, write_dead_letter
-from penstock.streams.group import ConsumerGroup
-from penstock.streams.janitor import Janitor
-from penstock.streams.ledger import Parking, Redelivery
 
 logger = logging.getLogger("penstock.queue")
 GROUP = "queue"
@@ -238,7 +238,7 @@ class QueueConsumer:
             raise
         except Exception:
             delay_ms = self._dead_letter_backoff.note(self.keys.stream, entry_id)
-            await slot.ledger.park([Parking(entry_id, delay_ms, deliveries, attempts)])
+            await slot.commands.park([Parking(entry_id, delay_ms, deliveries, attempts)])
         else:
             self._dead_letter_backoff.forget(entry_id)
         slot.is_sure()
@@ -264,7 +264,7 @@ class QueueConsumer:
         dedup_key = dedup_key_of(claim.fields) if came_to_nothing else None
 
         async def step() -> bool:
-            answer = await claim.slot.ledger.finish(
+            answer = await claim.slot.commands.finish(
                 claim.entry_id, log, record, most, must_log=must_log, dedup_key=dedup_key
             )
             if answer == 2:
@@ -283,7 +283,7 @@ class QueueConsumer:
         ahead = None if self._brisk_turns < self._take_ahead_after or is_stopped() else self._slot_ahead()
         if ahead is not None:
             return await self._finish_and_take(claim, ahead)
-        promise = claim.slot.ledger.post_finish(claim.entry_id)
+        promise = claim.slot.commands.post_finish(claim.entry_id)
         if promise is None:
             return False, None
         cancelled = await wait_out(promise)
@@ -299,7 +299,7 @@ class QueueConsumer:
     async def _finish_and_take(self, claim: Claim, ahead: ConsumerSlot) -> tuple[bool, BaseException | None]:
         ahead.begin_ahead()
         try:
-            promise = claim.slot.ledger.post_finish(claim.entry_id, ahead.read_ahead)
+            promise = claim.slot.commands.post_finish(claim.entry_id, ahead.read_ahead)
             if promise is None:
                 ahead.is_sure()
                 return False, None
@@ -324,7 +324,7 @@ class QueueConsumer:
 
         async def step() -> bool:
             parking = Parking(claim.entry_id, round(delay_s * 1000), claim.deliveries, attempts)
-            (is_parked,) = await claim.slot.ledger.park([parking])
+            (is_parked,) = await claim.slot.commands.park([parking])
             self._next_due_s = min(self._next_due_s, time.monotonic() + delay_s)
             return is_parked
 
@@ -345,13 +345,13 @@ class QueueConsumer:
         attempts: int, deliveries: int,
     ) -> bool:  # fmt: skip
         written = await write_dead_letter(
-            slot.ledger, entry_id, fields, reason, error, attempts, deliveries, is_deleted=True
+            slot.commands, entry_id, fields, reason, error, attempts, deliveries, is_deleted=True
         )  # fmt: skip
         if written is None:
             return False
         text = "" if error is None else text_of(error, repr)
         self._emit(EventName.DEAD_LETTERED, id=entry_id, reason=written.value, error=text)
-        trimmed = await slot.ledger.limit_dead_letters()
+        trimmed = await slot.commands.limit_dead_letters()
         if trimmed:
             self._emit(EventName.DEAD_LETTERS_TRIMMED, count=trimmed)
         return True
@@ -362,7 +362,9 @@ class QueueConsumer:
         while True:
             now = time.monotonic()
             try:
-                is_renewed = await claim.slot.ledger.renew(claim.entry_id, int((self._settings.lease_s or 1.0) * 1000))
+                is_renewed = await claim.slot.commands.renew(
+                    claim.entry_id, int((self._settings.lease_s or 1.0) * 1000)
+                )
             except PASSING as error:
                 wait_s = trial.pause_after(error)
                 if wait_s is None or now + wait_s >= claim.expires_at:
@@ -396,7 +398,7 @@ class QueueConsumer:
             # Nothing has begun: the counts stay as they were before it was handed out.
             parkings = [Parking(found.id, 0, *slot.counts_of(found)) for found in claims]
             if parkings:
-                await slot.ledger.park(parkings)
+                await slot.commands.park(parkings)
                 self._look_soon()
         except GroupLost:
             pass  # the pending list went with the group

@@ -11,6 +11,20 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 from penstock.config import ConsumerConfig
+from penstock.delivery.ack_buffer import AckBuffer
+from penstock.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
+from penstock.delivery.dead_letter_writer import DeadLetterWriter, undecoded
+from penstock.delivery.decoding import Decoded, Decoder, Rejected
+from penstock.delivery.drain import Drain
+from penstock.delivery.group import ConsumerGroup
+from penstock.delivery.group_commands import GroupCommands
+from penstock.delivery.heartbeat import Heartbeat
+from penstock.delivery.in_flight import Row
+from penstock.delivery.inbox import Inbox
+from penstock.delivery.janitor import Janitor
+from penstock.delivery.reader import MessageReader, PrefetchWindow
+from penstock.delivery.recovery import Recovery
+from penstock.delivery.tally import Tally
 from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, TransientError
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
@@ -21,20 +35,6 @@ from penstock.redis.retry import pause_s
 from penstock.runtime.aio import Event, TaskGroup, Threads, call_in_loop, home, shielded
 from penstock.serializers import Serializer
 from penstock.shutdown import SignalWatch
-from penstock.streams.ack_buffer import AckBuffer
-from penstock.streams.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
-from penstock.streams.dead_letter_writer import DeadLetterWriter, undecoded
-from penstock.streams.decoding import Decoded, Decoder, Rejected
-from penstock.streams.drain import Drain
-from penstock.streams.group import ConsumerGroup
-from penstock.streams.heartbeat import Heartbeat
-from penstock.streams.in_flight import Row
-from penstock.streams.inbox import Inbox
-from penstock.streams.janitor import Janitor
-from penstock.streams.ledger import Ledger
-from penstock.streams.message_reader import MessageReader, PrefetchWindow
-from penstock.streams.recovery import Recovery
-from penstock.streams.tally import Tally
 from penstock.streams.workers import Workers
 
 logger = logging.getLogger("penstock.streams")
@@ -91,31 +91,31 @@ class StreamConsumer:
         config, keys, threads = self.config, self.client.keys(self.stream), self._threads
         dead_letters = self.client.keys(config.dlq_stream).stream if config.dlq_stream else keys.default_dead_letters()
         check_dead_letters(keys.stream, dead_letters, "dlq_stream", is_cluster=self.client.is_cluster)
-        self._ledger = Ledger(self.client, keys, config.group, self.worker_name, dead_letters)
+        self._commands = GroupCommands(self.client, keys, config.group, self.worker_name, dead_letters)
         limits = config.limits
         self._decoder = Decoder(self.stream, serializer, keys.stream, self.client.protection)
         self._inbox = Inbox(
             self._decode_fresh, lambda message: limits.is_last_chance(message.delivery_count, message.attempts)
         )
-        self._acks = AckBuffer(self._ledger, self._inbox, self._tally, self._ack_refused)
+        self._acks = AckBuffer(self._commands, self._inbox, self._tally, self._ack_refused)
         hook = awaitable(dlq_handler, threads, "dlq_handler") if dlq_handler is not None else None
-        self._dead_letter_writer = DeadLetterWriter(self._ledger, self._tally, self._emit, hook)
+        self._dead_letter_writer = DeadLetterWriter(self._commands, self._tally, self._emit, hook)
         if handler is not None:
             call, limit = batch_call(awaitable(handler, threads, "handler")), config.batch_size
         else:
             call, limit = message_call(awaitable(message_handler, threads, "message_handler")), 1
         self._at_once = self._concurrency * limit
         self._reader = MessageReader(
-            self.client, self._ledger, self._inbox, self._acks, self._decoder, self._tally,
+            self.client, self._commands, self._inbox, self._acks, self._decoder, self._tally,
             self._emit, PrefetchWindow(config.batch_size, config.max_prefetch), config.effective_recovery_ms / 1000,
             self._set_apart,
         )  # fmt: skip
         self._recovery = Recovery(
-            self._ledger, self._inbox, self._reader, self._tally, self._emit, config.lease_ms, config.max_prefetch,
+            self._commands, self._inbox, self._reader, self._tally, self._emit, config.lease_ms, config.max_prefetch,
             config.max_claim_passes,
         )  # fmt: skip
         self._workers = Workers(
-            self._inbox, self._acks, self._ledger, self._dead_letter_writer, self._tally, self._emit, call,
+            self._inbox, self._acks, self._commands, self._dead_letter_writer, self._tally, self._emit, call,
             awaitable(error_hook, threads, "error_hook") if error_hook is not None else None,
             limits, config.backoff, limit, self._parked, self._exit_asked,
         )  # fmt: skip
@@ -124,7 +124,7 @@ class StreamConsumer:
             config.lease_ms, self._inbox.held, self._leases_lost, self._set_fenced, self._overdue,
         )  # fmt: skip
         self._drain = Drain(
-            self._ledger, self._inbox, self._reader, self._acks, self._tally, self._emit,
+            self._commands, self._inbox, self._reader, self._acks, self._tally, self._emit,
             lambda: self._fenced is not None,
         )  # fmt: skip
         self._janitor = Janitor(self.client, self._group, keys, config, self.worker_name, dead_letters, self._emit)
@@ -229,9 +229,9 @@ class StreamConsumer:
         await self._group.ensure(config.dlq_stream, config.dlq_group)
         if not self._is_open:
             if config.worker_name is not None:
-                await self._ledger.take_name(secrets.token_hex(8), self._heartbeat.name_ttl_ms)
-                self._heartbeat.incarnation = self._ledger.incarnation
-            await self._ledger.ack([], forget=False, record=True)
+                await self._commands.take_name(secrets.token_hex(8), self._heartbeat.name_ttl_ms)
+                self._heartbeat.incarnation = self._commands.incarnation
+            await self._commands.ack([], forget=False, record=True)
             self._is_open = True
 
     def _start(self, activities: TaskGroup, workers: TaskGroup) -> None:
@@ -305,7 +305,7 @@ class StreamConsumer:
             await activities.cancel()
         await self._drain.end()
         self._heartbeat.stop()
-        await self._drain.quietly(self._ledger.leave_name)
+        await self._drain.quietly(self._commands.leave_name)
         await self._reader.close()
         self._is_open = False
         self._group.reset()

@@ -9,6 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
 from penstock.config import check_number
+from penstock.delivery.encoding import Encoder
+from penstock.delivery.group import ConsumerGroup
+from penstock.delivery.outbox import Outbox
+from penstock.delivery.publisher import Answer, Duplicate, Durability, OnFull, Publisher, PublishSettings
 from penstock.errors import ConfigurationError, NotDurable, PenstockError, PublishUnknown, StreamFull
 from penstock.events import Event, EventName, EventSink
 from penstock.keys import check_name
@@ -17,10 +21,6 @@ from penstock.rates import RateTracker
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import RetryBudget
 from penstock.serializers import Serializer
-from penstock.streams.encoding import Encoder
-from penstock.streams.group import ConsumerGroup
-from penstock.streams.outbox import Outbox
-from penstock.streams.publisher import Answer, Duplicate, Durability, OnFull, Publisher, PublishSettings
 
 logger = logging.getLogger("penstock.streams")
 

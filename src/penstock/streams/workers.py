@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.delivery.ack_buffer import AckBuffer
+from penstock.delivery.callables import Call
+from penstock.delivery.dead_letter_writer import DeadLetterBackoff, DeadLetterWriter, Emit
+from penstock.delivery.group_commands import GroupCommands, Parking
+from penstock.delivery.inbox import Batch, Inbox
+from penstock.delivery.tally import Tally
 from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, text_of
 from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import Backoff, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
 from penstock.runtime.aio import Activity, Cancelled, Lock, WaitQueue, comes_from_outside, pause
-from penstock.streams.ack_buffer import AckBuffer
-from penstock.streams.callables import Call
-from penstock.streams.dead_letter_writer import DeadLetterBackoff, DeadLetterWriter, Emit
-from penstock.streams.inbox import Batch, Inbox
-from penstock.streams.ledger import Ledger, Parking
-from penstock.streams.tally import Tally
 
 logger = logging.getLogger("penstock.streams")
 _SETTLED = object()
@@ -58,7 +58,7 @@ class Workers:
         self,
         inbox: Inbox,
         acks: AckBuffer,
-        ledger: Ledger,
+        commands: GroupCommands,
         dead_letter_writer: DeadLetterWriter,
         tally: Tally,
         emit: Emit,
@@ -70,7 +70,7 @@ class Workers:
         on_parked: Callable[[], None],
         on_exit: Callable[[BaseException], None],
     ) -> None:
-        self._inbox, self._acks, self._ledger, self._dead_letter_writer = inbox, acks, ledger, dead_letter_writer
+        self._inbox, self._acks, self._commands, self._dead_letter_writer = inbox, acks, commands, dead_letter_writer
         self._tally, self._emit, self._call, self._error_hook = tally, emit, call, error_hook
         self._limits, self._backoff, self._batch_limit = limits, backoff, batch_limit
         self._on_parked, self._on_exit = on_parked, on_exit
@@ -200,7 +200,7 @@ class Workers:
                 await self.dead_letter(message, verdict.reason, None)
         if not admitted:
             return []
-        answers = await self._ledger.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])
+        answers = await self._commands.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])
         lost = [m for m, ours in zip(admitted, answers, strict=True) if not ours]
         if lost:
             self.lose(lost)
@@ -246,7 +246,7 @@ class Workers:
         if not parkings:
             return
         with self._settling(messages):
-            answers = await self._ledger.park(parkings)
+            answers = await self._commands.park(parkings)
             self._inbox.held.finish(messages)
         lost = [m for m, ours in zip(messages, answers, strict=True) if not ours]
         self._tally.count(retried=len(messages) - len(lost))
@@ -269,7 +269,7 @@ class Workers:
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            await self._put_off(message, self._dead_letter_backoff.note(self._ledger.keys.stream, message.id))
+            await self._put_off(message, self._dead_letter_backoff.note(self._commands.keys.stream, message.id))
         else:
             self._dead_letter_backoff.forget(message.id)
             if not is_ours:
@@ -293,16 +293,16 @@ class Workers:
         # Those that are given up are logged with their dead letters.
         again = [m for m in messages if isinstance(verdicts[m.id], Retry)]
         if again:
-            first, verdict, ledger = again[0], verdicts[again[0].id], self._ledger
+            first, verdict, commands = again[0], verdicts[again[0].id], self._commands
             is_snooze = isinstance(error, Snooze)
             logger.log(
                 logging.INFO if is_snooze else logging.WARNING,
                 "the handler of %s/%s failed for message %s%s in attempt %d: %s; it comes again in %.1f s",
-                ledger.keys.stream, ledger.group, first.id, f" and {len(again) - 1} more" if again[1:] else "",
+                commands.keys.stream, commands.group, first.id, f" and {len(again) - 1} more" if again[1:] else "",
                 first.attempts, text_of(error, repr), verdict.after_ms / 1000 if isinstance(verdict, Retry) else 0,
                 exc_info=None if is_snooze else error,
                 extra={
-                    "stream": ledger.keys.stream, "group": ledger.group, "id": first.id, "attempt": first.attempts,
+                    "stream": commands.keys.stream, "group": commands.group, "id": first.id, "attempt": first.attempts,
                     "ids": [m.id for m in again],
                 },
             )  # fmt: skip

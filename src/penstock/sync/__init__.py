@@ -51,8 +51,8 @@ __getattr__, __dir__, __all__ = _lazy_names(
         "penstock.sync.redis.client": ["StreamClient"],
         "penstock.serializers": ["JsonSerializer", "MsgpackSerializer", "PickleSerializer", "Serializer"],
         "penstock.sync.streams.consumer": ["StreamConsumer"],
-        "penstock.sync.streams.dead_letters": ["DeadLetters"],
-        "penstock.sync.streams.group": ["ConsumerGroup"],
+        "penstock.sync.delivery.dead_letters": ["DeadLetters"],
+        "penstock.sync.delivery.group": ["ConsumerGroup"],
         "penstock.sync.streams.producer": ["StreamProducer"],
     },
 )

@@ -26,14 +26,14 @@ from penstock.serializers import JsonSerializer, MsgpackSerializer, PickleSerial
 from penstock.sync.balancer.balancer import StreamBalancer
 from penstock.sync.balancer.owned_stream import OwnedStream
 from penstock.sync.balancer.topic_producer import TopicProducer
+from penstock.sync.delivery.dead_letters import DeadLetters
+from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
 from penstock.sync.queue.gateway import RedisGateway
 from penstock.sync.queue.importer import import_queue
 from penstock.sync.queue.message_queue import RedisMessageQueue
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.streams.consumer import StreamConsumer
-from penstock.sync.streams.dead_letters import DeadLetters
-from penstock.sync.streams.group import ConsumerGroup
 from penstock.sync.streams.producer import StreamProducer
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The store of one lane: the ledger of its stream, and the scripts by which its tasks end."""
+"""The store of one lane: the commands of its stream, and the scripts by which its tasks end."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from penstock import ids
+from penstock.delivery.group import ConsumerGroup
+from penstock.delivery.group_commands import GroupCommands
 from penstock.errors import ConnectionLost, GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
-from penstock.streams.group import ConsumerGroup
-from penstock.streams.ledger import Ledger
 from penstock.tasks.lanes import Lane
 
 _TRIES = 3
@@ -39,7 +39,7 @@ class LaneStore:
         self.stream = self.streams.stream
         self.retries, self.attempts = self.streams.retries(group), self.streams.attempts(group)
         self.suspects = keys.suspects(lane.suffix)
-        self.ledger = Ledger(client, self.streams, group, consumer, keys.dead)
+        self.commands = GroupCommands(client, self.streams, group, consumer, keys.dead)
         self.group = ConsumerGroup(client, keys.stream_name(lane.suffix), group)
         self._ends = [
             self.stream, self.retries, self.attempts, self.suspects, keys.dead, keys.index, keys.unique, keys.counts,

@@ -77,7 +77,7 @@ class TaskListing:
         for store in await self._lanes.listed():
             left = limit - len(found)
             if left > 0:
-                command = ("XPENDING", store.stream, store.ledger.group, "-", "+", left)
+                command = ("XPENDING", store.stream, store.commands.group, "-", "+", left)
                 try:
                     rows = await self._client.call(store.stream, *command)
                 except GroupLost:

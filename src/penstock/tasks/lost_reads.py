@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from penstock.delivery.group_commands import Redelivery
 from penstock.redis.aio import Connection
-from penstock.streams.ledger import Redelivery
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 
 

@@ -6,10 +6,10 @@ import logging
 import threading
 from collections.abc import Callable
 
+from penstock.delivery.heartbeat import Heartbeat
 from penstock.errors import PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.settings import ConnectionSettings
-from penstock.streams.heartbeat import Heartbeat
 from penstock.tasks.lanes import Lane
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from penstock.delivery.callables import awaitable
 from penstock.errors import PenstockError, Skip, Snooze, WorkerStopped, name_of, text_of
 from penstock.runtime.aio import Activity, Cancelled, Threads, comes_from_outside
-from penstock.streams.callables import awaitable
 from penstock.task import Result, Status, Task, encode
 from penstock.tasks.handlers import Handler, Handlers
 from penstock.tasks.retry import Again, GiveUp, after_failure

@@ -7,6 +7,8 @@ import time
 from collections.abc import Collection, Sequence
 
 from penstock import envelope
+from penstock.delivery.dead_letter_writer import DeadLetterBackoff
+from penstock.delivery.group_commands import MAX_IDS, Parking, Redelivery
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_of, text_of
 from penstock.keys import TaskKeys
 from penstock.policy import Reason, unreadable
@@ -15,8 +17,6 @@ from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import pause
 from penstock.serializers import PayloadLimits
-from penstock.streams.dead_letter_writer import DeadLetterBackoff
-from penstock.streams.ledger import MAX_IDS, Parking, Redelivery
 from penstock.task import Task
 from penstock.tasks.blocking_reads import BlockingReads
 from penstock.tasks.entries import Malformed, TaskEntries
@@ -250,7 +250,7 @@ class TaskReader:
             limit = _SUSPECTS
         self._reading += 1
         try:
-            wait_ms, claims, _ = await store.ledger.take_due(limit)
+            wait_ms, claims, _ = await store.commands.take_due(limit)
         except BaseException:
             self._lost_reads.must_sweep = True
             raise
@@ -295,7 +295,7 @@ class TaskReader:
             return []
         counts = {claim.id: (claim.id, claim.deliveries, claim.attempts) for claim in claims}
         try:
-            answers = await store.ledger.begin([counts[held.entry_id] for held in found])
+            answers = await store.commands.begin([counts[held.entry_id] for held in found])
             ours = [held for held, is_ours in zip(found, answers, strict=True) if is_ours]
             ours = await self._without_copies(store, ours)
         except BaseException:
@@ -315,7 +315,7 @@ class TaskReader:
 
     async def _park(self, store: LaneStore, claims: Sequence[Redelivery], delay_ms: int) -> None:
         # Not begun yet, so their counts are those of their earlier runs and stay.
-        await store.ledger.park([Parking(claim.id, delay_ms, claim.deliveries, claim.attempts) for claim in claims])
+        await store.commands.park([Parking(claim.id, delay_ms, claim.deliveries, claim.attempts) for claim in claims])
         self._note_due(store.lane, delay_ms)
 
     async def _sweep(self, lanes: Sequence[LaneStore], keeps_apart: bool) -> list[TaskInFlight]:
@@ -325,11 +325,11 @@ class TaskReader:
             for store in lanes:
                 start = "-"
                 while True:
-                    page = await store.ledger.own_pending(start, MAX_IDS)
+                    page = await store.commands.own_pending(start, MAX_IDS)
                     entries = self._held.of(store.lane).entries
                     stranded = [entry_id for entry_id, _, _ in page if entry_id not in entries]
                     if stranded:
-                        claims, _ = await store.ledger.take(stranded, is_own_read=True)
+                        claims, _ = await store.commands.take(stranded, is_own_read=True)
                         found.extend(await self._accept_again(store, self._lost_reads.as_before(claims), keeps_apart))
                     if len(page) < MAX_IDS:
                         break

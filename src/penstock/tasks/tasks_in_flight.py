@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from penstock.delivery.in_flight import InFlight
 from penstock.model import StreamMessage
-from penstock.streams.in_flight import InFlight
 from penstock.task import Task
 from penstock.tasks.lanes import Lane
 

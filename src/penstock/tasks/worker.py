@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.delivery.reader import PrefetchWindow
 from penstock.errors import (
     EXITS,
     NOT_OF_ONE_MESSAGE,
@@ -20,7 +21,6 @@ from penstock.errors import (
 )
 from penstock.runtime.aio import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
-from penstock.streams.message_reader import PrefetchWindow
 from penstock.task import Task, encode
 from penstock.tasks.committer import ResultCommitter
 from penstock.tasks.handlers import Handlers

@@ -18,8 +18,8 @@ from penstock.redis.script_runner import ScriptRunner
 from penstock.redis.scripts import script
 from penstock.runtime.threads import Event
 from penstock.sync import RedisGateway, RedisMessageQueue, StreamClient
+from penstock.sync.delivery.group_commands import GroupCommands
 from penstock.sync.queue.queue_consumer import QueueConsumer
-from penstock.sync.streams.ledger import Ledger
 from penstock.testing import Fault, FaultProxy
 from tests.helpers.threads import eventually
 from tests.sync.queue.scenes import (
@@ -361,7 +361,7 @@ def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
 ) -> None:
     sent: list[Any] = []
     lane = ScriptRunner(client.settings, QUEUE)
-    run, step = ScriptRunner.run, getattr(Ledger, last_step)
+    run, step = ScriptRunner.run, getattr(GroupCommands, last_step)
 
     def give_up(_lane: ScriptRunner, *args: Any) -> None:
         sent.append(args)
@@ -373,7 +373,7 @@ def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
         return answer
 
     monkeypatch.setattr(ScriptRunner, "run", give_up)
-    monkeypatch.setattr(Ledger, last_step, and_then_it_arrives)
+    monkeypatch.setattr(GroupCommands, last_step, and_then_it_arrives)
     gateway = always_ahead(client)
     queue = queue_of(gateway)
     publish(queue, 2)

@@ -17,8 +17,8 @@ from penstock.sync.balancer.owned_stream import OwnedStream
 from penstock.sync.balancer.runner import Runner, StreamHandler
 from penstock.sync.balancer.service import Service
 from penstock.sync.balancer.topic_producer import check_prefix, wrong_number
+from penstock.sync.delivery.callables import is_async
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.streams.callables import is_async
 
 
 class StreamBalancer(Service):

@@ -34,9 +34,9 @@ from penstock.keys import BalancerKeys
 from penstock.policy import Reason
 from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.retry import Repeat
+from penstock.sync.delivery.dead_letter_writer import DeadLetterBackoff, reduced_if_refused
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question, read_many
-from penstock.sync.streams.dead_letter_writer import DeadLetterBackoff, reduced_if_refused
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
 CHUNK = 500

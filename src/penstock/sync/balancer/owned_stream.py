@@ -19,9 +19,9 @@ from penstock.runtime.threads import Activity, Event
 from penstock.serializers import Serializer
 from penstock.sync.balancer.positions import Positions
 from penstock.sync.balancer.stream_watcher import StreamWatcher
+from penstock.sync.delivery.dead_letter_writer import reduced_if_refused
+from penstock.sync.delivery.decoding import Decoder, Rejected
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.streams.dead_letter_writer import reduced_if_refused
-from penstock.sync.streams.decoding import Decoder, Rejected
 
 logger = logging.getLogger("penstock.sync.balancer")
 _PAGE = 100

@@ -27,7 +27,7 @@ from penstock.sync.balancer.owned_stream import OwnedStream
 from penstock.sync.balancer.positions import Positions
 from penstock.sync.balancer.service import Notices, Service
 from penstock.sync.balancer.stream_watcher import StreamWatcher
-from penstock.sync.streams.callables import is_async
+from penstock.sync.delivery.callables import is_async
 
 StreamHandler: TypeAlias = Callable[[OwnedStream], Any]
 _CLEANUP_TIMEOUT_S = 10.0

@@ -13,11 +13,11 @@ from penstock.protection import payload_of
 from penstock.queue.model import QueueStats
 from penstock.queue.payload import MessageData, decode_payload
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
+from penstock.sync.delivery.dead_letters import DeadLetters
+from penstock.sync.delivery.retention import count_after
 from penstock.sync.queue.dropping import drop_unread
 from penstock.sync.queue.queue_consumer import GROUP
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.streams.dead_letters import DeadLetters
-from penstock.sync.streams.retention import count_after
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
 _TARGETS = ("pending", "completed", "failed", "dead_letter")

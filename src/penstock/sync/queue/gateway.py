@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from penstock import envelope, ids
+from penstock.delivery.encoding import Encoded
 from penstock.errors import ConfigurationError, PayloadTooLarge, PenstockError, QueueFull, StreamFull
 from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys, check_dead_letters
@@ -23,7 +24,8 @@ from penstock.queue.queue_consumer_settings import QueueConsumerSettings
 from penstock.redis.retry import OPERATION_TTL_S, Repeat, RetryBudget
 from penstock.runtime.threads import call_in_loop, home
 from penstock.serializers import DEFAULT_MAX_BYTES, PayloadLimits
-from penstock.streams.encoding import Encoded
+from penstock.sync.delivery.outbox import Outbox
+from penstock.sync.delivery.publisher import Answer, Duplicate, Publisher, PublishSettings
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
 from penstock.sync.queue.announcer import Announcer
 from penstock.sync.queue.claim import Claim
@@ -32,8 +34,6 @@ from penstock.sync.queue.log_record import log_record
 from penstock.sync.queue.queue_consumer import GROUP, UNLIMITED, QueueConsumer
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.from_driver import client_of, decodes, is_cluster
-from penstock.sync.streams.outbox import Outbox
-from penstock.sync.streams.publisher import Answer, Duplicate, Publisher, PublishSettings
 
 logger = logging.getLogger("penstock.sync.queue")
 

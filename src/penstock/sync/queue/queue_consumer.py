@@ -27,15 +27,15 @@ from penstock.queue.prefetch_returner import PATIENCE_S
 from penstock.queue.queue_consumer_settings import QueueConsumerSettings
 from penstock.redis.retry import PASSING, Trial
 from penstock.runtime.threads import pause, wait_out
+from penstock.sync.delivery.dead_letter_writer import DeadLetterBackoff, dedup_key_of, write_dead_letter
+from penstock.sync.delivery.group import ConsumerGroup
+from penstock.sync.delivery.group_commands import Parking, Redelivery
+from penstock.sync.delivery.janitor import Janitor
 from penstock.sync.queue.claim import Claim
 from penstock.sync.queue.consumer_slot import ConsumerSlot
 from penstock.sync.queue.consumer_slots import ConsumerSlots
 from penstock.sync.queue.unsettled import Unsettled
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.streams.dead_letter_writer import DeadLetterBackoff, dedup_key_of, write_dead_letter
-from penstock.sync.streams.group import ConsumerGroup
-from penstock.sync.streams.janitor import Janitor
-from penstock.sync.streams.ledger import Parking, Redelivery
 
 logger = logging.getLogger("penstock.sync.queue")
 GROUP = "queue"
@@ -239,7 +239,7 @@ class QueueConsumer:
             raise
         except Exception:
             delay_ms = self._dead_letter_backoff.note(self.keys.stream, entry_id)
-            slot.ledger.park([Parking(entry_id, delay_ms, deliveries, attempts)])
+            slot.commands.park([Parking(entry_id, delay_ms, deliveries, attempts)])
         else:
             self._dead_letter_backoff.forget(entry_id)
         slot.is_sure()
@@ -265,7 +265,9 @@ class QueueConsumer:
         dedup_key = dedup_key_of(claim.fields) if came_to_nothing else None
 
         def step() -> bool:
-            answer = claim.slot.ledger.finish(claim.entry_id, log, record, most, must_log=must_log, dedup_key=dedup_key)
+            answer = claim.slot.commands.finish(
+                claim.entry_id, log, record, most, must_log=must_log, dedup_key=dedup_key
+            )
             if answer == 2:
                 logger.warning("%s is done, but %s refused its record", claim.entry_id, log)
                 self._emit(EventName.UNLOGGED, id=claim.entry_id, log=log)
@@ -282,7 +284,7 @@ class QueueConsumer:
         ahead = None if self._brisk_turns < self._take_ahead_after or is_stopped() else self._slot_ahead()
         if ahead is not None:
             return self._finish_and_take(claim, ahead)
-        promise = claim.slot.ledger.post_finish(claim.entry_id)
+        promise = claim.slot.commands.post_finish(claim.entry_id)
         if promise is None:
             return False, None
         cancelled = wait_out(promise)
@@ -298,7 +300,7 @@ class QueueConsumer:
     def _finish_and_take(self, claim: Claim, ahead: ConsumerSlot) -> tuple[bool, BaseException | None]:
         ahead.begin_ahead()
         try:
-            promise = claim.slot.ledger.post_finish(claim.entry_id, ahead.read_ahead)
+            promise = claim.slot.commands.post_finish(claim.entry_id, ahead.read_ahead)
             if promise is None:
                 ahead.is_sure()
                 return False, None
@@ -323,7 +325,7 @@ class QueueConsumer:
 
         def step() -> bool:
             parking = Parking(claim.entry_id, round(delay_s * 1000), claim.deliveries, attempts)
-            (is_parked,) = claim.slot.ledger.park([parking])
+            (is_parked,) = claim.slot.commands.park([parking])
             self._next_due_s = min(self._next_due_s, time.monotonic() + delay_s)
             return is_parked
 
@@ -344,13 +346,13 @@ class QueueConsumer:
         attempts: int, deliveries: int,
     ) -> bool:  # fmt: skip
         written = write_dead_letter(
-            slot.ledger, entry_id, fields, reason, error, attempts, deliveries, is_deleted=True
+            slot.commands, entry_id, fields, reason, error, attempts, deliveries, is_deleted=True
         )  # fmt: skip
         if written is None:
             return False
         text = "" if error is None else text_of(error, repr)
         self._emit(EventName.DEAD_LETTERED, id=entry_id, reason=written.value, error=text)
-        trimmed = slot.ledger.limit_dead_letters()
+        trimmed = slot.commands.limit_dead_letters()
         if trimmed:
             self._emit(EventName.DEAD_LETTERS_TRIMMED, count=trimmed)
         return True
@@ -361,7 +363,7 @@ class QueueConsumer:
         while True:
             now = time.monotonic()
             try:
-                is_renewed = claim.slot.ledger.renew(claim.entry_id, int((self._settings.lease_s or 1.0) * 1000))
+                is_renewed = claim.slot.commands.renew(claim.entry_id, int((self._settings.lease_s or 1.0) * 1000))
             except PASSING as error:
                 wait_s = trial.pause_after(error)
                 if wait_s is None or now + wait_s >= claim.expires_at:
@@ -395,7 +397,7 @@ class QueueConsumer:
             # Nothing has begun: the counts stay as they were before it was handed out.
             parkings = [Parking(found.id, 0, *slot.counts_of(found)) for found in claims]
             if parkings:
-                slot.ledger.park(parkings)
+                slot.commands.park(parkings)
                 self._look_soon()
         except GroupLost:
             pass  # the pending list went with the group

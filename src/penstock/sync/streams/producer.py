@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
 from penstock.config import check_number
+from penstock.delivery.encoding import Encoder
 from penstock.errors import ConfigurationError, NotDurable, PenstockError, PublishUnknown, StreamFull
 from penstock.events import Event, EventName, EventSink
 from penstock.keys import check_name
@@ -17,11 +18,10 @@ from penstock.model import ProducerMetrics
 from penstock.rates import RateTracker
 from penstock.redis.retry import RetryBudget
 from penstock.serializers import Serializer
-from penstock.streams.encoding import Encoder
+from penstock.sync.delivery.group import ConsumerGroup
+from penstock.sync.delivery.outbox import Outbox
+from penstock.sync.delivery.publisher import Answer, Duplicate, Durability, OnFull, Publisher, PublishSettings
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.streams.group import ConsumerGroup
-from penstock.sync.streams.outbox import Outbox
-from penstock.sync.streams.publisher import Answer, Duplicate, Durability, OnFull, Publisher, PublishSettings
 
 logger = logging.getLogger("penstock.sync.streams")
 

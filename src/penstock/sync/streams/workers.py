@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.delivery.tally import Tally
 from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, text_of
 from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import Backoff, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
 from penstock.runtime.threads import Activity, Cancelled, Lock, WaitQueue, comes_from_outside, pause
-from penstock.streams.tally import Tally
-from penstock.sync.streams.ack_buffer import AckBuffer
-from penstock.sync.streams.callables import Call
-from penstock.sync.streams.dead_letter_writer import DeadLetterBackoff, DeadLetterWriter, Emit
-from penstock.sync.streams.inbox import Batch, Inbox
-from penstock.sync.streams.ledger import Ledger, Parking
+from penstock.sync.delivery.ack_buffer import AckBuffer
+from penstock.sync.delivery.callables import Call
+from penstock.sync.delivery.dead_letter_writer import DeadLetterBackoff, DeadLetterWriter, Emit
+from penstock.sync.delivery.group_commands import GroupCommands, Parking
+from penstock.sync.delivery.inbox import Batch, Inbox
 
 logger = logging.getLogger("penstock.sync.streams")
 _SETTLED = object()
@@ -59,7 +59,7 @@ class Workers:
         self,
         inbox: Inbox,
         acks: AckBuffer,
-        ledger: Ledger,
+        commands: GroupCommands,
         dead_letter_writer: DeadLetterWriter,
         tally: Tally,
         emit: Emit,
@@ -71,7 +71,7 @@ class Workers:
         on_parked: Callable[[], None],
         on_exit: Callable[[BaseException], None],
     ) -> None:
-        self._inbox, self._acks, self._ledger, self._dead_letter_writer = inbox, acks, ledger, dead_letter_writer
+        self._inbox, self._acks, self._commands, self._dead_letter_writer = inbox, acks, commands, dead_letter_writer
         self._tally, self._emit, self._call, self._error_hook = tally, emit, call, error_hook
         self._limits, self._backoff, self._batch_limit = limits, backoff, batch_limit
         self._on_parked, self._on_exit = on_parked, on_exit
@@ -201,7 +201,7 @@ class Workers:
                 self.dead_letter(message, verdict.reason, None)
         if not admitted:
             return []
-        answers = self._ledger.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])
+        answers = self._commands.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])
         lost = [m for m, ours in zip(admitted, answers, strict=True) if not ours]
         if lost:
             self.lose(lost)
@@ -247,7 +247,7 @@ class Workers:
         if not parkings:
             return
         with self._settling(messages):
-            answers = self._ledger.park(parkings)
+            answers = self._commands.park(parkings)
             self._inbox.held.finish(messages)
         lost = [m for m, ours in zip(messages, answers, strict=True) if not ours]
         self._tally.count(retried=len(messages) - len(lost))
@@ -270,7 +270,7 @@ class Workers:
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            self._put_off(message, self._dead_letter_backoff.note(self._ledger.keys.stream, message.id))
+            self._put_off(message, self._dead_letter_backoff.note(self._commands.keys.stream, message.id))
         else:
             self._dead_letter_backoff.forget(message.id)
             if not is_ours:
@@ -294,16 +294,16 @@ class Workers:
         # Those that are given up are logged with their dead letters.
         again = [m for m in messages if isinstance(verdicts[m.id], Retry)]
         if again:
-            first, verdict, ledger = again[0], verdicts[again[0].id], self._ledger
+            first, verdict, commands = again[0], verdicts[again[0].id], self._commands
             is_snooze = isinstance(error, Snooze)
             logger.log(
                 logging.INFO if is_snooze else logging.WARNING,
                 "the handler of %s/%s failed for message %s%s in attempt %d: %s; it comes again in %.1f s",
-                ledger.keys.stream, ledger.group, first.id, f" and {len(again) - 1} more" if again[1:] else "",
+                commands.keys.stream, commands.group, first.id, f" and {len(again) - 1} more" if again[1:] else "",
                 first.attempts, text_of(error, repr), verdict.after_ms / 1000 if isinstance(verdict, Retry) else 0,
                 exc_info=None if is_snooze else error,
                 extra={
-                    "stream": ledger.keys.stream, "group": ledger.group, "id": first.id, "attempt": first.attempts,
+                    "stream": commands.keys.stream, "group": commands.group, "id": first.id, "attempt": first.attempts,
                     "ids": [m.id for m in again],
                 },
             )  # fmt: skip

@@ -78,7 +78,7 @@ class TaskListing:
         for store in self._lanes.listed():
             left = limit - len(found)
             if left > 0:
-                command = ("XPENDING", store.stream, store.ledger.group, "-", "+", left)
+                command = ("XPENDING", store.stream, store.commands.group, "-", "+", left)
                 try:
                     rows = self._client.call(store.stream, *command)
                 except GroupLost:

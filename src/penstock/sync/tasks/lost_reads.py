@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.redis.blocking import Connection
-from penstock.sync.streams.ledger import Redelivery
+from penstock.sync.delivery.group_commands import Redelivery
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.errors import PenstockError, Skip, Snooze, WorkerStopped, name_of, text_of
 from penstock.runtime.threads import Activity, Cancelled, Threads, comes_from_outside
-from penstock.sync.streams.callables import awaitable
+from penstock.sync.delivery.callables import awaitable
 from penstock.task import Result, Status, Task, encode
 from penstock.tasks.handlers import Handler, Handlers
 from penstock.tasks.retry import Again, GiveUp, after_failure

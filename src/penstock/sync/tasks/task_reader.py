@@ -15,9 +15,9 @@ from penstock.redis.blocking import Command
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.serializers import PayloadLimits
+from penstock.sync.delivery.dead_letter_writer import DeadLetterBackoff
+from penstock.sync.delivery.group_commands import MAX_IDS, Parking, Redelivery
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.streams.dead_letter_writer import DeadLetterBackoff
-from penstock.sync.streams.ledger import MAX_IDS, Parking, Redelivery
 from penstock.sync.tasks.blocking_reads import BlockingReads
 from penstock.sync.tasks.lane_registry import LOOK_EVERY_S, LaneRegistry
 from penstock.sync.tasks.lane_store import LaneStore
@@ -251,7 +251,7 @@ class TaskReader:
             limit = _SUSPECTS
         self._reading += 1
         try:
-            wait_ms, claims, _ = store.ledger.take_due(limit)
+            wait_ms, claims, _ = store.commands.take_due(limit)
         except BaseException:
             self._lost_reads.must_sweep = True
             raise
@@ -292,7 +292,7 @@ class TaskReader:
             return []
         counts = {claim.id: (claim.id, claim.deliveries, claim.attempts) for claim in claims}
         try:
-            answers = store.ledger.begin([counts[held.entry_id] for held in found])
+            answers = store.commands.begin([counts[held.entry_id] for held in found])
             ours = [held for held, is_ours in zip(found, answers, strict=True) if is_ours]
             ours = self._without_copies(store, ours)
         except BaseException:
@@ -312,7 +312,7 @@ class TaskReader:
 
     def _park(self, store: LaneStore, claims: Sequence[Redelivery], delay_ms: int) -> None:
         # Not begun yet, so their counts are those of their earlier runs and stay.
-        store.ledger.park([Parking(claim.id, delay_ms, claim.deliveries, claim.attempts) for claim in claims])
+        store.commands.park([Parking(claim.id, delay_ms, claim.deliveries, claim.attempts) for claim in claims])
         self._note_due(store.lane, delay_ms)
 
     def _sweep(self, lanes: Sequence[LaneStore], keeps_apart: bool) -> list[TaskInFlight]:
@@ -322,11 +322,11 @@ class TaskReader:
             for store in lanes:
                 start = "-"
                 while True:
-                    page = store.ledger.own_pending(start, MAX_IDS)
+                    page = store.commands.own_pending(start, MAX_IDS)
                     entries = self._held.of(store.lane).entries
                     stranded = [entry_id for entry_id, _, _ in page if entry_id not in entries]
                     if stranded:
-                        claims, _ = store.ledger.take(stranded, is_own_read=True)
+                        claims, _ = store.commands.take(stranded, is_own_read=True)
                         found.extend(self._accept_again(store, self._lost_reads.as_before(claims), keeps_apart))
                     if len(page) < MAX_IDS:
                         break

@@ -21,7 +21,7 @@ from penstock.errors import (
 )
 from penstock.runtime.threads import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
-from penstock.sync.streams.message_reader import PrefetchWindow
+from penstock.sync.delivery.reader import PrefetchWindow
 from penstock.sync.tasks.committer import ResultCommitter
 from penstock.sync.tasks.inbox import TaskInbox
 from penstock.sync.tasks.queue import TaskQueue

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.delivery.in_flight import InFlight, Row
 from penstock.model import StreamMessage
 from penstock.runtime.aio import WaitQueue, next_tick
-from penstock.streams.in_flight import InFlight, Row
 
 T = TypeVar("T")
 

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock.delivery.in_flight import InFlight
 from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError
 from penstock.keys import StreamKeys
 from penstock.redis.blocking import Command
 from penstock.redis.script_runner import ScriptRunner
 from penstock.redis.scripts import script
 from penstock.redis.settings import ConnectionSettings
-from penstock.streams.in_flight import InFlight
 
 logger = logging.getLogger("penstock.streams")
 _CHUNK = 500

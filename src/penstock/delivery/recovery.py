@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from penstock.delivery.dead_letter_writer import Emit
+from penstock.delivery.group_commands import GroupCommands, Redelivery
+from penstock.delivery.inbox import Inbox
+from penstock.delivery.reader import MessageReader
+from penstock.delivery.tally import Tally
 from penstock.errors import ConnectionLost
 from penstock.events import EventName
 from penstock.redis.retry import BUSY, RetryBudget
 from penstock.runtime.aio import Event, pause
-from penstock.streams.dead_letter_writer import Emit
-from penstock.streams.inbox import Inbox
-from penstock.streams.ledger import Ledger, Redelivery
-from penstock.streams.message_reader import MessageReader
-from penstock.streams.tally import Tally
 
 _STEP = 100  # messages per script call: keeps the server responsive
 _PAGE = 1_000  # entries that the slow sweep looks at per call
@@ -31,10 +31,10 @@ class Recovery:
     """
 
     def __init__(
-        self, ledger: Ledger, inbox: Inbox, reader: MessageReader, tally: Tally, emit: Emit, lease_ms: int, room: int,
-        max_passes: int | None,
+        self, commands: GroupCommands, inbox: Inbox, reader: MessageReader, tally: Tally, emit: Emit, lease_ms: int,
+        room: int, max_passes: int | None,
     ) -> None:  # fmt: skip
-        self._ledger, self._inbox, self._reader, self._tally, self._emit = ledger, inbox, reader, tally, emit
+        self._commands, self._inbox, self._reader, self._tally, self._emit = commands, inbox, reader, tally, emit
         self._lease_ms, self._room, self._max_passes = lease_ms, room, max_passes
         self._cursor = "-"
         self.wake = Event()  # a message was put aside: it may be due before the next look
@@ -80,7 +80,7 @@ class Recovery:
     async def _recover(self, limit: int) -> tuple[list[Redelivery], list[str], int]:
         if self._inbox.is_closed:
             return [], [], 0
-        self._cursor, claims, missing = await self._ledger.recover(
+        self._cursor, claims, missing = await self._commands.recover(
             self._lease_ms, limit, self._cursor, _PAGE, waits=False
         )  # fmt: skip
         return claims, missing, self._take_in(claims, missing)
@@ -88,7 +88,7 @@ class Recovery:
     async def _take_due(self, limit: int) -> tuple[list[Redelivery], list[str], int | None]:
         if self._inbox.is_closed:
             return [], [], None
-        wait_ms, claims, missing = await self._ledger.take_due(limit, waits=False)
+        wait_ms, claims, missing = await self._commands.take_due(limit, waits=False)
         self._reader.take_again(claims, missing)
         return claims, missing, wait_ms
 

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from penstock import dead_letter_record, envelope
+from penstock.delivery.group_commands import GroupCommands
+from penstock.delivery.tally import Tally
 from penstock.errors import NOT_OF_ONE_MESSAGE, text_of
 from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import Reason
 from penstock.runtime.aio import comes_from_outside
-from penstock.streams.ledger import Ledger
-from penstock.streams.tally import Tally
 
 logger = logging.getLogger("penstock.streams")
 _FIRST_DELAY_MS, _LONGEST_DELAY_MS = 1_000, 60_000
@@ -70,17 +70,19 @@ async def reduced_if_refused(
 
 
 async def write_dead_letter(
-    ledger: Ledger, entry_id: str, fields: list[bytes], reason: Reason, error: BaseException | None,
+    commands: GroupCommands, entry_id: str, fields: list[bytes], reason: Reason, error: BaseException | None,
     attempts: int, deliveries: int, *, is_deleted: bool = False,
 ) -> Reason | None:  # fmt: skip
     """Move an entry to the dead letters; return the reason that was written down, None = it was not ours any more."""
 
     async def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> Reason | None:
         record = dead_letter_record.record(
-            kept, ledger.keys.stream, entry_id, ledger.group, ledger.consumer, reason, error, attempts, deliveries
+            kept, commands.keys.stream, entry_id, commands.group, commands.consumer, reason, error, attempts, deliveries
         )
         return (
-            reason if await ledger.dead_letter(entry_id, record, dedup_key_of(fields), is_deleted=is_deleted) else None
+            reason
+            if await commands.dead_letter(entry_id, record, dedup_key_of(fields), is_deleted=is_deleted)
+            else None
         )
 
     written = await reduced_if_refused(write, fields, reason, error)
@@ -88,10 +90,10 @@ async def write_dead_letter(
         logger.log(
             logging.WARNING if reason is Reason.EXPIRED else logging.ERROR,
             "%s/%s: message %s was dead-lettered (%s) in attempt %d%s",
-            ledger.keys.stream, ledger.group, entry_id, written.value, attempts,
+            commands.keys.stream, commands.group, entry_id, written.value, attempts,
             "" if error is None else f": {text_of(error, repr)}", exc_info=error,
             extra={
-                "stream": ledger.keys.stream, "group": ledger.group, "id": entry_id, "attempt": attempts,
+                "stream": commands.keys.stream, "group": commands.group, "id": entry_id, "attempt": attempts,
                 "reason": written.value,
             },
         )  # fmt: skip
@@ -101,8 +103,8 @@ async def write_dead_letter(
 class DeadLetterWriter:
     """Moves messages of one consumer to the dead letters."""
 
-    def __init__(self, ledger: Ledger, tally: Tally, emit: Emit, hook: Callable[..., Any] | None) -> None:
-        self._ledger, self._tally, self._emit, self._hook = ledger, tally, emit, hook
+    def __init__(self, commands: GroupCommands, tally: Tally, emit: Emit, hook: Callable[..., Any] | None) -> None:
+        self._commands, self._tally, self._emit, self._hook = commands, tally, emit, hook
 
     async def dead_letter(
         self,
@@ -116,19 +118,19 @@ class DeadLetterWriter:
         Guarantees: when the record cannot be written, the message stays pending and the error is raised.
         """
         if fields is None:
-            fields = await self._ledger.fetch(message.id)
+            fields = await self._commands.fetch(message.id)
         if fields is None:
             # Trimmed or deleted while a handler held it: the record tells that, for there is no payload to keep.
             fields, reason = [], Reason.MISSING
         written = await write_dead_letter(
-            self._ledger, message.id, fields, reason, error, message.attempts, message.delivery_count
+            self._commands, message.id, fields, reason, error, message.attempts, message.delivery_count
         )
         if written is None:
             return False
         self._tally.count(dead=1)
         self._emit(EventName.DEAD_LETTERED, id=message.id, reason=written.value, error=_shown(error))
         await self._tell(message, written)
-        trimmed = await self._ledger.limit_dead_letters()
+        trimmed = await self._commands.limit_dead_letters()
         if trimmed:
             self._emit(EventName.DEAD_LETTERS_TRIMMED, count=trimmed)
         return True

@@ -1,4 +1,4 @@
-"""The books of one consumer in its group: every method is one command or script, and one transition of a message.
+"""What one consumer says to its group: every method is one command or script, and one transition of a message.
 
        read               ack
 queued ------> pending -----------> acknowledged
@@ -48,7 +48,7 @@ class Parking:
     attempts: int
 
 
-class Ledger:
+class GroupCommands:
     """One consumer's view of its group in Redis."""
 
     def __init__(self, client: StreamClient, keys: StreamKeys, group: str, consumer: str, dead_letters: str) -> None:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 
 from penstock.config import ConsumerConfig
+from penstock.delivery.group import ConsumerGroup
 from penstock.errors import ConnectionLost, OutOfMemory
 from penstock.events import EventName
 from penstock.keys import StreamKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
-from penstock.streams.group import ConsumerGroup
 
 
 class Janitor:

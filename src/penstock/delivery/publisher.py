@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from penstock.delivery.encoding import Encoded, layout, lone_layout
 from penstock.errors import (
     ConnectionFailed,
     ConnectionLost,
@@ -27,7 +28,6 @@ from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.aio import home, pause
-from penstock.streams.encoding import Encoded, layout, lone_layout
 
 OnFull: TypeAlias = Literal["reject", "block", "drop_oldest"]
 Durability: TypeAlias = Literal["fast", "local", "replicated"]

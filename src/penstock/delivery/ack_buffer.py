@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.delivery.group_commands import MAX_IDS, GroupCommands
+from penstock.delivery.inbox import Inbox
+from penstock.delivery.tally import Tally
 from penstock.errors import ConnectionLost, GroupLost, PenstockError
 from penstock.model import StreamMessage
 from penstock.redis.aio import Command, Reply
 from penstock.runtime.aio import Event, Lock, pause
-from penstock.streams.inbox import Inbox
-from penstock.streams.ledger import MAX_IDS, Ledger
-from penstock.streams.tally import Tally
 
 # Not a round number: messages that come at a steady pace mostly come at a round one, and what falls due in the moment
 # of the next message would delay it.
@@ -37,8 +37,10 @@ class Acks:
 class AckBuffer:
     """Collects the ids of finished messages and acknowledges them."""
 
-    def __init__(self, ledger: Ledger, inbox: Inbox, tally: Tally, on_refused: Callable[[list[str]], None]) -> None:
-        self._ledger, self._held, self._tally, self._on_refused = ledger, inbox.held, tally, on_refused
+    def __init__(
+        self, commands: GroupCommands, inbox: Inbox, tally: Tally, on_refused: Callable[[list[str]], None]
+    ) -> None:
+        self._commands, self._held, self._tally, self._on_refused = commands, inbox.held, tally, on_refused
         self._must_look = False  # the server's count was not what it should be: the next ones are looked up
         self._repeated: set[str] = set()  # sent before, and the answer got lost
         self._carried = 0  # how many reads took some along
@@ -108,7 +110,7 @@ class AckBuffer:
 
     def command(self, acks: Acks) -> Command:
         """Return the command for acknowledgements that travel with a read."""
-        return self._ledger.ack_command(acks.ids, acks.forget, acks.record, acks.expected)
+        return self._commands.ack_command(acks.ids, acks.forget, acks.record, acks.expected)
 
     def answered(self, acks: Acks, reply: Reply) -> None:
         """Take note of the server's answer to acknowledgements that travelled with a read."""
@@ -117,7 +119,7 @@ class AckBuffer:
         elif isinstance(reply, PenstockError):
             self._take_back(acks)
         else:
-            acked, refused = self._ledger.parse_ack(reply)
+            acked, refused = self._commands.parse_ack(reply)
             if acked < 0:
                 self._must_look = True
                 self._take_back(acks)
@@ -163,7 +165,7 @@ class AckBuffer:
         async with self._flushing:
             while (acks := self.take()) is not None:
                 try:
-                    acked, refused = await self._ledger.ack(acks.ids, acks.forget, acks.record)
+                    acked, refused = await self._commands.ack(acks.ids, acks.forget, acks.record)
                 except GroupLost:
                     self._forget(acks)
                     raise  # the pending list went with the group: nothing is left to acknowledge
@@ -192,7 +194,7 @@ class AckBuffer:
         # was done.
         self._is_record_old = False
         try:
-            await self._ledger.ack([], forget=False, record=True)
+            await self._commands.ack([], forget=False, record=True)
         except BaseException:
             self._is_record_old = True
             raise

@@ -6,11 +6,11 @@ import copy
 from collections.abc import Callable
 from typing import TypeAlias
 
+from penstock.delivery.encoding import Encoded
+from penstock.delivery.publisher import Answer, Publisher
 from penstock.errors import PenstockError, PublishUnknown
 from penstock.redis.aio import Command, Reply
 from penstock.runtime.aio import Combiner, Promise, new_promise
-from penstock.streams.encoding import Encoded
-from penstock.streams.publisher import Answer, Publisher
 
 
 class Parcel:
