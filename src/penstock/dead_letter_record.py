@@ -1,7 +1,7 @@
 """The record of a dead letter: the fields of the entry as they were, and what became of it in fields called `dlq_...`.
 
 Streams, queues, tasks, the balancer, Spark and the importer write it and read it here. Scripts that copy an entry
-inside the server have the same limits in `kept_fields.lua`.
+inside the server have the same limits in `shared/kept_fields.lua`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def age_entry(raw: redis.Redis, entry_id: str, consumer: str) -> None:
 
 async def hold_replies(client: StreamClient, raw: redis.Redis, fault_proxy: FaultProxy) -> None:
     """Holds the replies to a client back that is connected and needs to load no script."""
-    raw.script_load(script("balancer_own").source)
+    raw.script_load(script("balancer/own").source)
     await client.ping()
     fault_proxy.hold_replies()
 

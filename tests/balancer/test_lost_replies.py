@@ -19,7 +19,7 @@ async def test_a_lost_reply_adds_no_second_entry(raw: redis.Redis, fault_proxy: 
     async with StreamClient.from_url(fault_proxy.url) as client:
         balancer = quick(client, "a")
         await balancer.add_stream("first")
-        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer_add"))
+        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer/add"))
         entry_id = await balancer.add_stream("second")
     assert [found.decode() for found, _ in raw.xrange(LBS)][1:] == [entry_id]
 
@@ -29,7 +29,7 @@ async def test_a_stream_whose_reading_got_lost_is_found(raw: redis.Redis, fault_
         add_raw(raw, "first")
         await eventually(lambda: a.owned == ["first"])
         fault_proxy.drop_reply("XREADGROUP")
-        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer_take"))
+        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer/take"))
         add_raw(raw, "second")
         await eventually(lambda: sorted(a.owned) == ["first", "second"])
 
@@ -38,7 +38,7 @@ async def test_a_stream_whose_locking_got_lost_is_owned(raw: redis.Redis, fault_
     async with StreamClient.from_url(fault_proxy.url) as client, following(quick(client, "a")) as (a,):
         add_raw(raw, "first")
         await eventually(lambda: a.owned == ["first"])
-        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer_own"))
+        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer/own"))
         add_raw(raw, "second")
         await eventually(lambda: sorted(a.owned) == ["first", "second"])
         await eventually(lambda: len(locks(raw)) == 2)
@@ -51,7 +51,7 @@ async def test_a_stream_whose_end_got_lost_is_finished(raw: redis.Redis, fault_p
         add_raw(raw, "second")
         await eventually(lambda: len(a.owned) == 2)
         await a.balancer.done_stream("first")
-        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer_done"))
+        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer/done"))
         await a.balancer.done_stream("second")
         assert (raw.xlen(LBS), pending(raw)) == (0, {})
         assert a.disowned == []

@@ -245,7 +245,9 @@ def test_a_reader_looks_and_changes_nothing(as_user: As, check: Check, raw: redi
     assert raw.xlen("orders") == 1
 
 
-@pytest.mark.parametrize("name", ["count_range", "handed_out", "queue_stats", "task_gauges", "unread"])
+@pytest.mark.parametrize(
+    "name", ["streams/count_range", "queue/handed_out", "queue/stats", "tasks/gauges", "queue/unread"]
+)
 def test_a_reader_may_do_what_the_scripts_that_read_do(name: str) -> None:
     place = Place(streams=("orders",))
     assert commands_of(name) <= rights_of(RoleName.READONLY, place).commands

@@ -21,6 +21,7 @@ from penstock.policy import Reason
 from penstock.queue import message_queue
 from penstock.queue.options import UNSET
 from penstock.queue.processing import Processing
+from penstock.redis.scripts import names
 from tests.docs.pages import ROOT, prose, table_column
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -123,10 +124,11 @@ def test_every_event_of_a_queue_is_described() -> None:
 
 
 def test_every_script_is_described() -> None:
-    files = {path.stem for path in (ROOT / "src" / "penstock" / "redis" / "lua").glob("*.lua")}
-    text = (REFERENCE / "lua-scripts.md").read_text()
-    parts = {name for name in files if f"`{name}.lua`" in text}
-    assert set(table_column(REFERENCE / "lua-scripts.md", "# Lua scripts")) == files - parts
+    page = REFERENCE / "lua-scripts.md"
+    folder = ROOT / "src" / "penstock" / "redis" / "lua"
+    files = {str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.lua")}
+    assert set(table_column(page, "# Lua scripts")) == set(names())
+    assert set(table_column(page, "## Parts")) == files - set(names())
 
 
 def test_every_reason_of_a_dead_letter_is_described() -> None:

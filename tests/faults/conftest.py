@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import redis
 
 from penstock.redis.embedded import EmbeddedServer
-from penstock.redis.scripts import script
+from penstock.redis.scripts import names, script
 from tests.faults.checker import Checker
 from tests.faults.producers import push_many
 from tests.faults.waiting import eventually
@@ -88,8 +87,8 @@ class Scene:
 
     def load_scripts(self) -> None:
         """Makes all scripts known to the server, so that the first call of each is the one that takes effect."""
-        for path in (files("penstock.redis") / "lua").iterdir():
-            self.raw.script_load(script(path.name.removesuffix(".lua")).source)
+        for name in names():
+            self.raw.script_load(script(name).source)
 
     def outlive(self, leases: int) -> None:
         """Lets so many leases of what is pending pass, and sees that each is renewed: for workers that are `LASTING`."""

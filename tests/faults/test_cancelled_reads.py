@@ -201,11 +201,11 @@ async def test_a_wait_of_a_queue_that_reaches_the_server_after_it_timed_out_take
 async def test_a_pop_that_reaches_the_server_after_it_timed_out_takes_no_task_along(
     command: str, scene: Scene, fault_proxy: FaultProxy, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw.script_load(script("task_take").source)
+    raw.script_load(script("tasks/take").source)
     url = f"{fault_proxy.url}?socket_timeout=1"
     async with RedisTaskQueue(url, "jobs") as queue, RedisTaskQueue(scene.url, "jobs") as heir:
         assert await queue.pop(timeout=0.1) is None
-        wanted = b"BLOCK" if command == "XREADGROUP" else script("task_take").sha.encode()
+        wanted = b"BLOCK" if command == "XREADGROUP" else script("tasks/take").sha.encode()
         late = fault_proxy.late_request(command, 4.0, containing=wanted)
         if command == "XREADGROUP":
             with monkeypatch.context() as patched:
@@ -240,7 +240,7 @@ async def test_a_pop_that_reaches_the_server_after_it_was_cancelled_takes_no_tas
     assert (found.id, found.attempts) == ("one", 0)
 
 
-@pytest.mark.parametrize("name", ["task_take", "take_due", "begin"])
+@pytest.mark.parametrize("name", ["tasks/take", "streams/take_due", "streams/begin"])
 async def test_a_task_that_was_handed_to_a_cancelled_pop_is_handed_back_at_the_end(
     name: str, scene: Scene, fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:
@@ -248,7 +248,7 @@ async def test_a_task_that_was_handed_to_a_cancelled_pop_is_handed_back_at_the_e
     async with RedisTaskQueue(scene.url, "jobs") as heir:
         queue = RedisTaskQueue(fault_proxy.url, "jobs")
         await heir.enqueue(Task(kind="render", id="one"))
-        runs = 0 if name == "task_take" else 1
+        runs = 0 if name == "tasks/take" else 1
         for _ in range(runs):
             assert await heir.pop(block=False)
             await heir.nack("one")

@@ -94,7 +94,7 @@ def test_a_lost_reply_to_a_retry_is_one_retry(
     half: str, scene: Scene, lose: Callable[..., Fault], fault_proxy: FaultProxy
 ) -> None:
     scene.publish(body(1, ["raise", "error"], runs=1))
-    fault = lose("park")
+    fault = lose("streams/park")
     worker = scene.worker(half, url=fault_proxy.url, config=LONG)
     assert fault.wait()
     scene.check()
@@ -106,7 +106,7 @@ def test_a_lost_reply_to_the_beginning_of_a_run_counts_one_run(
     half: str, scene: Scene, lose: Callable[..., Fault], fault_proxy: FaultProxy
 ) -> None:
     scene.publish(body(1, ["raise", "error"], runs=1))
-    fault = lose("begin")
+    fault = lose("streams/begin")
     worker = scene.worker(half, url=fault_proxy.url, config=LONG)
     assert fault.wait()
     scene.check()
@@ -118,7 +118,7 @@ def test_a_lost_reply_to_the_dead_lettering_writes_one_dead_letter(
     half: str, scene: Scene, lose: Callable[..., Fault], fault_proxy: FaultProxy
 ) -> None:
     (entry_id,) = scene.publish(body(1, ["raise", "fatal"]))
-    fault = lose("dead_letter")
+    fault = lose("streams/dead_letter")
     worker = scene.worker(half, url=fault_proxy.url, config=LONG)
     assert fault.wait()
     scene.wait_until_quiet()
@@ -137,7 +137,7 @@ def test_due_messages_whose_hand_out_was_lost_are_handled_by_the_same_worker(
     first = scene.worker(half, config={**LONG, "shutdown_grace_ms": 0})
     first.wait_for("first", count=3)
     assert first.stop() == 0
-    fault = lose("take_due")
+    fault = lose("streams/take_due")
 
     worker = scene.worker(half, url=fault_proxy.url, config=LONG)
     assert fault.wait()
@@ -156,7 +156,7 @@ def test_recovered_messages_whose_hand_out_was_lost_are_handled_by_the_same_work
     dead.wait_for("first", count=3)
     dead.kill()
     eventually(lambda: _idle_ms(scene) > LEASE_MS, "the lease is over")
-    fault = lose("recover")
+    fault = lose("streams/recover")
 
     worker = scene.worker(half, url=fault_proxy.url)
     assert fault.wait()
@@ -177,7 +177,7 @@ def test_a_lost_hand_out_is_swept_up_though_the_reader_waits_for_messages(
     # The next call that finds it due is the one whose reply is lost.
     due_at = scene.raw.zrange("{orders}:retries:billing", 0, 0, withscores=True)[0][1]
     eventually(lambda: _now_ms(scene) > due_at - 50, "it is nearly due")
-    fault = lose("take_due")
+    fault = lose("streams/take_due")
     assert fault.wait()
 
     worker.wait_for("done")
@@ -188,7 +188,7 @@ def test_a_sweep_whose_reply_is_lost_is_done_again(
     half: str, scene: Scene, lose: Callable[..., Fault], fault_proxy: FaultProxy
 ) -> None:
     scene.publish(*(body(n) for n in range(5)))
-    faults = [fault_proxy.drop_reply("XREADGROUP"), lose("take")]
+    faults = [fault_proxy.drop_reply("XREADGROUP"), lose("streams/take")]
     worker = scene.worker(half, url=fault_proxy.url, config=LONG)
     assert all(fault.wait() for fault in faults)
 
@@ -201,7 +201,7 @@ def test_lost_heartbeats_cost_no_lease(
 ) -> None:
     gate = scene.gate()
     scene.publish(*(body(n, ["until", gate]) for n in range(3)))
-    faults = [lose("renew", nth) for nth in (1, 2, 3)]
+    faults = [lose("streams/renew", nth) for nth in (1, 2, 3)]
     worker = scene.worker(half, url=fault_proxy.url, config=LASTING)
     worker.wait_for("began", count=3)
     rival = scene.worker(half, config=LASTING)

@@ -16,7 +16,7 @@ from tests.faults.conftest import STREAM, Scene
 from tests.faults.producers import push, push_many
 
 pytestmark = pytest.mark.usefixtures("default_server")
-PUBLISH = script("publish").sha.encode()
+PUBLISH = script("streams/publish").sha.encode()
 
 
 @pytest.mark.parametrize("ending", ["close", "reset"])

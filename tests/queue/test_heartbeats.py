@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("default_server")
 LEASE_S = LEASE_MS / 1000  # so long that it does not run out here
 SHORT_S = 3.0  # a lease that must run out
 BEAT_S = 0.05
-RENEW = script("renew").sha.encode()
+RENEW = script("streams/renew").sha.encode()
 
 
 @pytest.fixture

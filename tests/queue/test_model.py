@@ -124,7 +124,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     # --- steps --------------------------------------------------------------------------------------
 
-    @rule(key=st.sampled_from("abcdef"), who=WHO, loss=lost("publish"))
+    @rule(key=st.sampled_from("abcdef"), who=WHO, loss=lost("streams/publish"))
     def publish(self, key: str, who: int, loss: str) -> None:
         self._lose(loss)
         message = Message(f"{key}{next(self.texts)}")
@@ -133,14 +133,25 @@ class QueueMachine(RuleBasedStateMachine):
         if is_new:
             self.messages[message.text] = self.markers[key] = message
 
-    @rule(who=WHO, loss=lost("publish"))
+    @rule(who=WHO, loss=lost("streams/publish"))
     def publish_without_a_key(self, who: int, loss: str) -> None:
         self._lose(loss)
         message = Message(f"!{next(self.texts)}")
         self.gateways[who].add_message(QUEUE, message.text)
         self.messages[message.text] = message
 
-    @rule(target=holders, who=WHO, loss=lost("restore", "XREADGROUP", "take_due", "recover", "begin", "dead_letter"))
+    @rule(
+        target=holders,
+        who=WHO,
+        loss=lost(
+            "streams/restore",
+            "XREADGROUP",
+            "streams/take_due",
+            "streams/recover",
+            "streams/begin",
+            "streams/dead_letter",
+        ),
+    )
     def claim(self, who: int, loss: str) -> Any:
         self._lose(loss)
         holder = self._claim(who)
@@ -198,12 +209,14 @@ class QueueMachine(RuleBasedStateMachine):
             del self.live[holder.message.text]
         return is_live
 
-    @rule(holder=consumes(holders), loss=lost("finish"))
+    @rule(holder=consumes(holders), loss=lost("queue/finish"))
     def complete(self, holder: Holder, loss: str) -> None:
         if self._end(holder, None, loss):
             holder.message.place = "completed"
 
-    @rule(holder=consumes(holders), loss=lost("park", "dead_letter", "once"), is_fatal=st.booleans())
+    @rule(
+        holder=consumes(holders), loss=lost("streams/park", "streams/dead_letter", "queue/once"), is_fatal=st.booleans()
+    )
     def fail(self, holder: Holder, loss: str, is_fatal: bool) -> None:
         self.failures += 1
         if self._end(holder, FatalError("failed") if is_fatal else ValueError("failed"), loss):
@@ -212,13 +225,13 @@ class QueueMachine(RuleBasedStateMachine):
             else:
                 holder.message.place = "retrying"
 
-    @rule(holder=consumes(holders), loss=lost("park"))
+    @rule(holder=consumes(holders), loss=lost("streams/park"))
     def hand_back(self, holder: Holder, loss: str) -> None:
         if self._end(holder, KeyboardInterrupt(), loss):
             holder.message.place = "retrying"
             holder.message.attempts -= 1
 
-    @rule(holder=holders, loss=lost("renew"))
+    @rule(holder=holders, loss=lost("streams/renew"))
     def renew(self, holder: Holder, loss: str) -> None:
         self._lose(loss)
         is_live = self.live.get(holder.message.text) is holder
@@ -239,7 +252,7 @@ class QueueMachine(RuleBasedStateMachine):
         for message in self.messages.values():
             message.is_expired = True
 
-    @rule(most=st.integers(1, 3), who=WHO, loss=lost("redrive"))
+    @rule(most=st.integers(1, 3), who=WHO, loss=lost("streams/redrive"))
     def redrive(self, most: int, who: int, loss: str) -> None:
         self._lose(loss)
         chosen = [message for message in self.dead if message.redrives < MAX_REDRIVES][:most]
@@ -249,7 +262,7 @@ class QueueMachine(RuleBasedStateMachine):
             message.place, message.number, message.attempts = "pending", 0, 0
             message.redrives += 1
 
-    @rule(place=st.sampled_from(["pending", "dead", "completed"]), who=WHO, loss=lost("drop", "once"))
+    @rule(place=st.sampled_from(["pending", "dead", "completed"]), who=WHO, loss=lost("queue/drop", "queue/once"))
     def purge(self, place: str, who: int, loss: str) -> None:
         self._lose(loss)
         gone = [message for message in self.messages.values() if message.place == place]
@@ -260,7 +273,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self._free(message)
         self.dead = [message for message in self.dead if message.place == "dead"]
 
-    @rule(who=WHO, loss=lost("take"))
+    @rule(who=WHO, loss=lost("streams/take"))
     def end_in_good_order(self, who: int, loss: str) -> None:
         self._lose(loss)
         assert self.gateways[who].hand_back()

@@ -370,11 +370,11 @@ async def test_a_return_without_an_answer_does_not_hold_the_next_caller_up_for_e
     fault_proxy: FaultProxy, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lose: Callable[..., Fault]
 ) -> None:
     monkeypatch.setattr("penstock.queue.prefetch_returner._LONGEST_S", 0.2)
-    raw.script_load(script("hand_back").source)
+    raw.script_load(script("queue/hand_back").source)
     async with StreamClient.from_url(fault_proxy.url) as client:
         queue = queue_of(always_ahead(client))
         await publish(queue, 3)
-        fault = lose(fault_proxy, "EVALSHA", containing=script("hand_back").sha.encode(), ending="black_hole")
+        fault = lose(fault_proxy, "EVALSHA", containing=script("queue/hand_back").sha.encode(), ending="black_hole")
         await process(queue, 1)
         await eventually(lambda: fault.has_happened)
         assert await process(queue, 2) == ["message 1", "message 2"]

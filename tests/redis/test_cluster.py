@@ -221,7 +221,7 @@ def test_a_heartbeat_follows_a_moved_slot_at_once_and_asks_nobody_for_the_map(cl
     client.call("{moved}", "XGROUP", "CREATE", "{moved}", "g", "0", repeat=Repeat.ONCE)
     client.call("{moved}", "XREADGROUP", "GROUP", "g", "me", "STREAMS", "{moved}", ">", repeat=Repeat.ONCE)
     lane = ScriptRunner(client.settings, "{moved}")
-    renewal = script("renew"), (1, "{moved}", "g", "me", "", 0, entry_id)
+    renewal = script("streams/renew"), (1, "{moved}", "g", "me", "", 0, entry_id)
     assert lane.run(*renewal) == [[], []]
     for _ in range(2):
         SlotMove(cluster, "{moved}").begin().finish()

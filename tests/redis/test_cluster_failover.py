@@ -89,7 +89,7 @@ def test_a_heartbeat_that_begins_while_its_node_is_dead_finds_the_replica(
 
     def beat() -> PenstockError | None:
         try:
-            lane.run(script("renew"), (1, STREAM, "g", "me", "", 0, "1-1"))
+            lane.run(script("streams/renew"), (1, STREAM, "g", "me", "", 0, "1-1"))
         except PenstockError as error:
             return error
         return None

@@ -16,7 +16,7 @@ numbers = st.one_of(st.integers(0, MOST), st.sampled_from(EDGES), st.integers(2*
 entry_ids = st.builds(lambda ms, seq: f"{ms}-{seq}", numbers, numbers)
 
 SOURCE = f"""
-{part("ids")}
+{part("shared/ids")}
 local out = {{}}
 for i = 1, #ARGV, 2 do
   out[#out + 1] = {{is_smaller(ARGV[i], ARGV[i + 1]) and 1 or 0, next_id(ARGV[i]), previous_id(ARGV[i])}}

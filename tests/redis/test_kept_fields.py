@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import pytest
 import redis
 
 from penstock import dead_letter_record as records
+from penstock.redis.scripts import part
 
 pytestmark = pytest.mark.every_server
-SOURCE = (files("penstock.redis") / "lua" / "kept_fields.lua").read_text()
+SOURCE = part("shared/kept_fields")
 LARGE = b"x" * (records.MAX_BYTES - 100)
 
 

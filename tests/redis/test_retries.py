@@ -88,9 +88,9 @@ def test_a_script_follows_the_rule_of_its_class(
     half: Half, client: Any, fault_proxy: FaultProxy, raw: redis.Redis, repeat: Repeat, sent: int
 ) -> None:
     raw.xadd("s", {"data": "x"})
-    raw.script_load(script("count_range").source)
+    raw.script_load(script("streams/count_range").source)
     fault_proxy.drop_reply("EVALSHA")
-    call = half.start(client.run, "count_range", ["s"], ["-", "+", 10], repeat)
+    call = half.start(client.run, "streams/count_range", ["s"], ["-", "+", 10], repeat)
     if repeat is Repeat.ONCE:
         with pytest.raises(ConnectionLost):
             call.result(30)
@@ -138,8 +138,8 @@ def test_the_script_is_sent_along_when_the_server_has_forgotten_it(
     raw.xadd("s", {"data": "x"})
     for _ in range(3):
         raw.script_flush()
-        assert half.do(client.run, "count_range", ["s"], ["-", "+", 10], Repeat.ONCE)[0] == 1
-        assert half.do(client.run, "count_range", ["s"], ["-", "+", 10], Repeat.ONCE)[0] == 1
+        assert half.do(client.run, "streams/count_range", ["s"], ["-", "+", 10], Repeat.ONCE)[0] == 1
+        assert half.do(client.run, "streams/count_range", ["s"], ["-", "+", 10], Repeat.ONCE)[0] == 1
     assert fault_proxy.count("EVAL") == 3, "once after each flush: EVAL makes the script known again"
 
 
@@ -219,7 +219,7 @@ def test_a_script_call_is_waited_for_as_well(
 ) -> None:
     raw.xadd("s", {"data": "x"})
     with endless_script(server) as kill:
-        call = half.start(client.run, "count_range", ["s"], ["-", "+", 10], Repeat.ONCE)
+        call = half.start(client.run, "streams/count_range", ["s"], ["-", "+", 10], Repeat.ONCE)
         assert fault_proxy.wait_for("EVALSHA", 3)
         kill()
         assert call.result(30)[0] == 1

@@ -159,7 +159,7 @@ def test_commands_and_scripts_ask_the_other_node(half: Half, client: Any, moving
     assert half.do(client.call, STREAM, "XLEN", STREAM) == 1
     assert half.do(client.call, STREAM, "XADD", STREAM, "*", "data", "1", repeat=Repeat.ONCE)
     assert half.do(half.api.ConsumerGroup(client, STREAM, "g").lag).count == 2
-    assert half.do(client.run, "count_range", [STREAM], ["-", "+", 10], Repeat.ONCE)[0] == 2
+    assert half.do(client.run, "streams/count_range", [STREAM], ["-", "+", 10], Repeat.ONCE)[0] == 2
 
 
 def test_a_producer_asks_the_other_node(half: Half, moving: tuple[Any, SlotMove]) -> None:

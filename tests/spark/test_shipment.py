@@ -136,7 +136,7 @@ def test_the_archive_is_the_same_for_the_same_code_and_holds_what_executors_need
     shipment.packed.cache_clear()
     assert shipment.packed() == first
     names = zipfile.ZipFile(io.BytesIO(first)).namelist()
-    assert {"penstock/__init__.py", "penstock/spark/source.py", "penstock/redis/lua/publish.lua"} <= set(names)
+    assert {"penstock/__init__.py", "penstock/spark/source.py", "penstock/redis/lua/streams/publish.lua"} <= set(names)
     assert not [name for name in names if name.startswith(("penstock/cli", "penstock/testing"))]
 
 

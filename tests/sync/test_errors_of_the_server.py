@@ -156,7 +156,7 @@ def test_an_ack_whose_answer_was_lost_is_counted_once_and_is_no_lost_lease(
         consumer = StreamConsumer(shaky, STREAM, quick(min_idle_claim_ms=60_000), handler)
         with running(consumer):
             eventually(lambda: consumer._is_open)
-            fault = fault_proxy.drop_reply("EVALSHA", nth, containing=script("ack").sha.encode())
+            fault = fault_proxy.drop_reply("EVALSHA", nth, containing=script("streams/ack").sha.encode())
             for turn in range(3):
                 publish(client, range(turn * 5, turn * 5 + 5))
                 eventually(lambda: consumer.metrics().total_acked == turn * 5 + 5)  # noqa: B023  # in this turn
@@ -231,7 +231,7 @@ def test_an_ack_that_a_busy_server_refused_is_said_again(
             wait_for(began)
             with busy(server, raw):
                 eventually(lambda: is_busy(raw))
-                acks = script("ack").sha.encode()
+                acks = script("streams/ack").sha.encode()
                 said_again = fault_proxy.late_request("EVALSHA", 0.001, nth=2, containing=acks)
                 go_on.set()
                 eventually(lambda: said_again.has_happened)

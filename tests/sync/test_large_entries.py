@@ -133,7 +133,7 @@ def test_renewing_leases_does_not_read_what_is_held(client: StreamClient, raw: r
     before = calls(raw, "xrange")
     commands.begin([(entry_id, 1, 1) for entry_id in held])
     keys = [client.keys(STREAM).stream]
-    client.run("renew", keys, [GROUP, "someone", "", 1_000, *held], Repeat.IDEMPOTENT)
+    client.run("streams/renew", keys, [GROUP, "someone", "", 1_000, *held], Repeat.IDEMPOTENT)
     commands.park([Parking(entry_id, 10, 1, 1) for entry_id in held])
     assert calls(raw, "xrange") - before == 3, "of the one that is gone"
     assert pending_ids(raw) == held, "none was claimed that is gone, and dropped for it"

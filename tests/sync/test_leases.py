@@ -138,7 +138,7 @@ def test_renewing_does_not_raise_the_delivery_count(client: StreamClient, raw: r
 
 @pytest.mark.usefixtures("default_server")
 def test_a_heartbeat_whose_reply_never_comes_is_sent_again_while_the_lease_holds(fault_proxy: FaultProxy) -> None:
-    renew = script("renew").sha.encode()
+    renew = script("streams/renew").sha.encode()
     with StreamClient.from_url(fault_proxy.url, socket_timeout=120) as client:
         publish(client, [1])
         go_on = Event()

@@ -264,7 +264,7 @@ async def test_an_entry_that_another_worker_has_taken_is_not_made_to_wait(
         try:
             return await really(name, *args)
         finally:
-            if name == "task_release":  # which is refused; before it is put aside, its lease runs out
+            if name == "tasks/release":  # which is refused; before it is put aside, its lease runs out
                 raw.xclaim("jobs.tasks", queue.group, "other", 0, [entry_id])
 
     monkeypatch.setattr(queue.client, "run", run)

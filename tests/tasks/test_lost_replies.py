@@ -17,7 +17,16 @@ from tests.helpers.aio import DEADLINE_S, eventually, join, start
 from tests.tasks.stage import quick, running
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
-SCRIPTS = ["task_enqueue", "task_take", "task_finish", "task_release", "task_result", "task_admit", "take_due", "begin"]
+SCRIPTS = [
+    "tasks/enqueue",
+    "tasks/take",
+    "tasks/finish",
+    "tasks/release",
+    "tasks/result",
+    "tasks/admit",
+    "streams/take_due",
+    "streams/begin",
+]
 TRIES = 3  # of whatever may be sent again
 
 
@@ -42,7 +51,7 @@ async def test_a_task_that_was_added_is_not_added_again(
     lossy: RedisTaskQueue, fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:
     tasks = [Task(kind="render") for _ in range(5)]
-    lose(fault_proxy, "task_enqueue")
+    lose(fault_proxy, "tasks/enqueue")
     assert await lossy.enqueue_many(tasks) == [task.id for task in tasks]
     assert raw.xlen("jobs.tasks") == await lossy.pending_count() == 5
 
@@ -52,7 +61,7 @@ async def test_tasks_that_were_handed_out_to_nobody_are_taken_up_without_burning
 ) -> None:
     tasks = [Task(kind="render") for _ in range(5)]
     await lossy.enqueue_many(tasks)
-    lose(fault_proxy, "task_take")
+    lose(fault_proxy, "tasks/take")
     found = await lossy.pop_many(10)
     assert [(task.id, task.attempts) for task in found] == [(task.id, 0) for task in tasks]
 
@@ -73,7 +82,7 @@ async def test_a_blocking_read_whose_reply_got_lost_loses_no_task(
     assert found == task
 
 
-@pytest.mark.parametrize("name", ["take_due", "begin"])
+@pytest.mark.parametrize("name", ["streams/take_due", "streams/begin"])
 async def test_a_retry_that_was_handed_out_to_nobody_is_taken_up(
     lossy: RedisTaskQueue, fault_proxy: FaultProxy, name: str
 ) -> None:
@@ -92,7 +101,7 @@ async def test_a_result_that_was_stored_is_known_to_be(
 ) -> None:
     await lossy.enqueue_many([Task(kind="render") for _ in range(5)])
     found = await lossy.pop_many(5)
-    lose(fault_proxy, "task_finish")
+    lose(fault_proxy, "tasks/finish")
     assert await lossy.finish_many([done(task) for task in found]) == [True] * 5
     assert raw.hlen("{jobs}:done") == 5
     assert raw.xlen("jobs.results") == 1
@@ -100,7 +109,7 @@ async def test_a_result_that_was_stored_is_known_to_be(
 
 
 async def test_a_result_that_was_pushed_is_known_to_be(lossy: RedisTaskQueue, fault_proxy: FaultProxy) -> None:
-    lose(fault_proxy, "task_result")
+    lose(fault_proxy, "tasks/result")
     assert await lossy.push_result(Result(task_id="a", kind="render", data=1))
     assert not await lossy.push_result(Result(task_id="a", kind="render", data=2))
 
@@ -112,7 +121,7 @@ async def test_a_task_that_was_settled_is_known_to_be(
     await lossy.enqueue(Task(kind="render"))
     task = await lossy.pop()
     assert task is not None
-    lose(fault_proxy, "task_release")
+    lose(fault_proxy, "tasks/release")
     assert await (lossy.ack(task.id) if what == "ack" else lossy.dead_letter(task.id))
     assert await lossy.pending_count() == 0
 
@@ -121,7 +130,7 @@ async def test_a_task_that_was_given_back_is_given_back_once(lossy: RedisTaskQue
     await lossy.enqueue(Task(kind="render"))
     task = await lossy.pop()
     assert task is not None
-    lose(fault_proxy, "task_release")
+    lose(fault_proxy, "tasks/release")
     assert await lossy.nack(task.id)
     again = await lossy.pop()
     assert again is not None
@@ -196,7 +205,7 @@ async def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_w
     async def render(task: Task) -> None:
         runs.append(task.attempts)
         if len(runs) == 1:
-            keep_away(fault_proxy, "task_release")
+            keep_away(fault_proxy, "tasks/release")
             raise ValueError("once")
 
     task = Task(kind="render")
@@ -217,7 +226,7 @@ async def test_a_task_that_could_not_ask_for_its_permit_asks_again(
 
     task = Task(kind="render")
     await lossy.enqueue(task)
-    keep_away(fault_proxy, "task_admit")
+    keep_away(fault_proxy, "tasks/admit")
     async with running(quick(lossy, handlers)):
         result = await lossy.wait_for_result(task.id, DEADLINE_S)
     assert result is not None

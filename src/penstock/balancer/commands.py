@@ -97,7 +97,7 @@ class BalancerCommands:
         """Add a data stream, once even if the answer gets lost; return the id of its entry."""
         keys = [self.keys.stream, self.keys.request(secrets.token_hex(8))]
         args: list[bytes | str | int] = [_REQUEST_TTL_MS, FIELD, message.encode()]
-        reply: bytes = await self._client.run("balancer_add", keys, args, Repeat.IDEMPOTENT)
+        reply: bytes = await self._client.run("balancer/add", keys, args, Repeat.IDEMPOTENT)
         return reply.decode()
 
     async def announce(self, shards: Sequence[str]) -> int:
@@ -105,7 +105,7 @@ class BalancerCommands:
         values = [word for shard in shards for word in (shard, LBSInputMessage(shard).encode())]
         args: list[bytes | str | int] = [FIELD, len(shards), *values]
         keys = [self.keys.stream, self.keys.shards]
-        return int(await self._client.run("balancer_announce", keys, args, Repeat.IDEMPOTENT))
+        return int(await self._client.run("balancer/announce", keys, args, Repeat.IDEMPOTENT))
 
     async def leave(self) -> None:
         """Stop to count as a peer."""
@@ -134,7 +134,7 @@ class BalancerCommands:
         args: list[str | int] = [
             self.keys.group, self.me, owned, config.capacity or 0, config.peer_ttl_ms, _SLACK, _PATIENCE_MS, limit,
         ]  # fmt: skip
-        reply = await self._client.run("balancer_take", [self.keys.stream, self.keys.peers], args, Repeat.ONCE)
+        reply = await self._client.run("balancer/take", [self.keys.stream, self.keys.peers], args, Repeat.ONCE)
         return Taken(_rows(reply[1]) if reply[0] == 0 else [], is_ahead=reply[0] > 0, is_waiting=reply[0] == 2)
 
     def read_command(self, block_ms: int) -> Command:
@@ -195,7 +195,7 @@ class BalancerCommands:
         args: list[str | int] = [self.keys.group, self.me, info.id_in_lbs, name, config.lock_ttl_ms, min_idle_ms, limit]
         args += [owned, config.capacity or 0, config.peer_ttl_ms]
         claim.hold(time.monotonic(), config.lock_ttl_ms)
-        reply = await self._client.run("balancer_own", keys, args, Repeat.IDEMPOTENT)
+        reply = await self._client.run("balancer/own", keys, args, Repeat.IDEMPOTENT)
         if reply[0] != b"own":
             raise self._refusal(info, reply)
         if is_cluster and await self._extend(info, may_take=True) < 0:
@@ -221,7 +221,7 @@ class BalancerCommands:
 
     async def _extend(self, info: LBSInfo, may_take: bool) -> int:
         args: list[str | int] = [self.me, self._config.lock_ttl_ms, int(may_take)]
-        return int(await self._client.run("balancer_extend", [info.lock], args, Repeat.IDEMPOTENT))
+        return int(await self._client.run("balancer/extend", [info.lock], args, Repeat.IDEMPOTENT))
 
     # --- giving up ----------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class BalancerCommands:
         args = [self.keys.group, self.me, info.id_in_lbs, info.data_stream_name]
         for tries_left in reversed(range(_TRIES)):
             try:
-                answer = int(await self._client.run("balancer_done", keys, args, Repeat.ONCE))
+                answer = int(await self._client.run("balancer/done", keys, args, Repeat.ONCE))
                 break
             except ConnectionLost:
                 is_repeated = True  # if it was heard, nothing is pending any more
@@ -246,7 +246,7 @@ class BalancerCommands:
         if answer < 0 or (answer == 0 and not is_repeated):
             raise self._lost(info)
         if is_cluster:
-            await self._client.run("balancer_unlock", [info.lock], [self.me, 0], Repeat.IDEMPOTENT)
+            await self._client.run("balancer/unlock", [info.lock], [self.me, 0], Repeat.IDEMPOTENT)
 
     def _lost(self, info: LBSInfo) -> OwnershipLost:
         return OwnershipLost(
@@ -263,11 +263,11 @@ class BalancerCommands:
             ids = [info.id_in_lbs for info in chunk]
             args: list[str | int] = [self.keys.group, self.me, self._config.refreshed_idle_ms, *ids]
             keys = [self.keys.stream, *locks]
-            reply = await self._client.run("balancer_release", keys, args, Repeat.IDEMPOTENT)
+            reply = await self._client.run("balancer/release", keys, args, Repeat.IDEMPOTENT)
             released += [bool(item) for item in reply]
         if self._client.is_cluster:
             for info in infos:
-                await self._client.run("balancer_unlock", [info.lock], [self.me, 1], Repeat.IDEMPOTENT)
+                await self._client.run("balancer/unlock", [info.lock], [self.me, 1], Repeat.IDEMPOTENT)
         # Redis deletes a key whose time is over when somebody asks for it, or when it comes by: so somebody asks.
         await self._ask_all([(info.lock, ("PTTL", info.lock)) for info in infos])
         return released
@@ -282,7 +282,7 @@ class BalancerCommands:
                 kept, self.keys.stream, entry_id, self.keys.group, self.me, reason, error, 0, deliveries
             )
             args = [self.keys.group, self.me, entry_id, self._config.lock_ttl_ms, name, *record]
-            return bool(await self._client.run("balancer_dead_letter", keys, args, Repeat.IDEMPOTENT) == 1)
+            return bool(await self._client.run("balancer/dead_letter", keys, args, Repeat.IDEMPOTENT) == 1)
 
         try:
             is_dead_lettered = await reduced_if_refused(write, fields, reason, error)

@@ -38,7 +38,7 @@ class Heartbeat:
     ) -> None:
         self._settings, self._keys, self._me, self._config = settings, keys, me, config
         self._holdings, self._on_lost = holdings, on_lost
-        self._beat_script, self._extend_script = script("balancer_beat"), script("balancer_extend")
+        self._beat_script, self._extend_script = script("balancer/beat"), script("balancer/extend")
         self._locator = Locator(settings)
         self._connections: dict[Host, Connection] = {}
         self._begun = self._ended = 0

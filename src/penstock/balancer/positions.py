@@ -35,7 +35,7 @@ class Positions:
     async def _write(self, name: str, token: int, position: str, ttl_ms: int | str) -> str:
         key = self._keys.position(name)
         found, is_heard = await self._client.run(
-            "balancer_position", [key], [token, position, ttl_ms], Repeat.IDEMPOTENT
+            "balancer/position", [key], [token, position, ttl_ms], Repeat.IDEMPOTENT
         )
         if not is_heard:
             raise OwnershipLost(

@@ -9,12 +9,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
-from importlib.resources import files
 
 from penstock.errors import ConfigurationError
 from penstock.keys import MUTEX_KEY_SEP, BalancerKeys, QueueKeys, StreamKeys, TaskKeys
-from penstock.redis.scripts import script
+from penstock.redis.scripts import names, script
 
 NEWER = frozenset({"WAITAOF"})  # than the oldest server that is supported
 _CALL = re.compile(r"call\(\s*'([A-Z]+)'(?:\s*,\s*'([A-Z]+)')?")
@@ -90,7 +88,7 @@ class Rights:
 def rights_of(role: RoleName, place: Place) -> Rights:
     """Return the least that a role needs; raise ConfigurationError if it is not said where."""
     commands = {*_CONNECTING, *_SCRIPTS, *_COMMANDS[role], *(_IN_A_CLUSTER if place.is_cluster else ())}
-    for name in _script_names():
+    for name in names():
         if _uses(role, name):
             commands |= commands_of(name)
     if role is RoleName.SPARK and any("*" in stream for stream in place.streams):
@@ -113,28 +111,21 @@ _COMMANDS: dict[RoleName, tuple[str, ...]] = {
     ),
     RoleName.READONLY: _LOOKING,
 }  # fmt: skip
+# Of the scripts a reader has those without a write: they need no more than he may do anyway.
+_FOLDERS: dict[RoleName, tuple[str, ...]] = {
+    RoleName.WORKER: ("shared", "streams", "queue"),
+    RoleName.TASKS: ("shared", "streams", "queue", "tasks"),
+    RoleName.BALANCER: ("shared", "balancer"),
+    RoleName.SPARK: ("shared", "spark"),
+    RoleName.READONLY: (),
+}
 
 
 def _uses(role: RoleName, name: str) -> bool:
-    """Tell whether a role calls a script; the scripts of a part begin with its name."""
-    part = name.partition("_")[0]
-    if part == "import" or role is RoleName.READONLY:
-        return False  # of the scripts those without a write are left to a reader
+    """Tell whether a role calls a script."""
     if role is RoleName.PRODUCER:
-        return name == "publish"
-    if name == "limit_dead_letters":
-        return True  # of all that write some
-    if role is RoleName.BALANCER:
-        return part == "balancer"
-    if role is RoleName.SPARK:
-        return part == "spark"
-    return part not in ("balancer", "spark") and (part != "task" or role is RoleName.TASKS)
-
-
-@cache
-def _script_names() -> tuple[str, ...]:
-    folder = files("penstock.redis") / "lua"
-    return tuple(sorted(each.name.removesuffix(".lua") for each in folder.iterdir() if each.name.endswith(".lua")))
+        return name == "streams/publish"
+    return name.partition("/")[0] in _FOLDERS[role] and not name.startswith("queue/import_")
 
 
 def commands_of(name: str) -> set[str]:

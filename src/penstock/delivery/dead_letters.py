@@ -92,7 +92,7 @@ class DeadLetters:
         fields = dead_letter_record.redriven(letter.fields, letter.redrives, origin, without={envelope.EXPIRES_AT})
         keys = [self._key, self._stream, operation]
         args = [letter.id, OPERATION_TTL_S, *fields]
-        reply = await self._client.run("redrive", keys, args, Repeat.IDEMPOTENT)
+        reply = await self._client.run("streams/redrive", keys, args, Repeat.IDEMPOTENT)
         return reply.decode() if reply else None
 
     async def purge(self, ids: Sequence[str] | None = None) -> int:

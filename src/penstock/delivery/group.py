@@ -51,7 +51,7 @@ class ConsumerGroup:
         """
         names = self._keys
         keys = [names.stream, names.position(self.group), names.retries(self.group), names.attempts(self.group)]
-        position: bytes = await self._client.run("restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
+        position: bytes = await self._client.run("streams/restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
         return position.decode() or None
 
     # --- numbers ------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class ConsumerGroup:
     async def remove_dead_consumers(self, idle_ms: int, except_for: str = "") -> list[str]:
         """Remove consumers that hold nothing and were silent for so long; return their names."""
         args: list[str | int] = [self.group, except_for, idle_ms]
-        reply: Reply = await self._client.run("remove_consumers", [self._keys.stream], args, Repeat.IDEMPOTENT)
+        reply: Reply = await self._client.run("streams/remove_consumers", [self._keys.stream], args, Repeat.IDEMPOTENT)
         return [name.decode() for name in reply]
 
     async def trim(self, keep: int) -> int:

@@ -57,9 +57,9 @@ class GroupCommands:
         self.incarnation = ""  # set when the name was given by the user and might be taken twice
         self._worker = keys.worker(group, consumer)
         self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
-        self._ack = script("ack")
+        self._ack = script("streams/ack")
         keys_of_finish = (keys.stream, self._claim_keys[2])
-        self._finish_quickly: Command = ("EVALSHA", script("finish").sha, 2, *keys_of_finish, group, consumer)
+        self._finish_quickly: Command = ("EVALSHA", script("queue/finish").sha, 2, *keys_of_finish, group, consumer)
         self._unheard: set[str] = set()  # burials that may have been heard though their answer got lost
 
     @property
@@ -97,13 +97,13 @@ class GroupCommands:
         command = self.ack_command(done, forget, record)
         count = int(command[2])
         keys = [str(key) for key in command[3 : 3 + count]]
-        return self.parse_ack(await self._client.run("ack", keys, command[3 + count :], Repeat.ONCE))
+        return self.parse_ack(await self._client.run("streams/ack", keys, command[3 + count :], Repeat.ONCE))
 
     async def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
         """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
         args = [item for claim in claims for item in claim]
         keys = [self.keys.stream, self.keys.attempts(self.group), self._worker]
-        reply = await self._client.run("begin", keys, [*self._me, *args], Repeat.IDEMPOTENT)
+        reply = await self._client.run("streams/begin", keys, [*self._me, *args], Repeat.IDEMPOTENT)
         return [bool(item) for item in reply]
 
     async def park(self, parkings: Sequence[Parking]) -> list[bool]:
@@ -113,7 +113,7 @@ class GroupCommands:
             chunk = parkings[start : start + MAX_IDS]
             args = [item for p in chunk for item in (p.id, p.delay_ms, p.deliveries, p.attempts)]
             keys = [*self._claim_keys[:3], self._worker]
-            reply = await self._client.run("park", keys, [*self._me, *args], Repeat.IDEMPOTENT)
+            reply = await self._client.run("streams/park", keys, [*self._me, *args], Repeat.IDEMPOTENT)
             answers += [bool(item) for item in reply]
         return answers
 
@@ -133,7 +133,9 @@ class GroupCommands:
         keys = [self.keys.stream, dead_letters, retries, attempts, self._worker]
         if dedup_key is not None:
             keys.append(self.keys.dedup(dedup_key))
-        answer = await self._settle("dead_letter", keys, [*self._me, message_id, int(is_deleted), *record], message_id)
+        answer = await self._settle(
+            "streams/dead_letter", keys, [*self._me, message_id, int(is_deleted), *record], message_id
+        )
         return answer != 0
 
     async def limit_dead_letters(self) -> int:
@@ -160,7 +162,7 @@ class GroupCommands:
             keys.append(self.keys.dedup(dedup_key))
         logging = 0 if log is None else 2 if must_log else 1
         args: list[bytes | str | int] = [self.group, self.consumer, message_id, logging, most, *record]
-        return int(await self._settle("finish", keys, args, message_id))
+        return int(await self._settle("queue/finish", keys, args, message_id))
 
     def post_finish(self, message_id: str, *following: Command) -> Promise[list[Reply]] | None:
         """Send finish() without a log at once, and what is to follow it; None = it cannot be sent now.
@@ -207,10 +209,10 @@ class GroupCommands:
     async def renew(self, message_id: str, lease_ms: int) -> bool:
         """Renew the lease of one message; False = it is not ours any more."""
         args: list[str | int] = [self.group, self.consumer, "", 0, message_id]
-        refused, vanished = await self._client.run("renew", [self.keys.stream], args, Repeat.IDEMPOTENT)
+        refused, vanished = await self._client.run("streams/renew", [self.keys.stream], args, Repeat.IDEMPOTENT)
         if vanished:
             args = [self.group, self.consumer, lease_ms, message_id, 1]
-            refused = await self._client.run("hold_vanished", self._claim_keys[:2], args, Repeat.IDEMPOTENT)
+            refused = await self._client.run("streams/hold_vanished", self._claim_keys[:2], args, Repeat.IDEMPOTENT)
         return not refused
 
     async def fetch(self, entry_id: str) -> list[bytes] | None:
@@ -223,7 +225,9 @@ class GroupCommands:
     async def take_due(self, limit: int, waits: bool = True) -> tuple[int | None, list[Redelivery], list[str]]:
         """Take messages whose waiting time is over; return also the ms until the next one is due."""
         args: list[str | int] = [self.group, self.consumer, limit]
-        wait_ms, claims, missing = await self._client.run("take_due", self._claim_keys, args, Repeat.ONCE, waits)
+        wait_ms, claims, missing = await self._client.run(
+            "streams/take_due", self._claim_keys, args, Repeat.ONCE, waits
+        )
         return (None if wait_ms < 0 else int(wait_ms)), _claims(claims), _texts(missing)
 
     async def recover(
@@ -231,7 +235,9 @@ class GroupCommands:
     ) -> tuple[str, list[Redelivery], list[str]]:
         """Take messages whose holder has been silent for a lease; return also where to look next."""
         args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]
-        following, claims, missing = await self._client.run("recover", self._claim_keys, args, Repeat.ONCE, waits)
+        following, claims, missing = await self._client.run(
+            "streams/recover", self._claim_keys, args, Repeat.ONCE, waits
+        )
         return following.decode(), _claims(claims), _texts(missing)
 
     async def own_pending(self, start: str, count: int) -> list[tuple[str, int, int]]:
@@ -246,7 +252,7 @@ class GroupCommands:
         `is_own_read` tells that they are not those of an earlier process of this name.
         """
         args: list[str | int] = [self.group, self.consumer, int(is_own_read), *wanted]
-        claims, missing = await self._client.run("take", self._claim_keys, args, Repeat.IDEMPOTENT)
+        claims, missing = await self._client.run("streams/take", self._claim_keys, args, Repeat.IDEMPOTENT)
         return _claims(claims), _texts(missing)
 
     # --- the name -----------------------------------------------------------------------------------
@@ -254,12 +260,12 @@ class GroupCommands:
     async def take_name(self, incarnation: str, ttl_ms: int) -> None:
         """Make this process the one that runs under the consumer's name; an older one is fenced off."""
         self.incarnation = incarnation
-        await self._client.run("take_name", [self._worker], [incarnation, ttl_ms], Repeat.IDEMPOTENT)
+        await self._client.run("streams/take_name", [self._worker], [incarnation, ttl_ms], Repeat.IDEMPOTENT)
 
     async def leave_name(self) -> None:
         """Give the name up, if it is still ours."""
         if self.incarnation:
-            await self._client.run("leave_name", [self._worker], [self.incarnation], Repeat.IDEMPOTENT)
+            await self._client.run("streams/leave_name", [self._worker], [self.incarnation], Repeat.IDEMPOTENT)
 
 
 def parse_rows(reply: Reply) -> list[tuple[bytes, list[bytes]]]:

@@ -52,7 +52,7 @@ class Heartbeat:
         self._on_lost, self._on_fenced, self._skip = on_lost, on_fenced, skip
         self.incarnation = ""
         self.name_ttl_ms = int(interval_s * 12_000)
-        self._script, self._hold_script = script("renew"), script("hold_vanished")
+        self._script, self._hold_script = script("streams/renew"), script("streams/hold_vanished")
         self._held_vanished: set[str] = set()  # their entries vanished, and their handlers run
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

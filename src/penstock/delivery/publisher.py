@@ -69,7 +69,7 @@ class Publisher:
         self._keys = client.keys(stream)
         self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
         self._dedup = self._keys.dedup("")
-        self._script = script("publish")
+        self._script = script("streams/publish")
         self._head = ("EVALSHA", self._script.sha)
         policy = "drop_oldest" if settings.on_full == "drop_oldest" else "reject"
         self._fixed = (str(int(settings.retry.budget_s * 2) + 60), str(settings.max_len), policy)

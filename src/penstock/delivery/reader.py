@@ -114,7 +114,7 @@ class MessageReader:
 
     async def _refused(self, connection: Connection, error: PenstockError) -> None:
         if isinstance(error, ScriptMissing):
-            await self._client.load(connection, [script("ack")])
+            await self._client.load(connection, [script("streams/ack")])
             return
         if isinstance(error, Redirected | ReadOnlyServer):
             self._asked = error.asked if isinstance(error, Redirected) else None
@@ -175,7 +175,7 @@ class MessageReader:
     async def _connect(self) -> Connection:
         asked, self._asked = self._asked, None
         connection = await self._client.dedicated(self._commands.keys.stream, asked)
-        replies = await connection.pipeline([("CLIENT", "ID"), ("SCRIPT", "LOAD", script("ack").source)])
+        replies = await connection.pipeline([("CLIENT", "ID"), ("SCRIPT", "LOAD", script("streams/ack").source)])
         connection.client_id = replies[0] if isinstance(replies[0], int) else 0
         self._asked = asked  # only now: a node that cannot be reached is not asked again
         return connection

@@ -33,7 +33,7 @@ async def count_range(
     while True:
         step += 1
         wanted = _STEP if most is None else min(_STEP, most - total)
-        reply = await client.run("count_range", [stream], [start, end, wanted], Repeat.READ)
+        reply = await client.run("streams/count_range", [stream], [start, end, wanted], Repeat.READ)
         counted, begin, further, length, now_ms = reply
         first = first or begin.decode()
         total += counted
@@ -55,7 +55,7 @@ async def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
     while not is_all:
         excess, is_all = await _excess(client, stream, keep)
         while excess > 0:
-            step = int(await client.run("trim", [stream], [excess], Repeat.ONCE))
+            step = int(await client.run("streams/trim", [stream], [excess], Repeat.ONCE))
             if not step:
                 return trimmed
             trimmed += step

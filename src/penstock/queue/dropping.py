@@ -17,7 +17,7 @@ async def drop_unread(client: StreamClient, queue: str, count: int, at_least: in
     do, for somebody else was faster: it is for the caller to look again.
     """
     keys = client.keys(queue)
-    oldest, _ = await client.run("unread", [keys.stream], [GROUP, count, 1, ""], Repeat.READ)
+    oldest, _ = await client.run("queue/unread", [keys.stream], [GROUP, count, 1, ""], Repeat.READ)
     if not oldest:
         has_room = at_least and await client.call(keys.stream, "XLEN", keys.stream) < at_least
         return [] if has_room else None
@@ -26,5 +26,5 @@ async def drop_unread(client: StreamClient, queue: str, count: int, at_least: in
     for entry_id, key in oldest:
         args += (entry_id, int(bool(key)))
     operation = keys.operation(secrets.token_hex(8))
-    dropped: bytes = await client.run("drop", [keys.stream, operation, *markers], args, Repeat.IDEMPOTENT)
+    dropped: bytes = await client.run("queue/drop", [keys.stream, operation, *markers], args, Repeat.IDEMPOTENT)
     return dropped.decode().split()

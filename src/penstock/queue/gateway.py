@@ -294,7 +294,7 @@ class RedisGateway(AbstractRedisGateway):
         keys = [log, consumer.keys.operation(secrets.token_hex(8))]
         args = [OPERATION_TTL_S, "XADD", *most, "*", *claim.fields, *log_record(claim, error)]
         try:
-            await self._client.run("once", keys, args, Repeat.IDEMPOTENT)
+            await self._client.run("queue/once", keys, args, Repeat.IDEMPOTENT)
         except PenstockError as refusal:
             logger.warning("%s failed, but %s refused its record: %s", claim.entry_id, log, refusal)
             self._emit(consumer.keys.stream, EventName.UNLOGGED, id=claim.entry_id, log=log)

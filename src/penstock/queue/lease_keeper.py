@@ -54,8 +54,8 @@ class LeaseKeeper:
         self._stream, self._retries, self._group, self._lease_s = keys.stream, keys.retries(group), group, lease_s
         self._runner, self._script, self._hold_script = (
             ScriptRunner(settings, keys.stream),
-            script("renew"),
-            script("hold_vanished"),
+            script("streams/renew"),
+            script("streams/hold_vanished"),
         )
         self._leases: set[Lease] = set()
         self._changed = threading.Condition()

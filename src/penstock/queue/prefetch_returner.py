@@ -65,7 +65,7 @@ class PrefetchReturner(Generic[H]):
         )
         self._keys, self._group = keys, group
         self._abandoned, self._put_back = abandoned, put_back
-        self._script = script("hand_back")
+        self._script = script("queue/hand_back")
 
     def start(self) -> None:
         """Begin to look."""

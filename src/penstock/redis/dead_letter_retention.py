@@ -72,7 +72,7 @@ class DeadLetterRetention:
         try:
             for _ in range(_MOST_CALLS):
                 removed, is_more, held, refusal = await self._client.run(
-                    "limit_dead_letters", keys, self.limits.arguments, Repeat.IDEMPOTENT, waits=False
+                    "shared/limit_dead_letters", keys, self.limits.arguments, Repeat.IDEMPOTENT, waits=False
                 )
                 total += int(removed)
                 if not is_more:

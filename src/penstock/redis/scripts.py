@@ -1,4 +1,7 @@
-"""The Lua scripts: loaded from the files beside this one, each a state transition of its own."""
+"""The Lua scripts: loaded from the folders beside this file, each a state transition of its own.
+
+A script is named by its path: `tasks/enqueue`. It includes parts by a line `-- include: shared/ids.lua`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-_INCLUDE = re.compile(r"^-- include: (\w+)\.lua$", re.MULTILINE)
+_INCLUDE = re.compile(r"^-- include: (\w+/\w+)\.lua\n", re.MULTILINE)
+_FOLDER = files(__package__) / "lua"
+_MARK_OF_A_PART = "-- Included by "
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +26,16 @@ class Script:
 
 
 def part(name: str) -> str:
-    """Return the text of a script, or of a part that others include, with all that it includes."""
-    text = (files(__package__) / "lua" / f"{name}.lua").read_text()
-    return _INCLUDE.sub(lambda match: part(match.group(1)), text)
+    """Return the text of a script, or of a part that others include, with all that it includes, each once."""
+    included: set[str] = set()
+
+    def text(name: str) -> str:
+        if name in included:
+            return ""
+        included.add(name)
+        return _INCLUDE.sub(lambda match: text(match[1]), (_FOLDER / f"{name}.lua").read_text())
+
+    return text(name)
 
 
 @cache
@@ -31,3 +43,11 @@ def script(name: str) -> Script:
     """Load a script and what it includes."""
     source = part(name)
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the names of all scripts, without the parts that they include."""
+    found = (f"{folder.name}/{file.name}" for folder in _FOLDER.iterdir() for file in folder.iterdir())
+    scripts = (path.removesuffix(".lua") for path in found)
+    return tuple(sorted(name for name in scripts if not part(name).startswith(_MARK_OF_A_PART)))

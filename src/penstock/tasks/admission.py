@@ -39,7 +39,7 @@ class Admission:
                 self._group, self._consumer, held.entry_id, lane, held.task.id, len(names), lease_ms, _ASKS_AGAIN_MS,
             ]  # fmt: skip
             reply = await self._client.run(
-                "task_admit",
+                "tasks/admit",
                 [*keys, streams[0].attempts(self._group), *limit_keys],
                 [*args, *names, *limit_args],
                 Repeat.IDEMPOTENT,
@@ -57,7 +57,7 @@ class Admission:
             while True:
                 retries = [self._keys.tasks(suffix_of(name)).retries(self._group) for name in names]
                 keys = [self._keys.permits(scope), self._keys.queue_for(scope), *retries]
-                reply = await self._client.run("task_permit", keys, [task.id, *names], Repeat.IDEMPOTENT)
+                reply = await self._client.run("tasks/permit", keys, [task.id, *names], Repeat.IDEMPOTENT)
                 if not isinstance(reply, bytes):
                     is_woken = bool(reply) or is_woken
                     break

@@ -46,7 +46,7 @@ async def _lane_gauges(client: StreamClient, store: LaneStore, group: str) -> La
         keys = [store.stream, store.retries]
         try:
             in_hand, waiting, longest_ms, further = await client.run(
-                "task_gauges", keys, [group, _PAGE, start], Repeat.READ
+                "tasks/gauges", keys, [group, _PAGE, start], Repeat.READ
             )
         except GroupLost:
             break  # nothing is in hand; the next worker makes the group

@@ -146,7 +146,7 @@ class TaskReader:
         args += portions([store.lane for store in ordered], count)
         self._reading += 1
         try:
-            wait_ms, waits, rows = await self._client.run("task_take", keys, args, Repeat.ONCE)
+            wait_ms, waits, rows = await self._client.run("tasks/take", keys, args, Repeat.ONCE)
         except BaseException:
             self._lost_reads.must_sweep = True
             raise
@@ -412,7 +412,7 @@ class TaskReader:
         for _ in range(_TRIES):
             streams = [self._keys.tasks(suffix_of(name)).stream for name in self._due_lanes]
             args: list[str | int] = [_PROMOTED, self._group, *self._due_lanes]
-            moved, unknown = await self._client.run("task_promote", [*keys, *streams], args, Repeat.ONCE)
+            moved, unknown = await self._client.run("tasks/promote", [*keys, *streams], args, Repeat.ONCE)
             if not unknown:
                 if moved < _PROMOTED:
                     self._due_s.pop(None, None)  # the next read tells when to look again

@@ -33,7 +33,7 @@ def add(raw: redis.Redis) -> Any:
         # A stand-in for the checksum: it grows with the rows.
         sums = (str(first) if before is None else before, str(first + len(rows)) if after is None else after)
         head = [partition, epoch, batch, first, *sums, 100, max_len, policy, len(rows), "plain"]
-        reply = raw.eval(script("spark_write").source, 2, KEYS.stream, MARKS, *head, *rows)
+        reply = raw.eval(script("spark/write").source, 2, KEYS.stream, MARKS, *head, *rows)
         return str(reply.decode())
 
     return call
@@ -90,7 +90,7 @@ def test_partitions_are_independent(raw: redis.Redis, add: Any) -> None:
 def test_fields_of_any_number(raw: redis.Redis) -> None:
     head = [0, 0, 0, 0, "0", "1", 100, 0, "reject", 2, "full"]
     entries = [2, "data", "a", 4, "data", "b", "key", "k"]
-    assert raw.eval(script("spark_write").source, 2, "s", MARKS, *head, *entries) == b"added 0"
+    assert raw.eval(script("spark/write").source, 2, "s", MARKS, *head, *entries) == b"added 0"
     assert [fields for _, fields in raw.xrange("s")] == [{b"data": b"a"}, {b"data": b"b", b"key": b"k"}]
 
 
@@ -122,7 +122,7 @@ def test_the_oldest_are_dropped_if_so_chosen(raw: redis.Redis, add: Any) -> None
 
 
 def register(raw: redis.Redis, run: str) -> tuple[str, int]:
-    kind, epoch = raw.eval(script("spark_run").source, 1, MARKS, run, 100).decode().split(" ")
+    kind, epoch = raw.eval(script("spark/run").source, 1, MARKS, run, 100).decode().split(" ")
     return kind, int(epoch)
 
 

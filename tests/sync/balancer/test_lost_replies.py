@@ -20,7 +20,7 @@ def test_a_lost_reply_adds_no_second_entry(raw: redis.Redis, fault_proxy: FaultP
     with StreamClient.from_url(fault_proxy.url) as client:
         balancer = quick(client, "a")
         balancer.add_stream("first")
-        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer_add"))
+        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer/add"))
         entry_id = balancer.add_stream("second")
     assert [found.decode() for found, _ in raw.xrange(LBS)][1:] == [entry_id]
 
@@ -30,7 +30,7 @@ def test_a_stream_whose_reading_got_lost_is_found(raw: redis.Redis, fault_proxy:
         add_raw(raw, "first")
         eventually(lambda: a.owned == ["first"])
         fault_proxy.drop_reply("XREADGROUP")
-        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer_take"))
+        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer/take"))
         add_raw(raw, "second")
         eventually(lambda: sorted(a.owned) == ["first", "second"])
 
@@ -39,7 +39,7 @@ def test_a_stream_whose_locking_got_lost_is_owned(raw: redis.Redis, fault_proxy:
     with StreamClient.from_url(fault_proxy.url) as client, following(quick(client, "a")) as (a,):
         add_raw(raw, "first")
         eventually(lambda: a.owned == ["first"])
-        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer_own"))
+        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer/own"))
         add_raw(raw, "second")
         eventually(lambda: sorted(a.owned) == ["first", "second"])
         eventually(lambda: len(locks(raw)) == 2)
@@ -52,7 +52,7 @@ def test_a_stream_whose_end_got_lost_is_finished(raw: redis.Redis, fault_proxy: 
         add_raw(raw, "second")
         eventually(lambda: len(a.owned) == 2)
         a.balancer.done_stream("first")
-        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer_done"))
+        fault_proxy.drop_reply("EVALSHA", containing=sha("balancer/done"))
         a.balancer.done_stream("second")
         assert (raw.xlen(LBS), pending(raw)) == (0, {})
         assert a.disowned == []

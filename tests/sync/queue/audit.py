@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import redis
 import penstock.sync as penstock
 from penstock.errors import PublishUnknown, TransientError
 from penstock.events import EventName
-from penstock.redis.scripts import script
+from penstock.redis.scripts import names, script
 from penstock.sync import RedisGateway, RedisMessageQueue, StreamClient
 from penstock.testing import FaultProxy
 from penstock.testing.faults import Fault
@@ -37,9 +36,7 @@ from tests.sync.queue.scenes import (
     take,
 )
 
-_LUA = Path(inspect.getfile(inspect.unwrap(script))).parent / "lua"
-_SOURCES = {path.stem: path.read_text() for path in _LUA.glob("*.lua")}
-SCRIPTS = _SOURCES.keys() - set(re.findall(r"^-- include: (\w+)\.lua", "\n".join(_SOURCES.values()), re.MULTILINE))
+SCRIPTS = set(names())
 _HANDSHAKE = {"HELLO", "CLIENT", "AUTH", "SELECT", "INFO", "SCRIPT"}  # lost with them is a connection, not a command
 _PASSING = {EventName.TRYING_AGAIN, EventName.UNSETTLED, EventName.EMPTY, EventName.CLAIMED}
 # Lost with the reply that told of them; a chore that is interrupted is done in the next interval.
@@ -207,5 +204,5 @@ def commands_in_the_source() -> set[str]:
             continue  # runs beside a queue, may be run again, and has tests of its own
         text = path.read_text()
         found |= set(re.findall(r'"(X[A-Z]{2,}|EXISTS|DEL|SET|GET|HGET|HDEL|Z[A-Z]+|INCR|EXPIRE)"', text))
-        found |= {name for name in re.findall(r'(?:run|script)\("(\w+)"', text) if name in SCRIPTS}
+        found |= {name for name in re.findall(r'(?:run|script)\("(\w+/\w+)"', text) if name in SCRIPTS}
     return found

@@ -74,7 +74,10 @@ def test_a_claim_may_be_lost_again_and_again(
     faults = [
         fault_proxy.drop_reply("XREADGROUP"),
         fault_proxy.drop_reply("XPENDING"),
-        *(fault_proxy.drop_reply("EVALSHA", containing=of_script(name)) for name in ("take", "take", "begin", "begin")),
+        *(
+            fault_proxy.drop_reply("EVALSHA", containing=of_script(name))
+            for name in ("streams/take", "streams/take", "streams/begin", "streams/begin")
+        ),
     ]
     held = taken(queue)
     assert (held.message, held.number, held.processing.attempts) == ("a", 1, 1)
@@ -96,7 +99,7 @@ def test_without_a_budget_the_next_call_gets_what_the_lost_one_was_handed(
     queue.publish("b")
     if lost == "begin":
         for _ in range(3):  # the client itself tries thrice
-            fault_proxy.drop_reply("EVALSHA", containing=of_script("begin"))
+            fault_proxy.drop_reply("EVALSHA", containing=of_script("streams/begin"))
         with pytest.raises(ConnectionLost):
             take(queue)
     held = taken(queue)
@@ -115,7 +118,7 @@ def test_closing_hands_back_what_a_lost_reply_handed_out(
         take(queue)
     if lost == "begin":
         for _ in range(3):
-            fault_proxy.drop_reply("EVALSHA", containing=of_script("begin"))
+            fault_proxy.drop_reply("EVALSHA", containing=of_script("streams/begin"))
         with pytest.raises(ConnectionLost):
             take(queue)
     assert queue.drain(60)
@@ -129,7 +132,7 @@ def test_what_was_taken_from_a_dead_holder_keeps_its_count_when_the_reply_is_los
     queue_of(quick_gateway(shaky)).publish("a")
     dead = taken(queue_of(quick_gateway(shaky)))
     age(raw)
-    fault = fault_proxy.drop_reply("EVALSHA", containing=of_script("recover"))
+    fault = fault_proxy.drop_reply("EVALSHA", containing=of_script("streams/recover"))
     held = taken(queue_of(quick_gateway(shaky)))
     assert fault.has_happened
     assert held.number > dead.number
@@ -249,7 +252,7 @@ def test_publishing_gives_up_after_its_budget_and_says_what_is_unknown(
     patient = queue_of(quick_gateway(shaky))
     patient.publish("a")
     impatient.ping()  # the connection is there
-    fault = fault_proxy.drop_reply("EVALSHA", containing=of_script("publish"), ending="black_hole")
+    fault = fault_proxy.drop_reply("EVALSHA", containing=of_script("streams/publish"), ending="black_hole")
     fault_proxy.refuse()
     with pytest.raises(PublishUnknown):
         queue_of(quick_gateway(impatient, retry_budget_seconds=0.2)).publish("b")

@@ -343,11 +343,11 @@ def test_a_return_without_an_answer_does_not_hold_the_next_caller_up_for_ever(
     fault_proxy: FaultProxy, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lose: Callable[..., Fault]
 ) -> None:
     monkeypatch.setattr("penstock.queue.prefetch_returner._LONGEST_S", 0.2)
-    raw.script_load(script("hand_back").source)
+    raw.script_load(script("queue/hand_back").source)
     with StreamClient.from_url(fault_proxy.url) as client:
         queue = queue_of(always_ahead(client))
         publish(queue, 3)
-        fault = lose(fault_proxy, "EVALSHA", containing=script("hand_back").sha.encode(), ending="black_hole")
+        fault = lose(fault_proxy, "EVALSHA", containing=script("queue/hand_back").sha.encode(), ending="black_hole")
         process(queue, 1)
         eventually(lambda: fault.has_happened)
         assert process(queue, 2) == ["message 1", "message 2"]

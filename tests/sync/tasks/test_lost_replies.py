@@ -18,7 +18,16 @@ from tests.helpers.threads import DEADLINE_S, eventually, join, start
 from tests.sync.tasks.stage import quick, running
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
-SCRIPTS = ["task_enqueue", "task_take", "task_finish", "task_release", "task_result", "task_admit", "take_due", "begin"]
+SCRIPTS = [
+    "tasks/enqueue",
+    "tasks/take",
+    "tasks/finish",
+    "tasks/release",
+    "tasks/result",
+    "tasks/admit",
+    "streams/take_due",
+    "streams/begin",
+]
 TRIES = 3  # of whatever may be sent again
 
 
@@ -43,7 +52,7 @@ def test_a_task_that_was_added_is_not_added_again(
     lossy: RedisTaskQueue, fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:
     tasks = [Task(kind="render") for _ in range(5)]
-    lose(fault_proxy, "task_enqueue")
+    lose(fault_proxy, "tasks/enqueue")
     assert lossy.enqueue_many(tasks) == [task.id for task in tasks]
     assert raw.xlen("jobs.tasks") == lossy.pending_count() == 5
 
@@ -53,7 +62,7 @@ def test_tasks_that_were_handed_out_to_nobody_are_taken_up_without_burning_an_at
 ) -> None:
     tasks = [Task(kind="render") for _ in range(5)]
     lossy.enqueue_many(tasks)
-    lose(fault_proxy, "task_take")
+    lose(fault_proxy, "tasks/take")
     found = lossy.pop_many(10)
     assert [(task.id, task.attempts) for task in found] == [(task.id, 0) for task in tasks]
 
@@ -72,7 +81,7 @@ def test_a_blocking_read_whose_reply_got_lost_loses_no_task(lossy: RedisTaskQueu
     assert found == task
 
 
-@pytest.mark.parametrize("name", ["take_due", "begin"])
+@pytest.mark.parametrize("name", ["streams/take_due", "streams/begin"])
 def test_a_retry_that_was_handed_out_to_nobody_is_taken_up(
     lossy: RedisTaskQueue, fault_proxy: FaultProxy, name: str
 ) -> None:
@@ -91,7 +100,7 @@ def test_a_result_that_was_stored_is_known_to_be(
 ) -> None:
     lossy.enqueue_many([Task(kind="render") for _ in range(5)])
     found = lossy.pop_many(5)
-    lose(fault_proxy, "task_finish")
+    lose(fault_proxy, "tasks/finish")
     assert lossy.finish_many([done(task) for task in found]) == [True] * 5
     assert raw.hlen("{jobs}:done") == 5
     assert raw.xlen("jobs.results") == 1
@@ -99,7 +108,7 @@ def test_a_result_that_was_stored_is_known_to_be(
 
 
 def test_a_result_that_was_pushed_is_known_to_be(lossy: RedisTaskQueue, fault_proxy: FaultProxy) -> None:
-    lose(fault_proxy, "task_result")
+    lose(fault_proxy, "tasks/result")
     assert lossy.push_result(Result(task_id="a", kind="render", data=1))
     assert not lossy.push_result(Result(task_id="a", kind="render", data=2))
 
@@ -109,7 +118,7 @@ def test_a_task_that_was_settled_is_known_to_be(lossy: RedisTaskQueue, fault_pro
     lossy.enqueue(Task(kind="render"))
     task = lossy.pop()
     assert task is not None
-    lose(fault_proxy, "task_release")
+    lose(fault_proxy, "tasks/release")
     assert lossy.ack(task.id) if what == "ack" else lossy.dead_letter(task.id)
     assert lossy.pending_count() == 0
 
@@ -118,7 +127,7 @@ def test_a_task_that_was_given_back_is_given_back_once(lossy: RedisTaskQueue, fa
     lossy.enqueue(Task(kind="render"))
     task = lossy.pop()
     assert task is not None
-    lose(fault_proxy, "task_release")
+    lose(fault_proxy, "tasks/release")
     assert lossy.nack(task.id)
     again = lossy.pop()
     assert again is not None
@@ -193,7 +202,7 @@ def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_worker_
     def render(task: Task) -> None:
         runs.append(task.attempts)
         if len(runs) == 1:
-            keep_away(fault_proxy, "task_release")
+            keep_away(fault_proxy, "tasks/release")
             raise ValueError("once")
 
     task = Task(kind="render")
@@ -212,7 +221,7 @@ def test_a_task_that_could_not_ask_for_its_permit_asks_again(lossy: RedisTaskQue
 
     task = Task(kind="render")
     lossy.enqueue(task)
-    keep_away(fault_proxy, "task_admit")
+    keep_away(fault_proxy, "tasks/admit")
     with running(quick(lossy, handlers)):
         result = lossy.wait_for_result(task.id, DEADLINE_S)
     assert result is not None

@@ -101,7 +101,7 @@ class DeadLetterDesk:
             fate.attempts,
         )  # fmt: skip
         arguments = [entry_id, _REMEMBER_S, *record]
-        self._patiently(lambda: self._client.run("spark_dead_letter", [dead, marks], arguments, Repeat.IDEMPOTENT))
+        self._patiently(lambda: self._client.run("spark/dead_letter", [dead, marks], arguments, Repeat.IDEMPOTENT))
         self._noted(stream, part).add(entry_id)
         self._client.dead_letter_retention.after(dead)
 
@@ -109,7 +109,7 @@ class DeadLetterDesk:
         """Note what a task begins (0 = ends), beside its dead letters; return what was noted before."""
         begun = self._dead(stream).spark_begun(self._part(entry_id))
         arguments = [_REMEMBER_S, *(word for pair in counts.items() for word in pair)]
-        found = self._patiently(lambda: self._client.run("spark_begin", [begun], arguments, Repeat.IDEMPOTENT))
+        found = self._patiently(lambda: self._client.run("spark/begin", [begun], arguments, Repeat.IDEMPOTENT))
         return {name.decode(): int(count) for name, count in zip(found[::2], found[1::2], strict=True)}
 
     def _fields(self, stream: str, entry_id: Id, data: bytes | None) -> list[bytes]:

@@ -24,7 +24,7 @@ def register(client: StreamClient, identity: Identity, options: SinkOptions) -> 
     reply = None
     while reply is None:
         try:
-            reply = client.run("spark_run", [key], [identity.run, options.remember_s], Repeat.IDEMPOTENT)
+            reply = client.run("spark/run", [key], [identity.run, options.remember_s], Repeat.IDEMPOTENT)
         except TransientError as error:
             patience.bear(error, f"registering run {identity.run}")
     kind, _, epoch = reply.decode().partition(" ")

@@ -89,14 +89,14 @@ class BareWay:
 
 
 class MarkedWay:
-    """The script `spark_write`. A chunk that is sent again is recognised."""
+    """The script `spark/write`. A chunk that is sent again is recognised."""
 
     is_checked = True
 
     def __init__(self, spell: Spell, identity: Identity, epoch: str, options: SinkOptions, *, is_bare: bool) -> None:
         self._spell, self._identity, self._epoch = spell, identity, epoch
         self.is_bare = is_bare
-        self._script = script("spark_write")
+        self._script = script("spark/write")
         self._policy = "drop_oldest" if options.when_full == "drop_oldest" else "reject"
         self._max_len, self._ttl_s = options.max_len, options.remember_s
         if options.semantics == "at-least-once":
@@ -147,7 +147,7 @@ class MarkedWay:
             case "gap":
                 outcome = self._lost(chunk, *numbers)
             case _:
-                outcome = ServerError(f"the script spark_write answered {reply!r}")
+                outcome = ServerError(f"the script spark/write answered {reply!r}")
         return outcome
 
     def differs(self, chunk: Chunk) -> ReplayDiffers:

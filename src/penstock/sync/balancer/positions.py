@@ -35,7 +35,7 @@ class Positions:
 
     def _write(self, name: str, token: int, position: str, ttl_ms: int | str) -> str:
         key = self._keys.position(name)
-        found, is_heard = self._client.run("balancer_position", [key], [token, position, ttl_ms], Repeat.IDEMPOTENT)
+        found, is_heard = self._client.run("balancer/position", [key], [token, position, ttl_ms], Repeat.IDEMPOTENT)
         if not is_heard:
             raise OwnershipLost(
                 f"the position of {name!r} is refused: a newer owner has opened the stream (token {token} is old)"

@@ -52,7 +52,7 @@ class ConsumerGroup:
         """
         names = self._keys
         keys = [names.stream, names.position(self.group), names.retries(self.group), names.attempts(self.group)]
-        position: bytes = self._client.run("restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
+        position: bytes = self._client.run("streams/restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
         return position.decode() or None
 
     # --- numbers ------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class ConsumerGroup:
     def remove_dead_consumers(self, idle_ms: int, except_for: str = "") -> list[str]:
         """Remove consumers that hold nothing and were silent for so long; return their names."""
         args: list[str | int] = [self.group, except_for, idle_ms]
-        reply: Reply = self._client.run("remove_consumers", [self._keys.stream], args, Repeat.IDEMPOTENT)
+        reply: Reply = self._client.run("streams/remove_consumers", [self._keys.stream], args, Repeat.IDEMPOTENT)
         return [name.decode() for name in reply]
 
     def trim(self, keep: int) -> int:

@@ -58,9 +58,9 @@ class GroupCommands:
         self.incarnation = ""  # set when the name was given by the user and might be taken twice
         self._worker = keys.worker(group, consumer)
         self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
-        self._ack = script("ack")
+        self._ack = script("streams/ack")
         keys_of_finish = (keys.stream, self._claim_keys[2])
-        self._finish_quickly: Command = ("EVALSHA", script("finish").sha, 2, *keys_of_finish, group, consumer)
+        self._finish_quickly: Command = ("EVALSHA", script("queue/finish").sha, 2, *keys_of_finish, group, consumer)
         self._unheard: set[str] = set()  # burials that may have been heard though their answer got lost
 
     @property
@@ -98,13 +98,13 @@ class GroupCommands:
         command = self.ack_command(done, forget, record)
         count = int(command[2])
         keys = [str(key) for key in command[3 : 3 + count]]
-        return self.parse_ack(self._client.run("ack", keys, command[3 + count :], Repeat.ONCE))
+        return self.parse_ack(self._client.run("streams/ack", keys, command[3 + count :], Repeat.ONCE))
 
     def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
         """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
         args = [item for claim in claims for item in claim]
         keys = [self.keys.stream, self.keys.attempts(self.group), self._worker]
-        reply = self._client.run("begin", keys, [*self._me, *args], Repeat.IDEMPOTENT)
+        reply = self._client.run("streams/begin", keys, [*self._me, *args], Repeat.IDEMPOTENT)
         return [bool(item) for item in reply]
 
     def park(self, parkings: Sequence[Parking]) -> list[bool]:
@@ -114,7 +114,7 @@ class GroupCommands:
             chunk = parkings[start : start + MAX_IDS]
             args = [item for p in chunk for item in (p.id, p.delay_ms, p.deliveries, p.attempts)]
             keys = [*self._claim_keys[:3], self._worker]
-            reply = self._client.run("park", keys, [*self._me, *args], Repeat.IDEMPOTENT)
+            reply = self._client.run("streams/park", keys, [*self._me, *args], Repeat.IDEMPOTENT)
             answers += [bool(item) for item in reply]
         return answers
 
@@ -134,7 +134,9 @@ class GroupCommands:
         keys = [self.keys.stream, dead_letters, retries, attempts, self._worker]
         if dedup_key is not None:
             keys.append(self.keys.dedup(dedup_key))
-        answer = self._settle("dead_letter", keys, [*self._me, message_id, int(is_deleted), *record], message_id)
+        answer = self._settle(
+            "streams/dead_letter", keys, [*self._me, message_id, int(is_deleted), *record], message_id
+        )
         return answer != 0
 
     def limit_dead_letters(self) -> int:
@@ -161,7 +163,7 @@ class GroupCommands:
             keys.append(self.keys.dedup(dedup_key))
         logging = 0 if log is None else 2 if must_log else 1
         args: list[bytes | str | int] = [self.group, self.consumer, message_id, logging, most, *record]
-        return int(self._settle("finish", keys, args, message_id))
+        return int(self._settle("queue/finish", keys, args, message_id))
 
     def post_finish(self, message_id: str, *following: Command) -> Promise[list[Reply]] | None:
         """Send finish() without a log at once, and what is to follow it; None = it cannot be sent now.
@@ -208,10 +210,10 @@ class GroupCommands:
     def renew(self, message_id: str, lease_ms: int) -> bool:
         """Renew the lease of one message; False = it is not ours any more."""
         args: list[str | int] = [self.group, self.consumer, "", 0, message_id]
-        refused, vanished = self._client.run("renew", [self.keys.stream], args, Repeat.IDEMPOTENT)
+        refused, vanished = self._client.run("streams/renew", [self.keys.stream], args, Repeat.IDEMPOTENT)
         if vanished:
             args = [self.group, self.consumer, lease_ms, message_id, 1]
-            refused = self._client.run("hold_vanished", self._claim_keys[:2], args, Repeat.IDEMPOTENT)
+            refused = self._client.run("streams/hold_vanished", self._claim_keys[:2], args, Repeat.IDEMPOTENT)
         return not refused
 
     def fetch(self, entry_id: str) -> list[bytes] | None:
@@ -224,7 +226,7 @@ class GroupCommands:
     def take_due(self, limit: int, waits: bool = True) -> tuple[int | None, list[Redelivery], list[str]]:
         """Take messages whose waiting time is over; return also the ms until the next one is due."""
         args: list[str | int] = [self.group, self.consumer, limit]
-        wait_ms, claims, missing = self._client.run("take_due", self._claim_keys, args, Repeat.ONCE, waits)
+        wait_ms, claims, missing = self._client.run("streams/take_due", self._claim_keys, args, Repeat.ONCE, waits)
         return (None if wait_ms < 0 else int(wait_ms)), _claims(claims), _texts(missing)
 
     def recover(
@@ -232,7 +234,7 @@ class GroupCommands:
     ) -> tuple[str, list[Redelivery], list[str]]:
         """Take messages whose holder has been silent for a lease; return also where to look next."""
         args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]
-        following, claims, missing = self._client.run("recover", self._claim_keys, args, Repeat.ONCE, waits)
+        following, claims, missing = self._client.run("streams/recover", self._claim_keys, args, Repeat.ONCE, waits)
         return following.decode(), _claims(claims), _texts(missing)
 
     def own_pending(self, start: str, count: int) -> list[tuple[str, int, int]]:
@@ -247,7 +249,7 @@ class GroupCommands:
         `is_own_read` tells that they are not those of an earlier process of this name.
         """
         args: list[str | int] = [self.group, self.consumer, int(is_own_read), *wanted]
-        claims, missing = self._client.run("take", self._claim_keys, args, Repeat.IDEMPOTENT)
+        claims, missing = self._client.run("streams/take", self._claim_keys, args, Repeat.IDEMPOTENT)
         return _claims(claims), _texts(missing)
 
     # --- the name -----------------------------------------------------------------------------------
@@ -255,12 +257,12 @@ class GroupCommands:
     def take_name(self, incarnation: str, ttl_ms: int) -> None:
         """Make this process the one that runs under the consumer's name; an older one is fenced off."""
         self.incarnation = incarnation
-        self._client.run("take_name", [self._worker], [incarnation, ttl_ms], Repeat.IDEMPOTENT)
+        self._client.run("streams/take_name", [self._worker], [incarnation, ttl_ms], Repeat.IDEMPOTENT)
 
     def leave_name(self) -> None:
         """Give the name up, if it is still ours."""
         if self.incarnation:
-            self._client.run("leave_name", [self._worker], [self.incarnation], Repeat.IDEMPOTENT)
+            self._client.run("streams/leave_name", [self._worker], [self.incarnation], Repeat.IDEMPOTENT)
 
 
 def parse_rows(reply: Reply) -> list[tuple[bytes, list[bytes]]]:

@@ -34,7 +34,7 @@ def count_range(
     while True:
         step += 1
         wanted = _STEP if most is None else min(_STEP, most - total)
-        reply = client.run("count_range", [stream], [start, end, wanted], Repeat.READ)
+        reply = client.run("streams/count_range", [stream], [start, end, wanted], Repeat.READ)
         counted, begin, further, length, now_ms = reply
         first = first or begin.decode()
         total += counted
@@ -56,7 +56,7 @@ def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
     while not is_all:
         excess, is_all = _excess(client, stream, keep)
         while excess > 0:
-            step = int(client.run("trim", [stream], [excess], Repeat.ONCE))
+            step = int(client.run("streams/trim", [stream], [excess], Repeat.ONCE))
             if not step:
                 return trimmed
             trimmed += step

@@ -39,7 +39,7 @@ class Administration:
         stream = self._keys.stream
         keys = [stream, self._keys.retries(GROUP), *self._logs.values()]
         unread, taken, waiting, completed, failed, dead, last = self._client.run(
-            "queue_stats", keys, [GROUP], Repeat.READ
+            "queue/stats", keys, [GROUP], Repeat.READ
         )
         if unread < 0:
             unread = (count_after(self._client, stream, last.decode())).count
@@ -62,7 +62,7 @@ class Administration:
     def _oldest(self, count: int, source: str) -> list[Any]:
         # Page by page: a script that looked for all of them at once would hold the server up.
         is_unread = source == "pending"
-        name, start = ("unread", "") if is_unread else ("handed_out", "-")
+        name, start = ("queue/unread", "") if is_unread else ("queue/handed_out", "-")
         keys = [self._keys.stream] if is_unread else [self._keys.stream, self._keys.retries(GROUP)]
         rows: list[Any] = []
         while True:
@@ -94,7 +94,7 @@ class Administration:
             log = self._logs[target]
             keys = [log, self._keys.operation(secrets.token_hex(8))]
             args: list[str | int] = [OPERATION_TTL_S, "XTRIM", "MAXLEN", 0]
-            return int(self._client.run("once", keys, args, Repeat.IDEMPOTENT))
+            return int(self._client.run("queue/once", keys, args, Repeat.IDEMPOTENT))
         total = 0
         while (dropped := drop_unread(self._client, self._key.pending, _STEP)) is not None:
             total += len(dropped)

@@ -18,7 +18,7 @@ def drop_unread(client: StreamClient, queue: str, count: int, at_least: int = 0)
     do, for somebody else was faster: it is for the caller to look again.
     """
     keys = client.keys(queue)
-    oldest, _ = client.run("unread", [keys.stream], [GROUP, count, 1, ""], Repeat.READ)
+    oldest, _ = client.run("queue/unread", [keys.stream], [GROUP, count, 1, ""], Repeat.READ)
     if not oldest:
         has_room = at_least and client.call(keys.stream, "XLEN", keys.stream) < at_least
         return [] if has_room else None
@@ -27,5 +27,5 @@ def drop_unread(client: StreamClient, queue: str, count: int, at_least: int = 0)
     for entry_id, key in oldest:
         args += (entry_id, int(bool(key)))
     operation = keys.operation(secrets.token_hex(8))
-    dropped: bytes = client.run("drop", [keys.stream, operation, *markers], args, Repeat.IDEMPOTENT)
+    dropped: bytes = client.run("queue/drop", [keys.stream, operation, *markers], args, Repeat.IDEMPOTENT)
     return dropped.decode().split()

@@ -76,7 +76,7 @@ class _Importer:
         self._move_messages(self._old.processing, "processing")
         self._move_messages(self._old.pending, "pending")
         for markers in self._markers():
-            moved = self._client.run("import_markers", markers, [_NO_ENTRY], Repeat.IDEMPOTENT)
+            moved = self._client.run("queue/import_markers", markers, [_NO_ENTRY], Repeat.IDEMPOTENT)
             self._count(dedup_keys=moved)
         if self._report.is_complete:
             for kind in self._logs:
@@ -130,7 +130,7 @@ class _Importer:
             if claim:
                 keys.append(self._old.claim(claim.decode(errors="replace")))
             args += [value, token, claim, int(bool(claim)), message.default_key, len(fields), *fields]
-        return list(self._client.run("import_messages", keys, args, Repeat.IDEMPOTENT))
+        return list(self._client.run("queue/import_messages", keys, args, Repeat.IDEMPOTENT))
 
     def _leases(self, stored: list[bytes]) -> tuple[list[bytes], list[bytes]]:
         # The token of each lease, and the claim by which it was taken; the claim of one without a lease has its value.
@@ -159,7 +159,7 @@ class _Importer:
     def _move_records(self, kind: Literal["dead_letters", "completed", "failed"]) -> None:
         source, name = self._logs[kind]
         aside, target = self._old.aside(source), self._client.keys(name).stream
-        self._client.run("import_aside", [source, aside], [], Repeat.IDEMPOTENT)
+        self._client.run("queue/import_aside", [source, aside], [], Repeat.IDEMPOTENT)
         while page := self._page(aside, 0):
             for part in _parts(page):
                 keys, args = [aside, target], Args([_SEARCH, _NO_ENTRY])
@@ -169,7 +169,7 @@ class _Importer:
                     fields = self._dead_letter(message, source) if is_dead else _log_line(message)
                     keys += [self._keys.dedup(message.default_key)] if is_dead else []
                     args += [value, len(fields), *fields]
-                moved = self._client.run("import_records", keys, args, Repeat.IDEMPOTENT)
+                moved = self._client.run("queue/import_records", keys, args, Repeat.IDEMPOTENT)
                 self._count(**{kind: moved})
 
     def _dead_letter(self, message: StoredMessage, source: str) -> Args:

@@ -81,7 +81,7 @@ class DeadTasks:
             self._keys.results, self._keys.counts, self._keys.lanes,
         ]  # fmt: skip
         args = [letter.id, lane.name, letter.task_id, letter.kind, self._group, *fields]
-        answer: bytes = self._client.run("task_redrive", keys, args, Repeat.IDEMPOTENT)
+        answer: bytes = self._client.run("tasks/redrive", keys, args, Repeat.IDEMPOTENT)
         return answer.decode() if b"-" not in answer else "queued"
 
     def purge(self, record_ids: Sequence[str]) -> int:

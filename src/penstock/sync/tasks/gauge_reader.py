@@ -46,7 +46,7 @@ def _lane_gauges(client: StreamClient, store: LaneStore, group: str) -> LaneGaug
     for _ in range(_PAGES):
         keys = [store.stream, store.retries]
         try:
-            in_hand, waiting, longest_ms, further = client.run("task_gauges", keys, [group, _PAGE, start], Repeat.READ)
+            in_hand, waiting, longest_ms, further = client.run("tasks/gauges", keys, [group, _PAGE, start], Repeat.READ)
         except GroupLost:
             break  # nothing is in hand; the next worker makes the group
         idle_ms = max(idle_ms, int(longest_ms))

@@ -62,7 +62,7 @@ class LaneStore:
         is_repeated, answers = False, list[int]()
         for tries_left in reversed(range(_TRIES)):
             try:
-                answers = [int(answer) for answer in self._client.run("task_finish", names, args, Repeat.ONCE)]
+                answers = [int(answer) for answer in self._client.run("tasks/finish", names, args, Repeat.ONCE)]
                 break
             except ConnectionLost:
                 is_repeated = True
@@ -79,7 +79,7 @@ class LaneStore:
     def stored(self, task_id: str, wait_ms: int = 0) -> bytes | None:
         """Return the result of a task as it is stored; take note that somebody waits for it for so long."""
         keys = [self._keys.results, self._keys.done, self._keys.awaited]
-        found: bytes | None = self._client.run("task_await", keys, [task_id, wait_ms], Repeat.IDEMPOTENT)
+        found: bytes | None = self._client.run("tasks/await", keys, [task_id, wait_ms], Repeat.IDEMPOTENT)
         return found
 
     def release(
@@ -107,7 +107,7 @@ class LaneStore:
         is_repeated, answer = False, b"gone"
         for tries_left in reversed(range(_TRIES)):
             try:
-                answer = self._client.run("task_release", keys, args, Repeat.ONCE)
+                answer = self._client.run("tasks/release", keys, args, Repeat.ONCE)
                 break
             except GroupLost:
                 break  # nobody has read the lane yet, or its group and what was in hand went together
@@ -127,7 +127,7 @@ class LaneStore:
         while is_more and total + len(gone) < limit:
             left = limit - total - len(gone)
             args: list[str | int] = [self._group, idle_ms, left, self._cursor, _PAGE, max_retry, _now()]
-            cursor, freed, dead, is_more = self._client.run("task_orphans", self._ends, args, Repeat.ONCE)
+            cursor, freed, dead, is_more = self._client.run("tasks/orphans", self._ends, args, Repeat.ONCE)
             self._cursor = cursor.decode()
             total += int(freed)
             gone += [task_id.decode() for task_id in dead]
@@ -150,7 +150,7 @@ class LaneStore:
         args: list[str | int] = [self._group, self._consumer, len(lanes), *(lane.name for lane in lanes)]
         for entry_id, task_id, lane, runs in moves:
             args += (entry_id, task_id, lanes.index(lane) + 1, runs)
-        return int(self._client.run("task_move", keys, args, Repeat.IDEMPOTENT))
+        return int(self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT))
 
     def close(self) -> bool:
         """Take the lane off the list if nothing is in it and nobody reads it; tell whether it went."""
@@ -159,7 +159,7 @@ class LaneStore:
             self.streams.position(self._group),
         ]  # fmt: skip
         args = [self.lane.name, self._group]
-        return bool(self._client.run("task_close_lane", keys, args, Repeat.IDEMPOTENT))
+        return bool(self._client.run("tasks/close_lane", keys, args, Repeat.IDEMPOTENT))
 
     def has_suspects(self) -> bool:
         """Return whether any task of the lane was with a worker when it died."""

@@ -65,5 +65,5 @@ class TaskOutbox:
         ]  # fmt: skip
         head: list[bytes | str | int] = [self._group, len(numbers), *(lane.name for lane in numbers)]
         # Idempotent: an id that is open or done is not added again.
-        reply = self._client.run("task_enqueue", names, [*head, *args], Repeat.IDEMPOTENT)
+        reply = self._client.run("tasks/enqueue", names, [*head, *args], Repeat.IDEMPOTENT)
         return [answer.decode() for answer in reply]

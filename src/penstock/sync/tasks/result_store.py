@@ -33,12 +33,12 @@ class ResultStore:
         keys = [self._keys.results, self._keys.done, self._keys.awaited, self._keys.notice(result.task_id)]
         args = [result.task_id, result.kind, result.status.value, encode(result)]
         # A repetition after a lost answer finds this very result, and says so.
-        return bool(self._client.run("task_result", keys, args, Repeat.IDEMPOTENT))
+        return bool(self._client.run("tasks/result", keys, args, Repeat.IDEMPOTENT))
 
     def get(self, task_id: str, wait_ms: int = 0) -> Result | None:
         """Return the result of a task, if there is one; else take note that somebody waits for it for so long."""
         keys = [self._keys.results, self._keys.done, self._keys.awaited]
-        raw: bytes | None = self._client.run("task_await", keys, [task_id, wait_ms], Repeat.IDEMPOTENT)
+        raw: bytes | None = self._client.run("tasks/await", keys, [task_id, wait_ms], Repeat.IDEMPOTENT)
         return None if raw is None else decode_result(raw)
 
     def wait(self, task_id: str, timeout_s: float) -> Result | None:
@@ -86,7 +86,7 @@ class ResultStore:
         gone = 0
         while True:
             keys = [self._keys.results, self._keys.done]
-            entries, results = self._client.run("task_retention", keys, [retention_ms, _STEP], Repeat.IDEMPOTENT)
+            entries, results = self._client.run("tasks/retention", keys, [retention_ms, _STEP], Repeat.IDEMPOTENT)
             gone += int(results)
             if not entries:
                 return gone

@@ -1,0 +1,33 @@
+-- Hands out new data streams to this consumer, unless others that have fewer are about to take them: new -> pending.
+-- KEYS: 1 load balancer stream, 2 peers
+-- ARGV: 1 group, 2 consumer, 3 streams owned, 4 capacity (0 = any), 5 ms for which this consumer counts as alive,
+--       6 by how many it may be ahead of the least loaded, 7 ms for which an entry waits for others, 8 how many at most
+-- Returns: {0, entries}: taken (none = none wait) | {1}: none wait, and others are to have the next | {2}: some wait for others
+-- Called twice: takes more. An entry whose reply got lost is pending without a lock, which the next sweep finds.
+-- include: balancer/peers.lua
+local stream, peers, group, me = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local owned, capacity, now = tonumber(ARGV[3]), tonumber(ARGV[4]), now_ms()
+register(peers, me, now + ARGV[5], owned, capacity)
+local count, least = tonumber(ARGV[8]), least_owned(peers, me, now)
+if least and least + ARGV[6] <= owned then
+  local delivered = '0-0'
+  for _, found in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local is_ours = false
+    for i = 1, #found, 2 do
+      if found[i] == 'name' then is_ours = found[i + 1] == group end
+      if is_ours and found[i] == 'last-delivered-id' then delivered = found[i + 1] end
+    end
+  end
+  local first = redis.call('XRANGE', stream, '(' .. delivered, '+', 'COUNT', 1)[1]
+  if not first then return {1} end
+  local age = now - tonumber(string.match(first[1], '^%d+'))
+  -- An id from the future was chosen by somebody: it says nothing about how long the entry has waited.
+  if age >= 0 and age < tonumber(ARGV[7]) then return {2} end
+  count = 1
+elseif least then
+  count = math.min(count, least + ARGV[6] - owned)
+end
+local reply = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', count, 'STREAMS', stream, '>')
+if not reply or not reply[1] then return {0, {}} end
+register(peers, me, now + ARGV[5], owned + #reply[1][2], capacity)
+return {0, reply[1][2]}

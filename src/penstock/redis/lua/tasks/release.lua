@@ -1,0 +1,47 @@
+-- Gives a task that is in somebody's hands back: pending -> waiting, -> dead, or -> acknowledged.
+-- KEYS: 1 stream, 2 retries, 3 attempts, 4 suspects, 5 dead, 6 index, 7 unique, 8 counts, 9 results, 10 done, 11 awaited,
+--       12 notice of the task
+-- ARGV: 1 group, 2 consumer that must hold it ('' = whoever does), 3 id of the entry, 4 what: 'ack', 'nack', 'dead_letter' or 'extend',
+--       5 delay in ms, 6 '1' = the run counts, 7 how often it may be tried again, 8 reason, 9 error, 10 text,
+--       11 now (ISO 8601), 12 kind ('' = look), 13 id of the task, 14 traceback
+-- Returns: 'waiting', 'dead', 'acked', 'extended', or 'gone' = it is not pending (with that consumer)
+-- Called twice: 'gone', except that a delay starts anew.
+local call = redis.call
+local stream, retries, attempts, suspects, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local index, unique, counts, results, done, awaited = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local group, entry_id, what, now_text = ARGV[1], ARGV[3], ARGV[4], ARGV[11]
+local clock = call('TIME')
+local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+-- include: tasks/dead_letter_task.lua
+local entry = call('XPENDING', stream, group, entry_id, entry_id, 1)[1]
+if not entry or (ARGV[2] ~= '' and entry[2] ~= ARGV[2]) then return 'gone' end
+local begun = tonumber(call('HGET', attempts, entry_id) or entry[4])
+if what == 'extend' then
+  if #call('XRANGE', stream, entry_id, entry_id) == 0 then return 'extended' end -- XCLAIM would drop it: see hold_vanished.lua
+  if call('ZSCORE', retries, entry_id) then return 'gone' end -- it waits, in nobody's hands
+  call('XCLAIM', stream, group, entry[2], 0, entry_id, 'RETRYCOUNT', entry[4], 'JUSTID')
+  return 'extended'
+end
+local kind = ARGV[12]
+if kind == '' then
+  local row = call('XRANGE', stream, entry_id, entry_id)[1]
+  kind = row and field(row[2], 'kind') or ''
+end
+if what == 'ack' then
+  call('XACK', stream, group, entry_id)
+  strike(entry_id)
+  forget_tasks({ARGV[13]}, {entry_id})
+  count_kind('acked', kind, 1)
+  return 'acked'
+end
+local is_missing = #call('XRANGE', stream, entry_id, entry_id) == 0
+if what == 'dead_letter' or is_missing or (ARGV[6] == '1' and begun > tonumber(ARGV[7])) then
+  dead_letter_task(entry, begun, ARGV[8], ARGV[9], ARGV[10], KEYS[12], ARGV[13], kind, ARGV[14])
+  return 'dead'
+end
+if ARGV[6] ~= '1' then begun = math.max(0, begun - 1) end
+call('XCLAIM', stream, group, entry[2], 0, entry_id, 'RETRYCOUNT', math.max(begun, 0), 'JUSTID')
+call('HSET', attempts, entry_id, begun)
+call('SREM', suspects, entry_id)
+call('ZADD', retries, string.format('%.0f', now_ms + ARGV[5]), entry_id)
+return 'waiting'

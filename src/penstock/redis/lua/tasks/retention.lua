@@ -1,0 +1,24 @@
+-- Lets go of results that are older than their retention, oldest first, and of what leads to them, as many as one call can
+-- without holding the server up.
+-- KEYS: 1 results, 2 done
+-- ARGV: 1 how long results are kept, in ms, 2 how many entries at most
+-- Returns: {entries, results} that went; {0, 0} = there are no more
+-- Called twice: goes on.
+-- include: shared/pages.lua
+local call = redis.call
+local clock = call('TIME')
+local limit = string.format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000) - ARGV[1])
+local entries, results = {}, 0
+walk(KEYS[1], '-', '(' .. limit .. '-0', tonumber(ARGV[2]), function(row)
+  entries[#entries + 1] = row[1]
+  local ids, gone = {}, {}
+  for i = 1, #row[2], 8 do
+    if row[2][i] == 'task_id' then ids[#ids + 1] = row[2][i + 1] end
+  end
+  for i, entry in ipairs(#ids > 0 and call('HMGET', KEYS[2], unpack(ids)) or {}) do
+    if entry == row[1] then gone[#gone + 1] = ids[i] end
+  end
+  if #gone > 0 then results = results + call('HDEL', KEYS[2], unpack(gone)) end
+end)
+if #entries == 0 then return {0, 0} end
+return {call('XDEL', KEYS[1], unpack(entries)), results}
