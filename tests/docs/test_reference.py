@@ -111,7 +111,8 @@ def test_the_tree_of_errors_is_that_of_the_code() -> None:
 def test_every_event_that_is_sent_is_described() -> None:
     page = REFERENCE / "events.md"
     described = {*table_column(page, "## Of consumers"), *table_column(page, "## Of producers")}
-    source = "".join(path.read_text() for path in (ROOT / "src" / "penstock" / "streams").glob("*.py"))
+    folders = [ROOT / "src" / "penstock" / folder for folder in ("streams", "delivery")]
+    source = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     sent = {EventName[name].value for name in re.findall(r"EventName\.([A-Z_]+)", source)}
     assert described == sent
 

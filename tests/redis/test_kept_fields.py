@@ -36,3 +36,20 @@ def test_the_script_and_python_keep_the_same(raw: redis.Redis, fields: list[byte
     expected, left_out = records.kept_fields(fields)
     assert (kept, cut.decode()) == ([*expected], left_out)
     assert len(kept) < 4_100  # which leaves room for what a script adds
+
+
+def test_a_record_of_a_script_has_the_fields_that_python_reads(raw: redis.Redis) -> None:
+    source = f"""
+    local stream, group, now_ms = 'orders', 'workers', 1700000000000
+    {part("shared/dead_letter_record")}
+    return dead_letter_record({{'data', 'x'}}, {{'1-1', 'me', 5, 2}}, 'missing', 'ValueError', 'no', '3')
+    """
+    letter = records.parse("9-9", raw.eval(source, 0))
+    assert (letter.reason, letter.source_stream, letter.source_id, letter.group) == (
+        "missing",
+        "orders",
+        "1-1",
+        "workers",
+    )
+    assert (letter.consumer, letter.error, letter.error_text, letter.attempts) == ("me", "ValueError", "no", 3)
+    assert (letter.deliveries, letter.dead_at_ms, letter.fields["data"]) == (2, 1_700_000_000_000, b"x")

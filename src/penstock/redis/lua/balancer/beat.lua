@@ -9,7 +9,7 @@
 -- oneself would take it back. The idle time is not set to 0: see balancer_own.
 -- include: balancer/peers.lua
 local stream, group, me, ttl = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-register(KEYS[2], me, now_ms() + ARGV[7], ARGV[5], ARGV[6])
+register(KEYS[2], me, now_ms + ARGV[7], ARGV[5], ARGV[6])
 local mine, lost, locks = {}, {}, {}
 local owned = tonumber(ARGV[8])
 for i = 9, #ARGV do

@@ -35,5 +35,5 @@ end
 redis.call('HSET', owners, name, id)
 local token = redis.call('INCR', KEYS[3])
 if KEYS[5] then redis.call('SET', KEYS[5], me, 'PX', ARGV[5]) end
-register(KEYS[4], me, now_ms() + ARGV[10], ARGV[8] + 1, ARGV[9])
+register(KEYS[4], me, now_ms + ARGV[10], ARGV[8] + 1, ARGV[9])
 return {'own', token, deliveries, fields}

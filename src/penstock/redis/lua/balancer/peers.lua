@@ -1,10 +1,6 @@
 -- Included by the scripts of the balancer that compare consumers of one service. A consumer writes down until when it
 -- counts as alive, how many streams it owns and how many it can own (0 = any number). Go peers do not.
-local function now_ms()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
+-- include: shared/now.lua
 local function register(peers, me, until_ms, owned, capacity)
   -- pcall: a server at its memory limit refuses it, and the locks go on without.
   redis.pcall('HSET', peers, me, string.format('%.0f', until_ms) .. ' ' .. owned .. ' ' .. capacity)

@@ -5,22 +5,17 @@
 -- Returns: {0, entries}: taken (none = none wait) | {1}: none wait, and others are to have the next | {2}: some wait for others
 -- Called twice: takes more. An entry whose reply got lost is pending without a lock, which the next sweep finds.
 -- include: balancer/peers.lua
+-- include: shared/group_info.lua
 local stream, peers, group, me = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
-local owned, capacity, now = tonumber(ARGV[3]), tonumber(ARGV[4]), now_ms()
-register(peers, me, now + ARGV[5], owned, capacity)
-local count, least = tonumber(ARGV[8]), least_owned(peers, me, now)
+local owned, capacity = tonumber(ARGV[3]), tonumber(ARGV[4])
+register(peers, me, now_ms + ARGV[5], owned, capacity)
+local count, least = tonumber(ARGV[8]), least_owned(peers, me, now_ms)
 if least and least + ARGV[6] <= owned then
-  local delivered = '0-0'
-  for _, found in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    local is_ours = false
-    for i = 1, #found, 2 do
-      if found[i] == 'name' then is_ours = found[i + 1] == group end
-      if is_ours and found[i] == 'last-delivered-id' then delivered = found[i + 1] end
-    end
-  end
+  local info = group_info(stream, group)
+  local delivered = info and info['last-delivered-id'] or '0-0'
   local first = redis.call('XRANGE', stream, '(' .. delivered, '+', 'COUNT', 1)[1]
   if not first then return {1} end
-  local age = now - tonumber(string.match(first[1], '^%d+'))
+  local age = now_ms - tonumber(string.match(first[1], '^%d+'))
   -- An id from the future was chosen by somebody: it says nothing about how long the entry has waited.
   if age >= 0 and age < tonumber(ARGV[7]) then return {2} end
   count = 1
@@ -29,5 +24,5 @@ elseif least then
 end
 local reply = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', count, 'STREAMS', stream, '>')
 if not reply or not reply[1] then return {0, {}} end
-register(peers, me, now + ARGV[5], owned + #reply[1][2], capacity)
+register(peers, me, now_ms + ARGV[5], owned + #reply[1][2], capacity)
 return {0, reply[1][2]}

@@ -5,17 +5,12 @@
 -- Returns: 'id id ...' of those that were dropped; the others were handed out, or dropped, meanwhile.
 -- Called twice: the second call gets the recorded answer. Else whoever lost a reply would drop the next ones as well.
 -- include: shared/ids.lua
+-- include: shared/group_info.lua
 local stream, key_index, dropped = KEYS[1], 3, {}
 local done = redis.call('GET', KEYS[2])
 if done then return done end
-local delivered = '0-0'
-for _, info in ipairs(redis.call('EXISTS', stream) == 1 and redis.call('XINFO', 'GROUPS', stream) or {}) do
-  if info[2] == ARGV[1] then
-    for i = 3, #info, 2 do
-      if info[i] == 'last-delivered-id' then delivered = info[i + 1] end
-    end
-  end
-end
+local info = redis.call('EXISTS', stream) == 1 and group_info(stream, ARGV[1])
+local delivered = info and info['last-delivered-id'] or '0-0'
 local least = tonumber(ARGV[2]) -- another producer may have made room meanwhile
 for i = 4, #ARGV, 2 do
   local id = ARGV[i]

@@ -5,15 +5,11 @@
 -- Called twice: the second call changes nothing.
 -- A call may arrive after its caller has given up waiting for the reply, when somebody processes the message: take.lua sets
 -- the count of one delivery to 0, and begin.lua records an attempt.
--- XCLAIM first, and not for an entry that has vanished: see park.lua.
-local stream, group, me, id = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local stream, retries, attempts = KEYS[1], KEYS[2], KEYS[3]
+local group, me, id = ARGV[1], ARGV[2], ARGV[3]
 local entry = redis.call('XPENDING', stream, group, id, id, 1, me)[1]
-if not entry or entry[4] ~= 1 or redis.call('HGET', KEYS[3], id) then return 0 end
-local clock = redis.call('TIME')
-local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
-if #redis.call('XRANGE', stream, id, id) == 1 then
-  redis.call('XCLAIM', stream, group, me, 0, id, 'RETRYCOUNT', 0, 'JUSTID')
-end
-redis.call('ZADD', KEYS[2], string.format('%.0f', now_ms), id)
-redis.call('HSET', KEYS[3], id, 0)
+if not entry or entry[4] ~= 1 or redis.call('HGET', attempts, id) then return 0 end
+-- include: shared/now.lua
+-- include: shared/put_aside.lua
+put_aside(id, me, #redis.call('XRANGE', stream, id, id) == 1 and 0, 0, now_ms)
 return 1

@@ -6,12 +6,10 @@
 -- Returns: {{{id, fields}, ...}, where to go on or '' = there are no more}
 -- Called twice: reads only.
 -- include: shared/pages.lua
+-- include: shared/group_info.lua
 local stream, group, most, wants_waiting = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
 local page, rows, bytes = 500, {}, 0
-local exists = false
-for _, info in ipairs(redis.call('EXISTS', stream) == 1 and redis.call('XINFO', 'GROUPS', stream) or {}) do
-  exists = exists or info[2] == group
-end
+local exists = redis.call('EXISTS', stream) == 1 and group_info(stream, group)
 local pending = exists and redis.call('XPENDING', stream, group, ARGV[4], '+', page) or {}
 for _, entry in ipairs(pending) do
   if #rows == most or bytes >= ENOUGH then return {rows, entry[1]} end

@@ -9,6 +9,7 @@
 --       3 = taken without a lease.
 -- Called twice: the second call finds the messages gone from the list and adds nothing.
 -- XADD before LREM: when the stream refuses, the message stays where it is.
+-- include: queue/move_marker.lua
 local call = redis.call
 local list, stream = KEYS[1], KEYS[2]
 local clock = call('TIME')
@@ -36,14 +37,6 @@ local function forget(stored, token, claim)
   call('HDEL', KEYS[8], token, stored)
 end
 
-local function move_marker(old, new, id)
-  local left_ms = call('PTTL', old)
-  if left_ms == -2 then return 1 end
-  if left_ms == -1 then call('SET', new, id, 'NX') else call('SET', new, id, 'PX', math.max(1, left_ms), 'NX') end
-  call('DEL', old)
-  return 4
-end
-
 local answers, key, i = {}, 9, 4
 while i <= #ARGV do
   local stored, token, claim, has_result, size = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3] == '1', ARGV[i + 5]
@@ -60,7 +53,7 @@ while i <= #ARGV do
     end
     local id = call('XADD', stream, '*', unpack(fields))
     call('LREM', list, -1, stored)
-    answer = move_marker(old, new, id)
+    answer = move_marker(old, new, id) and 4 or 1
     forget(stored, token, claim)
     if has_result then call('DEL', KEYS[key + 2]) end
   end

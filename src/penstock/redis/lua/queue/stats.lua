@@ -4,15 +4,14 @@
 -- Returns: {unread or -1 when only a walk through the stream would tell, handed out, of these waiting for a retry,
 --       completed, failed, dead, last delivered id}
 -- Called twice: reads only.
+-- include: shared/group_info.lua
 local function length(key) return redis.call('XLEN', key) end
-local groups = redis.call('EXISTS', KEYS[1]) == 1 and redis.call('XINFO', 'GROUPS', KEYS[1]) or {}
 local unread, pending, delivered = length(KEYS[1]), 0, '0-0'
-for _, group in ipairs(groups) do
-  local info = {}
-  for i = 1, #group, 2 do info[group[i]] = group[i + 1] end
-  if info['name'] == ARGV[1] then
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  local info, groups = group_info(KEYS[1], ARGV[1])
+  if info then
     pending, delivered = info['pending'], info['last-delivered-id']
-    unread = #groups == 1 and unread - pending or -1 -- others keep entries in the stream that this group is done with
+    unread = groups == 1 and unread - pending or -1 -- others keep entries in the stream that this group is done with
   end
 end
 return {unread, pending, redis.call('ZCARD', KEYS[2]), length(KEYS[3]), length(KEYS[4]), length(KEYS[5]), delivered}

@@ -5,15 +5,13 @@
 -- Returns: {{{id, deduplication key or ''}, ...} or {{id, fields}, ...}, where to go on or '' = there are no more}
 -- Called twice: reads only.
 -- include: shared/ids.lua
+-- include: shared/group_info.lua
 -- include: shared/pages.lua
 local from = ARGV[4] ~= '' and ARGV[4] or '-'
-for _, info in ipairs(from == '-' and redis.call('EXISTS', KEYS[1]) == 1 and redis.call('XINFO', 'GROUPS', KEYS[1]) or {}) do
-  if info[2] == ARGV[1] then
-    for i = 3, #info, 2 do
-      if info[i] == 'last-delivered-id' then from = next_id(info[i + 1]) end
-      if from == info[i + 1] then return {{}, ''} end -- it was handed the last id that there can be
-    end
-  end
+local info = from == '-' and redis.call('EXISTS', KEYS[1]) == 1 and group_info(KEYS[1], ARGV[1])
+if info then
+  from = next_id(info['last-delivered-id'])
+  if from == info['last-delivered-id'] then return {{}, ''} end -- it was handed the last id that there can be
 end
 local rows = {}
 local function with_key(row)

@@ -14,8 +14,7 @@ local removed, is_more, is_held = 0, false, false
 
 local function has_before(id) return #redis.call('XRANGE', dead, '-', '(' .. id, 'COUNT', 1) > 0 end
 
-local clock = redis.call('TIME')
-local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+-- include: shared/now.lua
 if max_age_ms > 0 and now_ms > max_age_ms then
   local old = string.format('%.0f-0', now_ms - max_age_ms)
   local is_needed = needed and is_smaller(needed, old)

@@ -2,11 +2,11 @@
 -- the oldest pending entry, or what follows the last delivered one, whichever group is furthest behind.
 -- Returns nil when the stream has no group: then everything is unread and nothing may be trimmed.
 -- include: shared/ids.lua
+-- include: shared/group_info.lua
 local function needed_from(stream)
   local first
   for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    local info = {}
-    for i = 1, #group, 2 do info[group[i]] = group[i + 1] end
+    local info = as_table(group)
     local id
     if info['pending'] > 0 then
       id = redis.call('XPENDING', stream, info['name'])[2]

@@ -8,10 +8,9 @@
 -- Called twice: the second call acknowledges nothing and refuses all.
 -- No write before XACK, and XACK is allowed at the memory limit: a full server can be drained.
 local stream, group, me = KEYS[1], ARGV[1], ARGV[2]
-if ARGV[3] ~= '' then
-  local holder = redis.call('GET', KEYS[4])
-  if holder and holder ~= ARGV[3] then return redis.error_reply('FENCED a newer process runs as ' .. me) end
-end
+-- include: streams/fence.lua
+local refusal = fenced(KEYS[4], ARGV[3], me)
+if refusal then return refusal end
 local mine, first, refused = ARGV, 9, {}
 
 if tonumber(ARGV[6]) >= 0 then
@@ -43,24 +42,17 @@ if #mine >= first then
   acked = redis.call('XACK', stream, group, unpack(mine, first))
   if ARGV[5] == '1' then redis.call('HDEL', KEYS[2], unpack(mine, first)) end
 end
-if ARGV[4] == '1' then
-  local pending = redis.call('XPENDING', stream, group)
-  local record
-  if pending[1] > 100 then
-    record = '(' .. pending[2]
-  else
-    for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-      if info[2] == group then
-        for i = 3, #info, 2 do
-          if info[i] == 'last-delivered-id' then record = info[i + 1] end
-        end
-      end
-    end
-    if pending[1] > 0 then
-      for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', 100)) do record = record .. ' ' .. entry[1] end
-    end
+if ARGV[4] ~= '1' then return {acked, refused} end
+-- include: shared/group_info.lua
+local pending, record = redis.call('XPENDING', stream, group), nil
+if pending[1] > 100 then
+  record = '(' .. pending[2]
+else
+  record = group_info(stream, group)['last-delivered-id']
+  if pending[1] > 0 then
+    for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', 100)) do record = record .. ' ' .. entry[1] end
   end
-  -- pcall: without a write before it this may be refused at the memory limit, and it is only a record.
-  redis.pcall('SET', KEYS[3], record)
 end
+-- pcall: without a write before it this may be refused at the memory limit, and it is only a record.
+redis.pcall('SET', KEYS[3], record)
 return {acked, refused}

@@ -5,14 +5,12 @@
 -- XADD before XACK; when the dead-letter stream refuses (memory, type), the entry stays pending.
 local stream, retries, attempts, dead_letters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local group, me = ARGV[1], ARGV[2]
-local clock = redis.call('TIME')
-local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
-
+-- include: shared/now.lua
+-- include: shared/dead_letter_record.lua
 local function dead_letter_missing(entry, missing)
-  local reply = redis.pcall('XADD', dead_letters, '*', 'dlq_reason', 'missing', 'dlq_source', stream, 'dlq_id', entry[1],
-    'dlq_group', group, 'dlq_consumer', entry[2], 'dlq_error', '', 'dlq_error_text',
-    'the entry was trimmed or deleted while it was pending', 'dlq_attempts', redis.call('HGET', attempts, entry[1]) or '0',
-    'dlq_deliveries', tostring(entry[4]), 'dlq_time', string.format('%.0f', now_ms))
+  local record = dead_letter_record({}, entry, 'missing', '', 'the entry was trimmed or deleted while it was pending',
+    redis.call('HGET', attempts, entry[1]) or '0')
+  local reply = redis.pcall('XADD', dead_letters, '*', unpack(record))
   if type(reply) == 'table' and reply.err then return end
   redis.call('XACK', stream, group, entry[1])
   redis.call('HDEL', attempts, entry[1])

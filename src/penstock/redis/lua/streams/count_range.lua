@@ -12,8 +12,7 @@ if from == 'needed' or to == 'needed' then
   if from == 'needed' then from = limit or '-' end
   if to == 'needed' then to = limit and '(' .. limit or '(0-1' end
 end
-local clock = redis.call('TIME')
+-- include: shared/now.lua
 local first
 local counted, last, is_end = walk(KEYS[1], from, to, tonumber(ARGV[3]), function(row) first = first or row[1] end)
-return {counted, first or '', is_end and '' or next_id(last), redis.call('XLEN', KEYS[1]),
-  clock[1] * 1000 + math.floor(clock[2] / 1000)}
+return {counted, first or '', is_end and '' or next_id(last), redis.call('XLEN', KEYS[1]), now_ms}

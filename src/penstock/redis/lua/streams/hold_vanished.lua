@@ -5,8 +5,8 @@
 -- Returns: {refused ids}: handlers run that do not hold their messages any more
 -- Called twice: the time starts anew.
 local stream, retries, group, me = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
-local clock = redis.call('TIME')
-local until_ms = string.format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000) + ARGV[3])
+-- include: shared/now.lua
+local until_ms = string.format('%.0f', now_ms + ARGV[3])
 local refused = {}
 for i = 4, #ARGV, 2 do
   local id = ARGV[i]

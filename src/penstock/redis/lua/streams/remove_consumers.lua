@@ -4,10 +4,10 @@
 -- ARGV: 1 group, 2 consumer that asks, 3 silent for at least so many ms
 -- Returns: {names removed}
 -- Called twice: the second call finds none.
+-- include: shared/group_info.lua
 local removed = {}
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
-  local info = {}
-  for i = 1, #consumer, 2 do info[consumer[i]] = consumer[i + 1] end
+  local info = as_table(consumer)
   if info['pending'] == 0 and info['idle'] >= tonumber(ARGV[3]) and info['name'] ~= ARGV[2] then
     redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], info['name'])
     removed[#removed + 1] = info['name']

@@ -3,12 +3,11 @@
 -- ARGV: 1 group, 2 consumer, 3 incarnation ('' = the name is unique anyway), 4 TTL of the worker key in ms, 5.. ids
 -- Returns: {refused ids, vanished ids}; vanished = pending with this consumer, but trimmed or deleted: see hold_vanished.lua
 -- Called twice: renews again.
+-- include: streams/fence.lua
 -- include: streams/presence.lua
 local stream, group, me = KEYS[1], ARGV[1], ARGV[2]
-if ARGV[3] ~= '' then
-  local holder = redis.call('GET', KEYS[2])
-  if holder and holder ~= ARGV[3] then return redis.error_reply('FENCED a newer process runs as ' .. me) end
-end
+local refusal = fenced(KEYS[2], ARGV[3], me)
+if refusal then return refusal end
 local mine, refused, vanished, is_present = {}, {}, {}, presence(stream, #ARGV - 4)
 for i = 5, #ARGV do
   if #redis.call('XPENDING', stream, group, ARGV[i], ARGV[i], 1, me) == 0 then

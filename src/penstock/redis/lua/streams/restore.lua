@@ -7,25 +7,22 @@
 -- then what follows it is handed out again, for better twice than never.
 -- What is not pending now will be read as new, and begins anew: a due time of before would take it from its reader.
 -- include: shared/ids.lua
+-- include: shared/group_info.lua
 local stream, group = KEYS[1], ARGV[1]
 
 local start, pending = '0-0', {}
 local exists = redis.call('EXISTS', stream) == 1
 -- Looked for before it is created: at the memory limit XGROUP CREATE is refused even when the group exists, and then no
 -- consumer could start to drain the stream.
-for _, info in ipairs(exists and redis.call('XINFO', 'GROUPS', stream) or {}) do
-  if info[2] == group then return '' end
-end
+if exists and group_info(stream, group) then return '' end
 local record = exists and redis.call('GET', KEYS[2])
 if record then
   local oldest = string.match(record, '^%((.+)$')
   for id in string.gmatch(oldest and previous_id(oldest) or record, '%S+') do pending[#pending + 1] = id end
   start = table.remove(pending, 1)
-  local info = redis.call('XINFO', 'STREAM', stream)
-  for i = 1, #info, 2 do
-    -- A stream that was deleted and begun again with smaller ids: the record speaks of another one.
-    if info[i] == 'last-generated-id' and is_smaller(info[i + 1], start) then start, pending = '0-0', {} end
-  end
+  local last = as_table(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
+  -- A stream that was deleted and begun again with smaller ids: the record speaks of another one.
+  if is_smaller(last, start) then start, pending = '0-0', {} end
 end
 
 -- Kept are the counts and due times of what is pending again: a hundred at most, however many there were.

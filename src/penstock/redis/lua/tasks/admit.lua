@@ -11,26 +11,25 @@
 local call = redis.call
 local group, me, entry, lane, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local lanes, lease_ms = tonumber(ARGV[6]), tonumber(ARGV[7])
-local clock = call('TIME')
-local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local streams, retries = {}, {}
-for n = 1, lanes do streams[ARGV[8 + n]], retries[ARGV[8 + n]] = KEYS[2 * n - 1], KEYS[2 * n] end
+-- include: shared/now.lua
+local streams, retries_of = {}, {}
+for n = 1, lanes do streams[ARGV[8 + n]], retries_of[ARGV[8 + n]] = KEYS[2 * n - 1], KEYS[2 * n] end
+local stream, retries = streams[lane], retries_of[lane]
 local attempts, first_key, first_limit = KEYS[2 * lanes + 1], 2 * lanes + 2, 9 + lanes
-local pending = call('XPENDING', streams[lane], group, entry, entry, 1, me)[1]
+local pending = call('XPENDING', stream, group, entry, entry, 1, me)[1]
 if not pending then return -1 end
 
 local function is_held(place)
   local where, holder = string.match(place, '^(%S+) (%S+)$')
-  if not where or call('ZSCORE', retries[where], holder) then return false end
+  if not where or call('ZSCORE', retries_of[where], holder) then return false end
   local rows = redis.pcall('XPENDING', streams[where], group, holder, holder, 1)
   return rows[1] and rows[1][3] < lease_ms -- an error: the lane is gone, and what was in it
 end
 
-local function put_aside(until_ms)
+-- include: shared/put_aside.lua
+local function postpone(until_ms)
   local begun = math.max(0, tonumber(call('HGET', attempts, entry) or pending[4]) - 1)
-  call('XCLAIM', streams[lane], group, me, 0, entry, 'RETRYCOUNT', begun, 'JUSTID')
-  call('HSET', attempts, entry, begun)
-  call('ZADD', retries[lane], string.format('%.0f', until_ms), entry)
+  put_aside(entry, me, begun, begun, until_ms)
   return 0
 end
 
@@ -49,7 +48,7 @@ for i = first_limit, #ARGV, 3 do
     end
     if call('HLEN', KEYS[key]) >= tonumber(ARGV[i + 1]) then
       call('ZADD', KEYS[key + 1], 'NX', string.format('%.0f', now_ms), place)
-      return put_aside(now_ms + tonumber(ARGV[8]))
+      return postpone(now_ms + tonumber(ARGV[8]))
     end
   end
 end
@@ -68,7 +67,7 @@ for i = first_limit, #ARGV, 3 do
     end
   end
 end
-if wait_until > 0 then return put_aside(math.ceil(wait_until)) end
+if wait_until > 0 then return postpone(math.ceil(wait_until)) end
 for i = first_limit, #ARGV, 3 do
   local key = first_key + 2 * (i - first_limit) / 3
   if ARGV[i] == 'c' then

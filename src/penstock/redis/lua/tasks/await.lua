@@ -11,10 +11,8 @@ if entry then
   if body then return body end
 end
 local wait_ms = tonumber(ARGV[2])
-if wait_ms > 0 then
-  local clock = call('TIME')
-  local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
-  call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', now_ms)) -- of waiters that died
-  call('ZADD', KEYS[3], 'GT', string.format('%.0f', now_ms + wait_ms), ARGV[1])
-end
+if wait_ms <= 0 then return false end
+-- include: shared/now.lua
+call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', now_ms)) -- of waiters that died
+call('ZADD', KEYS[3], 'GT', string.format('%.0f', now_ms + wait_ms), ARGV[1])
 return false

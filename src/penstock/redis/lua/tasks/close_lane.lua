@@ -4,12 +4,12 @@
 -- Returns: 1 = gone, 0 = it stays: there is something in it, or a worker, or another group
 -- Called twice: the second call finds nothing.
 -- In one step with all that could put a task into it: those list the lane and create the group in theirs.
+-- include: shared/group_info.lua
 local call = redis.call
 if call('EXISTS', KEYS[2]) == 1 then
   if call('XLEN', KEYS[2]) > 0 then return 0 end
   for _, group in ipairs(call('XINFO', 'GROUPS', KEYS[2])) do
-    local info = {}
-    for i = 1, #group, 2 do info[group[i]] = group[i + 1] end
+    local info = as_table(group)
     if info['name'] ~= ARGV[2] or info['pending'] > 0 or info['consumers'] > 0 then return 0 end
   end
 end

@@ -3,6 +3,7 @@
 -- dead_letter_task(pending, begun, reason, error, text, notice, id, kind, traceback) moves the entry of one row of XPENDING to the dead
 -- letters, with an error as its result for whoever waits. XADD before XACK: when the record cannot be written, the task stays pending.
 -- include: shared/kept_fields.lua
+-- include: shared/dead_letter_record.lua
 -- include: tasks/store_results.lua
 -- include: tasks/forget_tasks.lua
 -- include: tasks/count_kind.lua
@@ -37,11 +38,8 @@ local function dead_letter_task(pending, begun, reason, error, text, notice, id,
   id, kind = id or field(record, 'task_id'), kind or field(record, 'kind')
   if kind == '' then kind = 'unknown' end
   if cut then record[#record + 1], record[#record + 2] = 'dlq_cut', cut end
-  local told = {'dlq_reason', reason, 'dlq_source', stream, 'dlq_id', entry, 'dlq_group', group, 'dlq_consumer', pending[2],
-    'dlq_error', error, 'dlq_error_text', text, 'dlq_traceback', traceback or '', 'dlq_attempts', string.format('%.0f', begun),
-    'dlq_deliveries', tostring(pending[4]), 'dlq_time', string.format('%.0f', now_ms)}
-  for _, part in ipairs(told) do record[#record + 1] = part end
-  call('XADD', dead, '*', unpack(record))
+  record[#record + 1], record[#record + 2] = 'dlq_traceback', traceback or ''
+  call('XADD', dead, '*', unpack(dead_letter_record(record, pending, reason, error, text, string.format('%.0f', begun))))
   if speaks_for(id, entry, reason) and not known_results({id})[1] then
     local cause = error ~= '' and error .. ': ' .. text or text
     store_results({{id, kind, 'error', cjson.encode({task_id = id, kind = kind, status = 'error', error = cause,

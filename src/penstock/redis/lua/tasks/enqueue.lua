@@ -9,8 +9,7 @@ local call = redis.call
 local index, done, unique, counts, due, bodies = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6], KEYS[7]
 local group, lanes = ARGV[1], tonumber(ARGV[2])
 local first = 3 + lanes
-local clock = call('TIME')
-local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+-- include: shared/now.lua
 
 -- include: tasks/open_lane.lua
 -- include: tasks/count_kind.lua

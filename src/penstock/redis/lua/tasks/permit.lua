@@ -8,15 +8,14 @@ local call = redis.call
 if call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
 local retries = {}
 for i = 2, #ARGV do retries[ARGV[i]] = KEYS[1 + i] end
-local clock = call('TIME')
-local now = string.format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000))
+-- include: shared/now.lua
 while true do
   local place = call('ZRANGE', KEYS[2], 0, 0)[1]
   local lane, entry = string.match(place or '', '^(%S+) (%S+)$')
   if lane and not retries[lane] then return lane end
   local is_waiting = lane and call('ZSCORE', retries[lane], entry)
   if place then call('ZREM', KEYS[2], place) end
-  if is_waiting then call('ZADD', retries[lane], now, entry) end
+  if is_waiting then call('ZADD', retries[lane], string.format('%.0f', now_ms), entry) end
   if is_waiting or not place then
     call('HDEL', KEYS[1], ARGV[1])
     return is_waiting and 1 or 0

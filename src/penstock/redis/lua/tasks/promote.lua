@@ -5,13 +5,12 @@
 -- Called twice: the second call moves the next ones.
 -- XADD before anything is removed: when the stream refuses, the task stays scheduled.
 local call = redis.call
-local clock = call('TIME')
-local now = string.format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000))
+-- include: shared/now.lua
 -- include: tasks/open_lane.lua
 local streams = {}
 for i = 3, #ARGV do streams[ARGV[i]] = KEYS[2 + i] end
 local moved, unknown, seen = 0, {}, {}
-for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
+for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now_ms), 'LIMIT', 0, ARGV[1])) do
   local packed, value = call('HGET', KEYS[2], id), call('HGET', KEYS[3], id)
   local lane, rest = string.match(value or '', '^%S+ (%S+)(.*)$')
   if not packed or not lane then

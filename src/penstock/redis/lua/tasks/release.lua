@@ -10,9 +10,9 @@ local call = redis.call
 local stream, retries, attempts, suspects, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local index, unique, counts, results, done, awaited = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local group, entry_id, what, now_text = ARGV[1], ARGV[3], ARGV[4], ARGV[11]
-local clock = call('TIME')
-local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+-- include: shared/now.lua
 -- include: tasks/dead_letter_task.lua
+-- include: shared/put_aside.lua
 local entry = call('XPENDING', stream, group, entry_id, entry_id, 1)[1]
 if not entry or (ARGV[2] ~= '' and entry[2] ~= ARGV[2]) then return 'gone' end
 local begun = tonumber(call('HGET', attempts, entry_id) or entry[4])
@@ -40,8 +40,6 @@ if what == 'dead_letter' or is_missing or (ARGV[6] == '1' and begun > tonumber(A
   return 'dead'
 end
 if ARGV[6] ~= '1' then begun = math.max(0, begun - 1) end
-call('XCLAIM', stream, group, entry[2], 0, entry_id, 'RETRYCOUNT', math.max(begun, 0), 'JUSTID')
-call('HSET', attempts, entry_id, begun)
+put_aside(entry_id, entry[2], math.max(begun, 0), begun, now_ms + ARGV[5])
 call('SREM', suspects, entry_id)
-call('ZADD', retries, string.format('%.0f', now_ms + ARGV[5]), entry_id)
 return 'waiting'

@@ -6,8 +6,8 @@
 -- Called twice: goes on.
 -- include: shared/pages.lua
 local call = redis.call
-local clock = call('TIME')
-local limit = string.format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000) - ARGV[1])
+-- include: shared/now.lua
+local limit = string.format('%.0f', now_ms - ARGV[1])
 local entries, results = {}, 0
 walk(KEYS[1], '-', '(' .. limit .. '-0', tonumber(ARGV[2]), function(row)
   entries[#entries + 1] = row[1]

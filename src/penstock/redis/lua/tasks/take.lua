@@ -5,8 +5,7 @@
 -- Called twice: the second call hands out the next ones; what the first took is pending with this consumer.
 local call = redis.call
 local group, me, left = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local clock = call('TIME')
-local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+-- include: shared/now.lua
 
 local function wait_ms(key)
   local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
