@@ -7,10 +7,8 @@
 --       {-1, {}} = another number is pending than expected: nothing was done, send it again without an expectation.
 -- Called twice: the second call acknowledges nothing and refuses all.
 -- No write before XACK, and XACK is allowed at the memory limit: a full server can be drained.
-local stream, group, me = KEYS[1], ARGV[1], ARGV[2]
+local stream, worker, group, me = KEYS[1], KEYS[4], ARGV[1], ARGV[2]
 -- include: streams/fence.lua
-local refusal = fenced(KEYS[4], ARGV[3], me)
-if refusal then return refusal end
 local mine, first, refused = ARGV, 9, {}
 
 if tonumber(ARGV[6]) >= 0 then

@@ -5,11 +5,9 @@
 -- Returns: id of the record, 0 = not pending (settled before), -1 = it belongs to another consumer.
 -- Called twice: the second call finds nothing pending and writes nothing.
 -- XADD before XACK: when the record cannot be written (memory, type, rights) the message stays pending.
+local stream, worker, group, id = KEYS[1], KEYS[5], ARGV[1], ARGV[4]
 -- include: streams/fence.lua
 -- include: shared/discard.lua
-local stream, group, id = KEYS[1], ARGV[1], ARGV[4]
-local refusal = fenced(KEYS[5], ARGV[3], ARGV[2])
-if refusal then return refusal end
 local entry = redis.call('XPENDING', stream, group, id, id, 1)[1]
 if not entry then return 0 end
 if entry[2] ~= ARGV[2] then return -1 end

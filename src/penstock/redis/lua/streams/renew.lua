@@ -3,11 +3,9 @@
 -- ARGV: 1 group, 2 consumer, 3 incarnation ('' = the name is unique anyway), 4 TTL of the worker key in ms, 5.. ids
 -- Returns: {refused ids, vanished ids}; vanished = pending with this consumer, but trimmed or deleted: see hold_vanished.lua
 -- Called twice: renews again.
+local stream, worker, group, me = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 -- include: streams/fence.lua
 -- include: streams/presence.lua
-local stream, group, me = KEYS[1], ARGV[1], ARGV[2]
-local refusal = fenced(KEYS[2], ARGV[3], me)
-if refusal then return refusal end
 local mine, refused, vanished, is_present = {}, {}, {}, presence(stream, #ARGV - 4)
 for i = 5, #ARGV do
   if #redis.call('XPENDING', stream, group, ARGV[i], ARGV[i], 1, me) == 0 then
@@ -23,5 +21,5 @@ if #mine > 0 then
   mine[#mine + 1] = 'JUSTID'
   redis.call('XCLAIM', stream, group, me, 0, unpack(mine))
 end
-if ARGV[3] ~= '' then redis.pcall('SET', KEYS[2], ARGV[3], 'PX', ARGV[4]) end
+if ARGV[3] ~= '' then redis.pcall('SET', worker, ARGV[3], 'PX', ARGV[4]) end
 return {refused, vanished}
