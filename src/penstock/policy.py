@@ -29,11 +29,6 @@ def unreadable(error: BaseException | None) -> Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
-    """The message is done."""
-
-
-@dataclass(frozen=True, slots=True)
 class Retry:
     """Hand the message out again after the delay; a snooze gives the attempt back."""
 
@@ -48,12 +43,18 @@ class GiveUp:
     reason: Reason
 
 
-Verdict: TypeAlias = Ack | Retry | GiveUp
+Verdict: TypeAlias = Retry | GiveUp
+
+
+def doubling(first: float, failures: int, longest: float) -> float:
+    """Return the delay after so many failures in a row: the first one, doubled by each further failure."""
+    delay: float = min(first * 2 ** min(failures - 1, 32), longest)
+    return delay
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential delays with jitter."""
+    """Exponential delays with jitter; none at all if the first one is 0."""
 
     initial_ms: int
     max_ms: int
@@ -61,20 +62,22 @@ class Backoff:
 
     def delay_ms(self, attempt: int, chance: random.Random) -> int:
         """Return the delay after the given failed attempt (1 = the first)."""
-        plain: int = min(self.initial_ms * 2 ** min(attempt - 1, 32), self.max_ms)
-        return max(1, round(plain * (1 + self.jitter * chance.uniform(-1, 1))))
+        plain = doubling(self.initial_ms, attempt, self.max_ms)
+        return max(1, round(plain * (1 + self.jitter * chance.uniform(-1, 1)))) if plain else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How often a message may be tried."""
+    """How often a message may be tried; None = as often as you like."""
 
-    max_deliveries: int
+    max_deliveries: int | None
     max_attempts: int | None
 
     def is_exhausted(self, deliveries: int, attempts: int) -> bool:
         """Tell whether a message with these counts must not be handed to a handler again."""
-        return deliveries >= self.max_deliveries or (self.max_attempts is not None and attempts >= self.max_attempts)
+        return (self.max_deliveries is not None and deliveries >= self.max_deliveries) or (
+            self.max_attempts is not None and attempts >= self.max_attempts
+        )
 
     def is_last_chance(self, deliveries: int, attempts: int) -> bool:
         """Tell whether the next run is the last one permitted.
@@ -85,16 +88,17 @@ class Limits:
 
 
 def after_failure(
-    error: BaseException | None, deliveries: int, attempts: int, limits: Limits, backoff: Backoff, chance: random.Random
-) -> Verdict:
+    error: BaseException | None, deliveries: int, attempts: int, limits: Limits, backoff: Backoff,
+    chance: random.Random, *, is_pointless: bool = False,
+) -> Verdict:  # fmt: skip
     """Decide about a message whose handler failed; `deliveries` and `attempts` include the failed run.
 
-    `error` is None when a batch handler left the id out of its reply.
+    `error` is None when a batch handler left the id out of its reply; `is_pointless` that another run would fail too.
     """
     asked_s = delay_asked_s(error) if isinstance(error, Snooze | RetryLater) else None
     if isinstance(error, Snooze) and asked_s is not None:
         return Retry(round(asked_s * 1000), counts=False)
-    if isinstance(error, FatalError):
+    if is_pointless or isinstance(error, FatalError):
         return GiveUp(Reason.FATAL)
     if limits.is_exhausted(deliveries, attempts):
         return GiveUp(Reason.MAX_DELIVERIES)

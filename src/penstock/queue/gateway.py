@@ -26,7 +26,7 @@ from penstock.queue.log_record import log_record
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.options import check_seconds, check_sink
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
-from penstock.queue.queue_consumer import GROUP, UNLIMITED, QueueConsumer
+from penstock.queue.queue_consumer import GROUP, QueueConsumer
 from penstock.queue.queue_consumer_settings import QueueConsumerSettings
 from penstock.redis.client import StreamClient
 from penstock.redis.from_driver import client_of, decodes, is_cluster
@@ -207,7 +207,7 @@ class RedisGateway(AbstractRedisGateway):
             dead_letters = self.dead_letter_queue or QueueKeys(queue).dead_letter
             settings = QueueConsumerSettings(
                 lease_s=lease_s,
-                limits=Limits(UNLIMITED, most),
+                limits=Limits(None, most),
                 dead_letters=self._client.keys(dead_letters).stream,
                 is_text=self._is_text,
                 retry=self._retry,

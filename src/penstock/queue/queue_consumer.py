@@ -38,7 +38,6 @@ from penstock.runtime.aio import pause, wait_out
 
 logger = logging.getLogger("penstock.queue")
 GROUP = "queue"
-UNLIMITED = (1 << 63) - 1
 _LOOK_EVERY_S = 1.0  # for messages that are due: other processes may have put some aside
 _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
 _PAGE = 100  # entries that the slow sweep looks at per call

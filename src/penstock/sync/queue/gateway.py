@@ -31,7 +31,7 @@ from penstock.sync.queue.announcer import Announcer
 from penstock.sync.queue.claim import Claim
 from penstock.sync.queue.dropping import drop_unread
 from penstock.sync.queue.log_record import log_record
-from penstock.sync.queue.queue_consumer import GROUP, UNLIMITED, QueueConsumer
+from penstock.sync.queue.queue_consumer import GROUP, QueueConsumer
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.from_driver import client_of, decodes, is_cluster
 
@@ -208,7 +208,7 @@ class RedisGateway(AbstractRedisGateway):
             dead_letters = self.dead_letter_queue or QueueKeys(queue).dead_letter
             settings = QueueConsumerSettings(
                 lease_s=lease_s,
-                limits=Limits(UNLIMITED, most),
+                limits=Limits(None, most),
                 dead_letters=self._client.keys(dead_letters).stream,
                 is_text=self._is_text,
                 retry=self._retry,

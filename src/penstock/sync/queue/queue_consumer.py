@@ -39,7 +39,6 @@ from penstock.sync.redis.client import StreamClient
 
 logger = logging.getLogger("penstock.sync.queue")
 GROUP = "queue"
-UNLIMITED = (1 << 63) - 1
 _LOOK_EVERY_S = 1.0  # for messages that are due: other processes may have put some aside
 _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
 _PAGE = 100  # entries that the slow sweep looks at per call

@@ -235,7 +235,7 @@ class Workers:
             verdict = verdicts[message.id]
             if isinstance(verdict, GiveUp):
                 self.dead_letter(message, verdict.reason, error)
-            elif isinstance(verdict, Retry):
+            else:
                 back = 0 if verdict.counts else 1
                 parked.append(message)
                 parkings.append(

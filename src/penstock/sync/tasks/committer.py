@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 from penstock.dead_letter_record import traceback_of
 from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, text_of
+from penstock.policy import GiveUp, Retry, doubling
 from penstock.redis.retry import pause_s
 from penstock.runtime.threads import Event, Lock, pause, shielded
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, Outcome, follow_ups
 from penstock.task import Result, Status, Task
-from penstock.tasks.retry import Again, GiveUp
 from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.sync.tasks")
@@ -87,9 +87,9 @@ class ResultCommitter:
         """Give a task back, or up."""
         task, verdict = failed.task, failed.verdict
         text = f"{failed.error}: {failed.text}"
-        if isinstance(verdict, Again):
+        if isinstance(verdict, Retry):
             is_ours = self._queue.nack(
-                task.id, verdict.delay_s, error=text, counts=verdict.counts, max_retry=task.attempts + 1
+                task.id, verdict.after_ms / 1000, error=text, counts=verdict.counts, max_retry=task.attempts + 1
             )
             outcome = "retry" if verdict.counts else "snooze"
         else:
@@ -278,7 +278,7 @@ class ResultCommitter:
         if len(self._put_offs) >= _MOST_PUT_OFF:
             self._put_offs.clear()  # other workers may have done them since
         count = self._put_offs[task.id] = self._put_offs.get(task.id, 0) + 1
-        delay_s = min(_PUT_OFF_S * 2 ** min(count - 1, 10), _MAX_PUT_OFF_S)
+        delay_s = doubling(_PUT_OFF_S, count, _MAX_PUT_OFF_S)
         try:
             self._queue.nack(task.id, delay_s, error=why, counts=False)
         except PenstockError as failure:
