@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 from penstock.errors import FatalError, NotAuthentic, RetryLater, Snooze, delay_asked_s
 
+_MOST_FAILING = 10_000  # of which the failures are counted
+
 
 class Reason(StrEnum):
     """Why a message was dead-lettered."""
@@ -64,6 +66,27 @@ class Backoff:
         """Return the delay after the given failed attempt (1 = the first)."""
         plain = doubling(self.initial_ms, attempt, self.max_ms)
         return max(1, round(plain * (1 + self.jitter * chance.uniform(-1, 1)))) if plain else 0
+
+
+class DelaysById:
+    """Delays of things that keep failing, by their ids: a second after the first failure, in the end a minute."""
+
+    def __init__(self) -> None:
+        self._failures: dict[str, int] = {}
+
+    def next_ms(self, failed_id: str) -> tuple[int, bool]:
+        """Count a failure; return the delay after it, and whether it is the first one."""
+        if len(self._failures) >= _MOST_FAILING:
+            self._failures.clear()  # others may have settled them since
+        failures = self._failures[failed_id] = self._failures.get(failed_id, 0) + 1
+        return round(doubling(1_000, failures, 60_000)), failures == 1
+
+    def forget(self, settled_id: str) -> None:
+        """Take note that a thing has not failed."""
+        self._failures.pop(settled_id, None)
+
+    def __len__(self) -> int:
+        return len(self._failures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock import tasks
 from penstock.errors import FatalError, RetryLater, Snooze
-from penstock.policy import Backoff, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
+from penstock.policy import Backoff, DelaysById, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
 
 counts = st.integers(0, 10_000)
 limits = st.builds(Limits, st.integers(1, 100), st.none() | st.integers(1, 100))
@@ -118,3 +118,13 @@ def test_what_has_expired_is_not_run(expires_at_ms: int | None, now_ms: int, ver
 def test_expiry_is_told_rather_than_exhaustion() -> None:
     assert before_run(9, 9, 1, 2, Limits(3, 3)) == GiveUp(Reason.EXPIRED)
     assert before_run(9, 9, None, 2, Limits(3, 3)) == GiveUp(Reason.MAX_DELIVERIES)
+
+
+def test_what_keeps_failing_waits_longer_up_to_a_minute_and_begins_anew_once_it_succeeds() -> None:
+    delays = DelaysById()
+    found = [delays.next_ms("a") for _ in range(8)]
+    assert found[:3] == [(1_000, True), (2_000, False), (4_000, False)]
+    assert found[-1] == (60_000, False)
+    assert delays.next_ms("b") == (1_000, True)
+    delays.forget("a")
+    assert (len(delays), delays.next_ms("a")) == (1, (1_000, True))
