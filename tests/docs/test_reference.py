@@ -110,14 +110,17 @@ def test_the_tree_of_errors_is_that_of_the_code() -> None:
 def test_every_event_that_is_sent_is_described() -> None:
     page = REFERENCE / "events.md"
     described = {*table_column(page, "## Of consumers"), *table_column(page, "## Of producers")}
-    source = "".join(path.read_text() for path in (ROOT / "src" / "penstock" / "streams").glob("*.py"))
+    folders = [ROOT / "src" / "penstock" / name for name in ("delivery", "streams")]
+    source = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     sent = {EventName[name].value for name in re.findall(r"EventName\.([A-Z_]+)", source)}
     assert described == sent
 
 
 def test_every_event_of_a_queue_is_described() -> None:
     described = table_column(REFERENCE / "events.md", "## Of queues")
-    source = "".join(path.read_text() for path in (ROOT / "src" / "penstock" / "queue").glob("*.py"))
+    package = ROOT / "src" / "penstock"
+    files = [*(package / "queue").glob("*.py"), package / "delivery" / "dead_letters.py"]
+    source = "".join(path.read_text() for path in files)
     sent = {EventName[name].value for name in re.findall(r"EventName\.([A-Z_]+)", source)}
     assert set(described) == sent
 

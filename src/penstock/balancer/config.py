@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from penstock.balancer.recorder import MetricsRecorder
-from penstock.config import check_number
 from penstock.errors import ConfigurationError
+from penstock.number_checks import check_number
 from penstock.policy import doubling
 
 _WHOLE = (

@@ -11,10 +11,11 @@ from penstock import dead_letter_record, envelope
 from penstock import ids as stream_ids
 from penstock.dead_letter_record import Record
 from penstock.delivery.decoding import Rejected
-from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, text_of
+from penstock.errors import NOT_OF_ONE_MESSAGE, text_of
 from penstock.events import Emit, EventName
 from penstock.keys import check_dead_letters
 from penstock.model import DeadLetter, StreamMessage
+from penstock.number_checks import check_number
 from penstock.policy import DelaysById, Reason
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import pages
@@ -209,8 +210,7 @@ class DeadLetters(DeadLetterStream[DeadLetter]):
         Guarantees: each record moves in one step, and keeps in `origin` where it was first published. A message that
         was redriven `max_redrives` times already stays where it is: it would only come back.
         """
-        if max_redrives <= 0:
-            raise ConfigurationError(f"max_redrives={max_redrives} must be positive")
+        check_number("max_redrives", max_redrives)
         added: Ids = []
         operation = self._keys.operation(secrets.token_hex(8))
         # Those that come meanwhile are left: what was put back and died again would be put back once more.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from penstock.counters import Tally
 from penstock.delivery.ack_buffer import AckBuffer
 from penstock.delivery.decoding import Decoded, Decoder
 from penstock.delivery.group_commands import MAX_IDS, GroupCommands, Redelivery, parse_rows
 from penstock.delivery.in_flight import Row
 from penstock.delivery.inbox import Inbox
-from penstock.delivery.tally import Tally
 from penstock.errors import PenstockError, ReadOnlyServer
 from penstock.events import Emit, EventName
 from penstock.redis.aio import Command, Connection, Reply

@@ -14,6 +14,7 @@ from penstock.delivery.publisher import Answer, Duplicate, Publisher, PublishSet
 from penstock.errors import ConfigurationError, PayloadTooLarge, PenstockError, QueueFull, StreamFull
 from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys, check_dead_letters
+from penstock.number_checks import check_seconds
 from penstock.policy import Limits, Reason
 from penstock.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
 from penstock.queue.announcer import Announcer
@@ -24,7 +25,7 @@ from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.lease_keeper import Lease, LeaseKeeper
 from penstock.queue.log_record import log_record
 from penstock.queue.model import ClaimedMessage
-from penstock.queue.options import check_seconds, check_sink
+from penstock.queue.options import check_sink
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
 from penstock.queue.queue_consumer import GROUP, QueueConsumer
 from penstock.queue.queue_consumer_settings import QueueConsumerSettings

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 from penstock.config import ConsumerConfig
+from penstock.counters import Tally
 from penstock.delivery.ack_buffer import AckBuffer
 from penstock.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
 from penstock.delivery.dead_letters import DeadLetterWriter
@@ -24,7 +25,6 @@ from penstock.delivery.inbox import Inbox
 from penstock.delivery.janitor import Janitor
 from penstock.delivery.reader import MessageReader, PrefetchWindow
 from penstock.delivery.recovery import Recovery
-from penstock.delivery.tally import Tally
 from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, TransientError
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from penstock.counters import Tally
 from penstock.delivery.ack_buffer import AckBuffer
 from penstock.delivery.callables import Call
 from penstock.delivery.dead_letters import DeadLetterWriter
 from penstock.delivery.decoding import Rejected
 from penstock.delivery.group_commands import GroupCommands, Parking
 from penstock.delivery.inbox import Batch, Inbox
-from penstock.delivery.tally import Tally
 from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, text_of
 from penstock.events import Emit, EventName
 from penstock.model import StreamMessage

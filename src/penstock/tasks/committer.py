@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
+from penstock.counters import WorkerTally
 from penstock.dead_letter_record import traceback_of
 from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, text_of
 from penstock.policy import DelaysById, GiveUp, Retry
@@ -17,7 +18,6 @@ from penstock.runtime.aio import Event, Lock, pause, shielded
 from penstock.task import Result, Status, Task
 from penstock.tasks.queue import TaskQueue
 from penstock.tasks.runner import Failed, Outcome, follow_ups
-from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.tasks")
 BATCH = 500

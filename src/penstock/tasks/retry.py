@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError
+from penstock.number_checks import check_number
 from penstock.policy import Backoff, Limits, Verdict, after_failure
 
 
@@ -26,8 +27,8 @@ class Retry:
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for numbers that make no sense."""
-        if self.max_retries is not None and self.max_retries < 0:
-            raise ConfigurationError(f"max_retries={self.max_retries} must be 0 or more")
+        if self.max_retries is not None:
+            check_number("max_retries", self.max_retries, may_be_zero=True)
         if not 0 <= self.initial_s <= self.max_s or not 0 <= self.jitter < 1:
             raise ConfigurationError("initial_s must be between 0 and max_s, and jitter between 0 and 1")
 

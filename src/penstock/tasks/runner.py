@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from penstock.counters import WorkerTally
 from penstock.delivery.callables import awaitable
 from penstock.errors import PenstockError, Skip, Snooze, WorkerStopped, name_of, text_of
 from penstock.policy import GiveUp, Retry, Verdict
 from penstock.runtime.aio import Activity, Cancelled, Threads, comes_from_outside
 from penstock.task import Result, Status, Task, encode
 from penstock.tasks.handlers import Handler, Handlers
-from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.tasks")
 

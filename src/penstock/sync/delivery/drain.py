@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.delivery.tally import Tally
+from penstock.counters import Tally
 from penstock.errors import PenstockError
 from penstock.events import Emit, EventName
 from penstock.runtime.threads import TaskGroup

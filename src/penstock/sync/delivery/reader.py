@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from penstock.counters import Tally
 from penstock.delivery.in_flight import Row
-from penstock.delivery.tally import Tally
 from penstock.errors import PenstockError, ReadOnlyServer
 from penstock.events import Emit, EventName
 from penstock.redis.blocking import Command, Connection, Reply

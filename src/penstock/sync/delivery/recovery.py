@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.delivery.tally import Tally
+from penstock.counters import Tally
 from penstock.errors import ConnectionLost
 from penstock.events import Emit, EventName
 from penstock.redis.retry import BUSY, RetryBudget

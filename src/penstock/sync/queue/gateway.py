@@ -13,12 +13,13 @@ from penstock.delivery.encoding import Encoded
 from penstock.errors import ConfigurationError, PayloadTooLarge, PenstockError, QueueFull, StreamFull
 from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys, check_dead_letters
+from penstock.number_checks import check_seconds
 from penstock.policy import Limits, Reason
 from penstock.queue.gateway_options import Overload, check_interrupt, check_leases, check_overload
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.lease_keeper import Lease, LeaseKeeper
 from penstock.queue.model import ClaimedMessage
-from penstock.queue.options import check_seconds, check_sink
+from penstock.queue.options import check_sink
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
 from penstock.queue.queue_consumer_settings import QueueConsumerSettings
 from penstock.redis.retry import OPERATION_TTL_S, Repeat, RetryBudget

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from penstock.config import ConsumerConfig
+from penstock.counters import Tally
 from penstock.delivery.heartbeat import Heartbeat
 from penstock.delivery.in_flight import Row
-from penstock.delivery.tally import Tally
 from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, TransientError
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink

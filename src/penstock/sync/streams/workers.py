@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from penstock.delivery.tally import Tally
+from penstock.counters import Tally
 from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, text_of
 from penstock.events import Emit, EventName
 from penstock.model import StreamMessage

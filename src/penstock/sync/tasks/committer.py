@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from penstock.counters import WorkerTally
 from penstock.dead_letter_record import traceback_of
 from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, text_of
 from penstock.policy import DelaysById, GiveUp, Retry
@@ -18,7 +19,6 @@ from penstock.runtime.threads import Event, Lock, pause, shielded
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, Outcome, follow_ups
 from penstock.task import Result, Status, Task
-from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.sync.tasks")
 BATCH = 500
