@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
+from penstock.number_checks import check_number
 from penstock.policy import Backoff, Limits
 from penstock.worker_name import unique_worker_name
 
 _NO_NUMBERS = {"group", "worker_name", "dlq_stream", "dlq_group", "handle_signals"}
 _MAY_BE_ZERO = {"block_ms", "shutdown_grace_ms", "max_stream_size", "retry_jitter"}
 PREFETCH_BATCHES = 10
-
-
-def check_number(name: str, value: object, *, is_whole: bool = True, may_be_zero: bool = False) -> None:
-    """Raise ConfigurationError unless the value is a finite number, and positive or, where it may be, zero."""
-    if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
-        raise ConfigurationError(f"{name}={value!r} must be a {'whole ' if is_whole else ''}number")
-    if not (value >= 0 if may_be_zero else value > 0):
-        raise ConfigurationError(f"{name}={value} must be {'0 or more' if may_be_zero else 'positive'}")
-    if value == math.inf:
-        raise ConfigurationError(f"{name}={value} must be finite")
 
 
 @dataclass(frozen=True)

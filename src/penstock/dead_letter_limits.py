@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from penstock.config import check_number
 from penstock.errors import ConfigurationError
+from penstock.number_checks import check_number
 
 _NONE = "none"  # how a file says that there is no limit: TOML has no null
 _LARGE_RECORD = 16 << 20

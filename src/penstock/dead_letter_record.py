@@ -54,21 +54,21 @@ def record(
 ) -> Record:  # fmt: skip
     """Return the fields of a dead letter: those of the entry, as far as there is room, and what happened to it."""
     kept, cut = kept_fields(fields)
-    return [
-        *kept,
-        *((CUT, cut) if cut else ()),
-        "dlq_reason", str(reason),
-        "dlq_source", source,
-        "dlq_id", entry_id,
-        "dlq_group", group,
-        "dlq_consumer", consumer,
-        "dlq_error", class_of(error),
-        "dlq_error_text", error_text if error_text is not None else said_by(error),
-        "dlq_traceback", traceback_of(error),
-        "dlq_attempts", attempts,
-        "dlq_deliveries", deliveries,
-        "dlq_time", time.time_ns() // 1_000_000,
-    ]  # fmt: skip
+    told = {
+        "reason": str(reason),
+        "source_stream": source,
+        "source_id": entry_id,
+        "group": group,
+        "consumer": consumer,
+        "error": class_of(error),
+        "error_text": error_text if error_text is not None else said_by(error),
+        "traceback": traceback_of(error),
+        "attempts": attempts,
+        "deliveries": deliveries,
+        "dead_at": time.time_ns() // 1_000_000,
+    }
+    happened = (part for attribute, value in told.items() for part in (FIELDS[attribute], value))
+    return [*kept, *((CUT, cut) if cut else ()), *happened]
 
 
 def parse(entry_id: str, fields: Sequence[bytes]) -> DeadLetter:

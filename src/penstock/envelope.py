@@ -98,6 +98,11 @@ def expires_at(fields: Mapping[str, bytes]) -> int | None:
     return found
 
 
+def dedup_key(fields: Fields) -> str | None:
+    """Return the key under which an entry was published, if it has one."""
+    return text(as_mapping(fields).get(DEDUP_KEY)) or None
+
+
 # --- names of fields ------------------------------------------------------------------------------
 
 

@@ -54,3 +54,4 @@ class Event:
 
 
 EventSink = Callable[[Event], None]
+Emit = Callable[..., None]  # of an EventName, and its fields by name

@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 from penstock.errors import FatalError, NotAuthentic, RetryLater, Snooze, delay_asked_s
 
+_MOST_FAILING = 10_000  # of which the failures are counted
+
 
 class Reason(StrEnum):
     """Why a message was dead-lettered."""
@@ -29,11 +31,6 @@ def unreadable(error: BaseException | None) -> Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
-    """The message is done."""
-
-
-@dataclass(frozen=True, slots=True)
 class Retry:
     """Hand the message out again after the delay; a snooze gives the attempt back."""
 
@@ -48,12 +45,18 @@ class GiveUp:
     reason: Reason
 
 
-Verdict: TypeAlias = Ack | Retry | GiveUp
+Verdict: TypeAlias = Retry | GiveUp
+
+
+def doubling(first: float, failures: int, longest: float) -> float:
+    """Return the delay after so many failures in a row: the first one, doubled by each further failure."""
+    delay: float = min(first * 2 ** min(failures - 1, 32), longest)
+    return delay
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential delays with jitter."""
+    """Exponential delays with jitter; none at all if the first one is 0."""
 
     initial_ms: int
     max_ms: int
@@ -61,20 +64,43 @@ class Backoff:
 
     def delay_ms(self, attempt: int, chance: random.Random) -> int:
         """Return the delay after the given failed attempt (1 = the first)."""
-        plain: int = min(self.initial_ms * 2 ** min(attempt - 1, 32), self.max_ms)
-        return max(1, round(plain * (1 + self.jitter * chance.uniform(-1, 1))))
+        plain = doubling(self.initial_ms, attempt, self.max_ms)
+        return max(1, round(plain * (1 + self.jitter * chance.uniform(-1, 1)))) if plain else 0
+
+
+class DelaysById:
+    """Delays of things that keep failing, by their ids: a second after the first failure, in the end a minute."""
+
+    def __init__(self) -> None:
+        self._failures: dict[str, int] = {}
+
+    def next_ms(self, failed_id: str) -> tuple[int, bool]:
+        """Count a failure; return the delay after it, and whether it is the first one."""
+        if len(self._failures) >= _MOST_FAILING:
+            self._failures.clear()  # others may have settled them since
+        failures = self._failures[failed_id] = self._failures.get(failed_id, 0) + 1
+        return round(doubling(1_000, failures, 60_000)), failures == 1
+
+    def forget(self, settled_id: str) -> None:
+        """Take note that a thing has not failed."""
+        self._failures.pop(settled_id, None)
+
+    def __len__(self) -> int:
+        return len(self._failures)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How often a message may be tried."""
+    """How often a message may be tried; None = as often as you like."""
 
-    max_deliveries: int
+    max_deliveries: int | None
     max_attempts: int | None
 
     def is_exhausted(self, deliveries: int, attempts: int) -> bool:
         """Tell whether a message with these counts must not be handed to a handler again."""
-        return deliveries >= self.max_deliveries or (self.max_attempts is not None and attempts >= self.max_attempts)
+        return (self.max_deliveries is not None and deliveries >= self.max_deliveries) or (
+            self.max_attempts is not None and attempts >= self.max_attempts
+        )
 
     def is_last_chance(self, deliveries: int, attempts: int) -> bool:
         """Tell whether the next run is the last one permitted.
@@ -85,16 +111,17 @@ class Limits:
 
 
 def after_failure(
-    error: BaseException | None, deliveries: int, attempts: int, limits: Limits, backoff: Backoff, chance: random.Random
-) -> Verdict:
+    error: BaseException | None, deliveries: int, attempts: int, limits: Limits, backoff: Backoff,
+    chance: random.Random, *, is_pointless: bool = False,
+) -> Verdict:  # fmt: skip
     """Decide about a message whose handler failed; `deliveries` and `attempts` include the failed run.
 
-    `error` is None when a batch handler left the id out of its reply.
+    `error` is None when a batch handler left the id out of its reply; `is_pointless` that another run would fail too.
     """
     asked_s = delay_asked_s(error) if isinstance(error, Snooze | RetryLater) else None
     if isinstance(error, Snooze) and asked_s is not None:
         return Retry(round(asked_s * 1000), counts=False)
-    if isinstance(error, FatalError):
+    if is_pointless or isinstance(error, FatalError):
         return GiveUp(Reason.FATAL)
     if limits.is_exhausted(deliveries, attempts):
         return GiveUp(Reason.MAX_DELIVERIES)

@@ -119,7 +119,9 @@ def test_every_event_that_is_sent_is_described() -> None:
 
 def test_every_event_of_a_queue_is_described() -> None:
     described = table_column(REFERENCE / "events.md", "## Of queues")
-    source = "".join(path.read_text() for path in (ROOT / "src" / "penstock" / "queue").glob("*.py"))
+    package = ROOT / "src" / "penstock"
+    files = [*(package / "queue").glob("*.py"), package / "delivery" / "dead_letters.py"]
+    source = "".join(path.read_text() for path in files)
     sent = {EventName[name].value for name in re.findall(r"EventName\.([A-Z_]+)", source)}
     assert set(described) == sent
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import threading
+from typing import Any
 
 import pytest
 import redis
 
 from penstock import StreamClient, StreamConsumer, StreamMessage
+from penstock.delivery.decoding import Rejected
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
+from penstock.policy import Reason
 from tests.helpers.aio import eventually, next_turn
 from tests.streams.stage import GROUP, STREAM, Recorder, all_ids, expire, fail, publish, quick, read_as, running
 
@@ -125,15 +128,15 @@ async def test_a_heartbeat_calls_no_message_lost_that_is_being_buried(client: St
     await publish(client, range(1))
     events: list[Occurrence] = []
     consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1), Recorder(fail), on_event=events.append)
-    dead_letter = consumer._workers._dead_letter_writer.dead_letter
+    write = consumer._workers._dead_letter_writer.write
 
-    async def dead_letter_slowly(message: StreamMessage, *told: object) -> bool:
-        is_ours = await dead_letter(message, *told)
-        consumer._leases_lost([message.id])  # the heartbeat found it pending with nobody
+    async def write_slowly(entry: Rejected, *told: Any) -> Reason | None:
+        reason = await write(entry, *told)
+        consumer._leases_lost([entry.id])  # the heartbeat found it pending with nobody
         await next_turn()
-        return is_ours
+        return reason
 
-    consumer._workers._dead_letter_writer.dead_letter = dead_letter_slowly
+    consumer._workers._dead_letter_writer.write = write_slowly  # type: ignore[method-assign]
     async with running(consumer):
         await eventually(lambda: EventName.DEAD_LETTERED in {event.name for event in events})
     assert {event.name for event in events} == {EventName.DEAD_LETTERED, EventName.STOPPED}

@@ -135,6 +135,14 @@ async def test_some_can_be_chosen_by_id_by_reason_and_by_number(client: StreamCl
     assert numbers(raw, DEAD_LETTERS) == [5, 6, 7, 8, 9]
 
 
+@pytest.mark.usefixtures("default_server")
+async def test_one_can_be_read_by_its_id(client: StreamClient) -> None:
+    ids = await dead_letter(client, 2)
+    letters = DeadLetters(client, STREAM)
+    assert [await letters.record(record_id) for record_id in ids] == await letters.list()
+    assert [await letters.record(strange) for strange in ("1-1", "1", "-", "no id")] == [None] * 4
+
+
 async def test_two_operators_who_redrive_at_once_put_each_back_once(client: StreamClient, raw: redis.Redis) -> None:
     await dead_letter(client, 30)
     raw.xtrim(STREAM, maxlen=0)

@@ -136,6 +136,14 @@ def test_some_can_be_chosen_by_id_by_reason_and_by_number(client: StreamClient, 
     assert numbers(raw, DEAD_LETTERS) == [5, 6, 7, 8, 9]
 
 
+@pytest.mark.usefixtures("default_server")
+def test_one_can_be_read_by_its_id(client: StreamClient) -> None:
+    ids = dead_letter(client, 2)
+    letters = DeadLetters(client, STREAM)
+    assert [letters.record(record_id) for record_id in ids] == letters.list()
+    assert [letters.record(strange) for strange in ("1-1", "1", "-", "no id")] == [None] * 4
+
+
 def test_two_operators_who_redrive_at_once_put_each_back_once(client: StreamClient, raw: redis.Redis) -> None:
     dead_letter(client, 30)
     raw.xtrim(STREAM, maxlen=0)

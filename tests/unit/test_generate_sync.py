@@ -198,8 +198,8 @@ def test_the_check_names_stale_and_superfluous_files_and_writes_nothing(
     checked = run("--check")
     assert checked.returncode == 1
     assert checked.stdout.splitlines() == [
-        "stale: src/penstock/sync/redis/client.py",
         "stale: src/penstock/sync/delivery/group.py",
+        "stale: src/penstock/sync/redis/client.py",
     ]
     assert generated.read_text().endswith("# edited\n")
     run()

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import tasks
 from penstock.errors import FatalError, RetryLater, Snooze
-from penstock.policy import Backoff, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
+from penstock.policy import Backoff, DelaysById, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
 
 counts = st.integers(0, 10_000)
 limits = st.builds(Limits, st.integers(1, 100), st.none() | st.integers(1, 100))
@@ -23,7 +24,7 @@ def test_a_failure_is_retried_until_a_limit_is_reached(
     error: Exception | None, deliveries: int, attempts: int, limits: Limits, backoff: Backoff
 ) -> None:
     verdict = after_failure(error, deliveries, attempts, limits, backoff, chance)
-    if deliveries >= limits.max_deliveries or attempts >= (limits.max_attempts or 10**9):
+    if deliveries >= (limits.max_deliveries or 10**9) or attempts >= (limits.max_attempts or 10**9):
         assert verdict == GiveUp(Reason.MAX_DELIVERIES)
     else:
         assert isinstance(verdict, Retry)
@@ -68,6 +69,29 @@ def test_without_jitter_delays_double() -> None:
     assert [backoff.delay_ms(n, chance) for n in range(1, 7)] == [100, 200, 400, 800, 1_000, 1_000]
 
 
+def test_without_a_first_delay_there_is_none() -> None:
+    assert Backoff(0, 1_000, 0.5).delay_ms(7, chance) == 0
+
+
+@given(counts, st.none() | st.integers(0, 100), st.integers(0, 100))
+def test_a_task_runs_once_and_as_often_again_as_its_kind_or_else_its_queue_says(
+    runs: int, max_retries: int | None, max_retry: int
+) -> None:
+    retry = tasks.Retry(max_retries=max_retries, initial_s=2.0, jitter=0.0, never=(KeyError,), only=(LookupError,))
+    most = max_retry if max_retries is None else max_retries
+    is_over = runs > most
+    assert (retry.after_failure(LookupError(), runs, max_retry, chance) == GiveUp(Reason.MAX_DELIVERIES)) == is_over
+    assert retry.after_failure(KeyError(), runs, max_retry, chance) == GiveUp(Reason.FATAL)
+    assert retry.after_failure(ValueError(), runs, max_retry, chance) == GiveUp(Reason.FATAL)
+    assert retry.after_failure(Snooze(3), runs, max_retry, chance) == Retry(3_000, counts=False)
+
+
+def test_the_delays_of_tasks_double() -> None:
+    retry = tasks.Retry(initial_s=0.5, max_s=3.0, jitter=0.0)
+    found = [retry.after_failure(ValueError(), runs, 9, chance) for runs in range(1, 5)]
+    assert found == [Retry(500), Retry(1_000), Retry(2_000), Retry(3_000)]
+
+
 @given(counts, counts, limits)
 def test_the_last_chance_is_the_run_after_which_nothing_is_left(deliveries: int, attempts: int, limits: Limits) -> None:
     assert limits.is_last_chance(deliveries, attempts) == limits.is_exhausted(deliveries + 1, attempts + 1)
@@ -80,7 +104,7 @@ def test_every_message_ends_after_at_most_its_deliveries(deliveries: int, attemp
     runs = 0
     while before_run(deliveries, attempts, None, 0, limits) is None:
         deliveries, attempts, runs = deliveries + 1, attempts + 1, runs + 1
-    assert runs <= limits.max_deliveries
+    assert limits.max_deliveries is None or runs <= limits.max_deliveries
 
 
 @pytest.mark.parametrize(
@@ -94,3 +118,13 @@ def test_what_has_expired_is_not_run(expires_at_ms: int | None, now_ms: int, ver
 def test_expiry_is_told_rather_than_exhaustion() -> None:
     assert before_run(9, 9, 1, 2, Limits(3, 3)) == GiveUp(Reason.EXPIRED)
     assert before_run(9, 9, None, 2, Limits(3, 3)) == GiveUp(Reason.MAX_DELIVERIES)
+
+
+def test_what_keeps_failing_waits_longer_up_to_a_minute_and_begins_anew_once_it_succeeds() -> None:
+    delays = DelaysById()
+    found = [delays.next_ms("a") for _ in range(8)]
+    assert found[:3] == [(1_000, True), (2_000, False), (4_000, False)]
+    assert found[-1] == (60_000, False)
+    assert delays.next_ms("b") == (1_000, True)
+    delays.forget("a")
+    assert (len(delays), delays.next_ms("a")) == (1, (1_000, True))

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.counters import Tally
 from penstock.delivery.heartbeat import Heartbeat
 from penstock.delivery.in_flight import InFlight
-from penstock.delivery.tally import Tally
 from penstock.events import EventName
 from penstock.keys import StreamKeys
 from penstock.model import StreamMessage

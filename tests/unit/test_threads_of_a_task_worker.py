@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from penstock.counters import WorkerTally
 from penstock.sync.tasks import StubQueue
 from penstock.sync.tasks.committer import ResultCommitter
 from penstock.task import Result, Status, Task
-from penstock.tasks.tally import WorkerTally
 
 
 class Meeting:

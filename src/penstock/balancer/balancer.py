@@ -11,9 +11,9 @@ from penstock.balancer.runner import Runner, StreamHandler
 from penstock.balancer.service import Service
 from penstock.balancer.topic import Topic
 from penstock.balancer.topic_producer import check_prefix, wrong_number
-from penstock.config import check_number
 from penstock.delivery.callables import is_async
 from penstock.errors import ConfigurationError
+from penstock.number_checks import check_number
 from penstock.redis.client import StreamClient
 from penstock.runtime.aio import IS_ASYNC
 from penstock.serializers import JsonSerializer, Serializer

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from penstock.balancer.recorder import MetricsRecorder
-from penstock.config import check_number
 from penstock.errors import ConfigurationError
+from penstock.number_checks import check_number
+from penstock.policy import doubling
 
 _WHOLE = (
     "lbs_recovery_count", "ksp_chan_size", "output_chan_size", "heartbeat_ms", "lock_ttl_ms", "sweep_interval_ms",
@@ -42,8 +43,7 @@ class RetryConfig:
         """Return how long to wait after so many failures in a row; None = give up."""
         if 0 <= self.max_retries < failures:
             return None
-        plain: float = min(self.initial_retry_delay * 2 ** min(failures - 1, 32), self.max_retry_delay)
-        return plain
+        return doubling(self.initial_retry_delay, failures, self.max_retry_delay)
 
 
 class BalancerOptions(TypedDict, total=False):

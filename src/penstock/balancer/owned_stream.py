@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
-from penstock import dead_letter_record, envelope
+from penstock import envelope
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
 from penstock.balancer.positions import Positions
 from penstock.balancer.stream_watcher import StreamWatcher
-from penstock.delivery.dead_letter_writer import reduced_if_refused
+from penstock.dead_letter_record import Record
+from penstock.delivery.dead_letters import DeadLetterWriter
 from penstock.delivery.decoding import Decoder, Rejected
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost
 from penstock.keys import BalancerKeys
 from penstock.model import StreamMessage
-from penstock.policy import Reason
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import Activity, Event
@@ -119,13 +119,11 @@ class OwnedStream:
         # One that cannot be decoded stays in the stream as it is; its copy tells why nobody handled it.
         key = BalancerKeys.dead_letters_of(self.name, is_cluster=self._client.is_cluster)
 
-        async def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> None:
-            record = dead_letter_record.record(kept, self.name, rejected.id, "", "", reason, error, 0, 1)
-            await self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE)
-            await self._client.dead_letter_retention.after(key)
+        async def add(record: Record, _: Sequence[bytes]) -> bool:
+            return bool(await self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE))
 
         try:
-            await reduced_if_refused(write, rejected.fields, rejected.reason, rejected.error)
+            await DeadLetterWriter(self._client, self.name, "", key, logger).write(rejected, "", add)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:

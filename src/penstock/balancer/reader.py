@@ -8,6 +8,7 @@ from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import LBSInfo, LBSInputMessage
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.notices import StreamAdded
+from penstock.delivery.decoding import Rejected
 from penstock.errors import AlreadyClaimed, GroupLost, MalformedEntry, PenstockError, PermanentError, ReadOnlyServer
 from penstock.policy import Reason
 from penstock.redis.aio import Command, Connection, Reply
@@ -143,8 +144,7 @@ class Reader:
             try:
                 message = LBSInputMessage.of_entry(fields)
             except MalformedEntry as error:
-                self._config.logger.warning("entry %s of %s: %s", entry_id, self._commands.keys.stream, error)
-                await self._commands.dead_letter(entry_id, fields, error, Reason.DECODE_ERROR)
+                await self._commands.dead_letter(Rejected(entry_id, Reason.DECODE_ERROR, error, 1, 0, fields))
                 continue
             await self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
 

@@ -18,6 +18,7 @@ from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.notices import Notice, StreamDisowned, StreamExpired, terminated
 from penstock.balancer.reader import Reader
 from penstock.balancer.sweep import Sweep
+from penstock.delivery.decoding import Rejected
 from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, PermanentError, StreamNotOwned, text_of
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
@@ -210,8 +211,8 @@ class Service:
 
     async def _give_up(self, payload: LBSInfo, error: Exhausted) -> None:
         fields = (await self._commands.bodies([payload.id_in_lbs]))[0] or []
-        name, entry_id = payload.data_stream_name, payload.id_in_lbs
-        await self._commands.dead_letter(entry_id, fields, error, Reason.MAX_DELIVERIES, name, error.deliveries)
+        rejected = Rejected(payload.id_in_lbs, Reason.MAX_DELIVERIES, error, error.deliveries, 0, fields)
+        await self._commands.dead_letter(rejected, payload.data_stream_name)
 
     async def done_stream(self, name: str) -> None:
         """Finish a data stream: it is nobody's any more, and its entry is deleted.

@@ -11,6 +11,7 @@ from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings
 from penstock.balancer.messages import LBSInfo, LBSInputMessage
 from penstock.balancer.notices import StreamExpired
+from penstock.delivery.decoding import Rejected
 from penstock.errors import MalformedEntry
 from penstock.policy import Reason
 from penstock.runtime.aio import next_tick
@@ -80,10 +81,8 @@ class Sweep:
             try:
                 message = LBSInputMessage.of_entry(fields)
             except MalformedEntry as error:
-                self._config.logger.warning("entry %s of %s: %s", entry.id, self._commands.keys.stream, error)
-                await self._commands.dead_letter(
-                    entry.id, fields, error, Reason.DECODE_ERROR, deliveries=entry.deliveries
-                )
+                rejected = Rejected(entry.id, Reason.DECODE_ERROR, error, entry.deliveries, 0, fields)
+                await self._commands.dead_letter(rejected)
                 continue
             self._known[entry.id] = StreamExpired(LBSInfo(message.data_stream_name, entry.id), message.info)
         return [self._known[entry.id] for entry in entries if entry.id in self._known]

@@ -6,9 +6,9 @@ import re
 import zlib
 from dataclasses import dataclass
 
-from penstock.config import check_number
 from penstock.errors import ConfigurationError
 from penstock.keys import MAX_NAME, BalancerKeys, check_name
+from penstock.number_checks import check_number
 
 _MOST_SHARDS = 16_384
 _ROOM = len("{:16383}")

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from penstock.cli.parent import let_go
+from penstock.policy import doubling
 from penstock.shutdown import SignalWatch
 
 SUPERVISED = "PENSTOCK_SUPERVISED"  # tells a worker its number, and that it is to end with whoever started it
@@ -61,7 +62,7 @@ class Child:
             self.is_done = self.has_failed = True  # it has said why; whoever waits for the burst wants to know
         else:
             self._failures = 1 if now - self._started_s > _STEADY_S else self._failures + 1
-            pause_s = min(_FIRST_PAUSE_S * 2 ** (self._failures - 1), _LONGEST_PAUSE_S)
+            pause_s = doubling(_FIRST_PAUSE_S, self._failures, _LONGEST_PAUSE_S)
             self.start_at_s = now + pause_s
             tell(f"worker {self._number} ended with {describe(code)}; the next one starts in {pause_s:g} s")
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from penstock.counters import BUCKETS_S, WorkerTally
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.sync.tasks import RedisTaskQueue
 from penstock.tasks.gauges import LaneGauges, QueueGauges
-from penstock.tasks.tally import BUCKETS_S, WorkerTally
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server

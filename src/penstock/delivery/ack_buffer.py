@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.counters import Tally
 from penstock.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.delivery.inbox import Inbox
-from penstock.delivery.tally import Tally
 from penstock.errors import ConnectionLost, GroupLost, PenstockError
 from penstock.model import StreamMessage
 from penstock.redis.aio import Command, Reply

@@ -1,51 +1,191 @@
-"""DeadLetters: what could not be handled, and the way back."""
+"""Dead letters: written when a message is given up, read, put back into the stream, and deleted."""
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Generic, TypeAlias, TypeVar
 
 from penstock import dead_letter_record, envelope
 from penstock import ids as stream_ids
-from penstock.errors import ConfigurationError
+from penstock.dead_letter_record import Record
+from penstock.delivery.decoding import Rejected
+from penstock.errors import NOT_OF_ONE_MESSAGE, text_of
+from penstock.events import Emit, EventName
 from penstock.keys import check_dead_letters
-from penstock.model import DeadLetter
+from penstock.model import DeadLetter, StreamMessage
+from penstock.number_checks import check_number
+from penstock.policy import DelaysById, Reason
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import pages
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
+from penstock.runtime.aio import comes_from_outside
 
 Ids: TypeAlias = list[str]  # the class has a method of that name
+Hook: TypeAlias = Callable[[StreamMessage, str], Awaitable[object]]
+# Writes a record and settles its entry, in one step; False = the entry was not ours any more. It is given the fields of
+# the entry too.
+Settle: TypeAlias = Callable[[Record, Sequence[bytes]], Awaitable[bool]]
+Letter = TypeVar("Letter")
+_PAGE = 500  # ids that one command deletes
 
 
-class DeadLetters:
-    """The dead letters of one stream."""
+# --- writing --------------------------------------------------------------------------------------
 
-    def __init__(self, client: StreamClient, stream: str, dlq_stream: str | None = None) -> None:
-        self._client, self.stream = client, stream
-        keys = client.keys(stream)
-        self._keys, self._stream = keys, keys.stream
-        self._key = client.keys(dlq_stream).stream if dlq_stream else keys.default_dead_letters()
-        check_dead_letters(self._stream, self._key, "dlq_stream", is_cluster=client.is_cluster)
+
+class DeadLetterBackoff:
+    """Entries that the dead letters do not take: they stay pending, and are tried again after a delay that grows."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger, self._delays = logger, DelaysById()
+        self.forget = self._delays.forget
+
+    def note(self, source: str, entry_id: str) -> int:
+        """Log the refusal that is being handled, the first time with its traceback; return the delay in ms."""
+        delay_ms, is_first = self._delays.next_ms(entry_id)
+        self._logger.log(
+            logging.ERROR if is_first else logging.WARNING,
+            "%s: entry %s cannot be dead-lettered; it stays pending and is tried again in %.1f s",
+            source, entry_id, delay_ms / 1000, exc_info=is_first,
+        )  # fmt: skip
+        return delay_ms
+
+
+class DeadLetterWriter:
+    """Moves entries of one stream to its dead letters: the record first, the user's hook afterwards.
+
+    `settle` is the script by which the callers differ; what is written, logged and kept is the same for all of them.
+    """
+
+    def __init__(
+        self, client: StreamClient, source: str, group: str, dead_letters: str, logger: logging.Logger,
+        emit: Emit = lambda *_, **__: None, hook: Hook | None = None,
+    ) -> None:  # fmt: skip
+        self._client, self._source, self._group, self._key = client, source, group, dead_letters
+        self._logger, self._emit, self._hook = logger, emit, hook
+        self._backoff = DeadLetterBackoff(logger)
+
+    async def write(
+        self, entry: Rejected, consumer: str, settle: Settle, message: StreamMessage | None = None
+    ) -> Reason | None:
+        """Move an entry to the dead letters in one step; return the reason that was written, None = it was not ours.
+
+        Guarantees: when the record cannot be written, the entry stays where it is and the error is raised. One that the
+        server refuses for an error of the entry's own is written without the fields of others.
+        """
+        fields, reason = entry.fields, entry.reason
+        if fields is None:
+            rows = await self._client.call(self._source, "XRANGE", self._source, entry.id, entry.id)
+            # Trimmed or deleted while a handler held it: the record tells that, for there is no payload to keep.
+            fields, reason = (rows[0][1], reason) if rows else ([], Reason.MISSING)
+        try:
+            is_ours = await settle(self._record(entry, consumer, fields, reason, entry.error), fields)
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception as refusal:
+            refusal.__cause__, reason = entry.error, Reason.REFUSED
+            kept = dead_letter_record.own_fields(fields)
+            is_ours = await settle(self._record(entry, consumer, kept, reason, refusal), fields)
+        self._backoff.forget(entry.id)
+        if not is_ours:
+            return None
+        await self._tell(entry, reason, message)
+        trimmed = await self._client.dead_letter_retention.after(self._key)
+        if trimmed:
+            self._emit(EventName.DEAD_LETTERS_TRIMMED, count=trimmed)
+        return reason
+
+    def refused(self, entry_id: str) -> int:
+        """Take note of the error that is being handled; return after how many ms the entry is to be tried again."""
+        return self._backoff.note(self._source, entry_id)
+
+    def _record(
+        self, entry: Rejected, consumer: str, fields: Sequence[bytes], reason: Reason, error: BaseException | None
+    ) -> Record:
+        return dead_letter_record.record(
+            fields, self._source, entry.id, self._group, consumer, reason, error, entry.attempts, entry.deliveries
+        )
+
+    async def _tell(self, entry: Rejected, reason: Reason, message: StreamMessage | None) -> None:
+        error = "" if entry.error is None else text_of(entry.error, repr)
+        self._logger.log(
+            logging.WARNING if reason is Reason.EXPIRED else logging.ERROR,
+            "%s%s: message %s was dead-lettered (%s) in attempt %d%s",
+            self._source, self._group and f"/{self._group}", entry.id, reason.value, entry.attempts,
+            error and f": {error}", exc_info=entry.error,
+            extra={
+                "stream": self._source, "group": self._group, "id": entry.id, "attempt": entry.attempts,
+                "reason": reason.value,
+            },
+        )  # fmt: skip
+        self._emit(EventName.DEAD_LETTERED, id=entry.id, reason=reason.value, error=error)
+        if self._hook is None or message is None:
+            return
+        try:
+            await self._hook(message, reason.value)
+        except BaseException as failure:
+            if comes_from_outside(failure):
+                raise
+            self._logger.exception(
+                "the dlq_handler failed for %s (%s); the dead letter is stored", entry.id, reason.value
+            )
+
+
+# --- reading, putting back, deleting --------------------------------------------------------------
+
+
+class DeadLetterStream(Generic[Letter]):
+    """One stream of dead letters, whose records are read by `parse`."""
+
+    def __init__(self, client: StreamClient, key: str, parse: Callable[[str, Sequence[bytes]], Letter]) -> None:
+        self._client, self._key, self._parse = client, key, parse
 
     async def count(self) -> int:
         """Return how many there are."""
         return int(await self._client.call(self._key, "XLEN", self._key))
 
+    async def record(self, record_id: str) -> Letter | None:
+        """Return the record of that id."""
+        if not stream_ids.is_id(record_id):
+            return None
+        rows = await self._client.call(self._key, "XRANGE", self._key, record_id, record_id, "COUNT", 1)
+        return self._parse(record_id, rows[0][1]) if rows and rows[0][0].decode() == record_id else None
+
+    async def _between(self, start: str = "-", end: str = "+") -> AsyncIterator[Letter]:
+        async for rows in pages(self._client, self._key, start, end):
+            for entry_id, fields in rows:
+                yield self._parse(entry_id.decode(), fields)
+
+    async def purge(self, ids: Sequence[str] | None = None) -> int:
+        """Delete dead letters for good, all or the given ones; return how many."""
+        if ids is None:
+            return int(await self._client.call(self._key, "XTRIM", self._key, "MAXLEN", 0, repeat=Repeat.IDEMPOTENT))
+        gone = 0
+        for start in range(0, len(ids), _PAGE):
+            command = ("XDEL", self._key, *ids[start : start + _PAGE])
+            gone += int(await self._client.call(self._key, *command, repeat=Repeat.IDEMPOTENT))
+        return gone
+
+
+class DeadLetters(DeadLetterStream[DeadLetter]):
+    """The dead letters of one stream."""
+
+    def __init__(self, client: StreamClient, stream: str, dlq_stream: str | None = None) -> None:
+        self._keys, self.stream = client.keys(stream), stream
+        key = client.keys(dlq_stream).stream if dlq_stream else self._keys.default_dead_letters()
+        check_dead_letters(self._keys.stream, key, "dlq_stream", is_cluster=client.is_cluster)
+        super().__init__(client, key, dead_letter_record.parse)
+
     async def list(self, count: int = 100, start: str = "-", reason: str | None = None) -> list[DeadLetter]:
         """Return the oldest records from an id on, those with the reason if one is given."""
         found: list[DeadLetter] = []
-        async for letter in self._iterate(start):
+        async for letter in self._between(start):
             if len(found) >= count:
                 break
             if reason is None or letter.reason == reason:
                 found.append(letter)
         return found
-
-    async def _iterate(self, start: str = "-", end: str = "+") -> AsyncIterator[DeadLetter]:
-        async for rows in pages(self._client, self._key, start, end):
-            for entry_id, fields in rows:
-                yield dead_letter_record.parse(entry_id.decode(), fields)
 
     async def _newest(self) -> str:
         rows = await self._client.call(self._key, "XREVRANGE", self._key, "+", "-", "COUNT", 1)
@@ -53,9 +193,9 @@ class DeadLetters:
 
     async def _of_ids(self, wanted: Sequence[str]) -> AsyncIterator[DeadLetter]:
         for record_id in sorted({name for name in wanted if stream_ids.is_id(name)}, key=stream_ids.parse):
-            rows = await self._client.call(self._key, "XRANGE", self._key, record_id, record_id, "COUNT", 1)
-            if rows and rows[0][0].decode() == record_id:
-                yield dead_letter_record.parse(record_id, rows[0][1])
+            letter = await self.record(record_id)
+            if letter is not None:
+                yield letter
 
     async def redrive(
         self,
@@ -70,12 +210,11 @@ class DeadLetters:
         Guarantees: each record moves in one step, and keeps in `origin` where it was first published. A message that
         was redriven `max_redrives` times already stays where it is: it would only come back.
         """
-        if max_redrives <= 0:
-            raise ConfigurationError(f"max_redrives={max_redrives} must be positive")
+        check_number("max_redrives", max_redrives)
         added: Ids = []
         operation = self._keys.operation(secrets.token_hex(8))
         # Those that come meanwhile are left: what was put back and died again would be put back once more.
-        letters = self._iterate(end=await self._newest()) if ids is None else self._of_ids(ids)
+        letters = self._between(end=await self._newest()) if ids is None else self._of_ids(ids)
         async for letter in letters:
             if limit is not None and len(added) >= limit:
                 break
@@ -90,15 +229,7 @@ class DeadLetters:
         origin = f"{letter.source_stream}/{letter.source_id}"
         # Without the expiry: whoever redrives an expired message wants it handled.
         fields = dead_letter_record.redriven(letter.fields, letter.redrives, origin, without={envelope.EXPIRES_AT})
-        keys = [self._key, self._stream, operation]
+        keys = [self._key, self._keys.stream, operation]
         args = [letter.id, OPERATION_TTL_S, *fields]
         reply = await self._client.run("streams/redrive", keys, args, Repeat.IDEMPOTENT)
         return reply.decode() if reply else None
-
-    async def purge(self, ids: Sequence[str] | None = None) -> int:
-        """Delete dead letters for good, all or the given ones; return how many."""
-        if ids is None:
-            return int(await self._client.call(self._key, "XTRIM", self._key, "MAXLEN", 0, repeat=Repeat.IDEMPOTENT))
-        if not ids:
-            return 0
-        return int(await self._client.call(self._key, "XDEL", self._key, *ids, repeat=Repeat.IDEMPOTENT))

@@ -19,14 +19,20 @@ _MOST_NAMES, _LONGEST = 20, 100  # that an error shows
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An entry that no handler will see."""
+    """An entry that no handler will see, or see again; without fields it has those that it has in its stream."""
 
     id: str
     reason: Reason
-    error: Exception | None
+    error: BaseException | None
     deliveries: int
     attempts: int
-    fields: list[bytes]
+    fields: Sequence[bytes] | None = None
+
+    def as_message(self, stream: str) -> StreamMessage:
+        """Return a message whose data are the raw bytes."""
+        by_name = envelope.as_mapping(self.fields or ())
+        data = by_name.get(envelope.DATA, b"")
+        return StreamMessage(self.id, data, self.deliveries, self.attempts, stream=stream, fields=by_name)
 
 
 @dataclass(slots=True)

@@ -7,14 +7,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from penstock.counters import Tally
 from penstock.delivery.ack_buffer import AckBuffer
-from penstock.delivery.dead_letter_writer import Emit
 from penstock.delivery.group_commands import MAX_IDS, GroupCommands, Parking
 from penstock.delivery.inbox import Inbox
 from penstock.delivery.reader import MessageReader
-from penstock.delivery.tally import Tally
 from penstock.errors import PenstockError
-from penstock.events import EventName
+from penstock.events import Emit, EventName
 from penstock.runtime.aio import TaskGroup
 
 logger = logging.getLogger("penstock.streams")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from penstock.counters import Tally
 from penstock.delivery.ack_buffer import AckBuffer
-from penstock.delivery.dead_letter_writer import Emit
 from penstock.delivery.decoding import Decoded, Decoder
 from penstock.delivery.group_commands import MAX_IDS, GroupCommands, Redelivery, parse_rows
 from penstock.delivery.in_flight import Row
 from penstock.delivery.inbox import Inbox
-from penstock.delivery.tally import Tally
 from penstock.errors import PenstockError, ReadOnlyServer
-from penstock.events import EventName
+from penstock.events import Emit, EventName
 from penstock.redis.aio import Command, Connection, Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.scripts import script

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from penstock.delivery.dead_letter_writer import Emit
+from penstock.counters import Tally
 from penstock.delivery.group_commands import GroupCommands, Redelivery
 from penstock.delivery.inbox import Inbox
 from penstock.delivery.reader import MessageReader
-from penstock.delivery.tally import Tally
 from penstock.errors import ConnectionLost
-from penstock.events import EventName
+from penstock.events import Emit, EventName
 from penstock.redis.retry import BUSY, RetryBudget
 from penstock.runtime.aio import Event, pause
 

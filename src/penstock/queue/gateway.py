@@ -14,6 +14,7 @@ from penstock.delivery.publisher import Answer, Duplicate, Publisher, PublishSet
 from penstock.errors import ConfigurationError, PayloadTooLarge, PenstockError, QueueFull, StreamFull
 from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys, check_dead_letters
+from penstock.number_checks import check_seconds
 from penstock.policy import Limits, Reason
 from penstock.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
 from penstock.queue.announcer import Announcer
@@ -24,9 +25,9 @@ from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.lease_keeper import Lease, LeaseKeeper
 from penstock.queue.log_record import log_record
 from penstock.queue.model import ClaimedMessage
-from penstock.queue.options import check_seconds, check_sink
+from penstock.queue.options import check_sink
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
-from penstock.queue.queue_consumer import GROUP, UNLIMITED, QueueConsumer
+from penstock.queue.queue_consumer import GROUP, QueueConsumer
 from penstock.queue.queue_consumer_settings import QueueConsumerSettings
 from penstock.redis.client import StreamClient
 from penstock.redis.from_driver import client_of, decodes, is_cluster
@@ -207,7 +208,7 @@ class RedisGateway(AbstractRedisGateway):
             dead_letters = self.dead_letter_queue or QueueKeys(queue).dead_letter
             settings = QueueConsumerSettings(
                 lease_s=lease_s,
-                limits=Limits(UNLIMITED, most),
+                limits=Limits(None, most),
                 dead_letters=self._client.keys(dead_letters).stream,
                 is_text=self._is_text,
                 retry=self._retry,

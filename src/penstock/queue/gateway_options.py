@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal, TypeAlias, get_args
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError
+from penstock.number_checks import check_number, check_seconds
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
-from penstock.queue.options import check_count, check_seconds
 
 Overload: TypeAlias = Literal["raise", "block", "drop_oldest"]
 
@@ -26,7 +26,7 @@ def check_leases(lease_s: float | None, max_deliveries: int | None, dead_letters
     if lease_s is not None:
         check_seconds("message_visibility_timeout_seconds", lease_s)
     if max_deliveries is not None:
-        check_count("max_delivery_count", max_deliveries)
+        check_number("max_delivery_count", max_deliveries)
         if lease_s is None:
             raise ConfigurationError(
                 "max_delivery_count needs message_visibility_timeout_seconds: without leases a message is handed out "
@@ -46,7 +46,7 @@ def check_leases(lease_s: float | None, max_deliveries: int | None, dead_letters
 def check_overload(max_pending: int | None, policy: object, block_timeout_s: float) -> None:
     """Raise unless it is clear what becomes of a message for which there is no room."""
     if max_pending is not None:
-        check_count("max_pending_length", max_pending)
+        check_number("max_pending_length", max_pending)
     if policy not in get_args(Overload):
         raise ConfigurationError(f"pending_overload_policy={policy!r} must be one of {', '.join(get_args(Overload))}")
     if policy != "raise" and max_pending is None:

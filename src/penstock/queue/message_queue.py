@@ -11,6 +11,7 @@ from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayC
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys, check_dead_letters
+from penstock.number_checks import check_number, check_seconds
 from penstock.queue.abstract_gateway import AbstractRedisGateway
 from penstock.queue.administration import Administration
 from penstock.queue.announcer import tell
@@ -24,8 +25,6 @@ from penstock.queue.options import (
     OnFailure,
     QueueOptions,
     Unset,
-    check_count,
-    check_seconds,
     check_sink,
     checked_backoff,
     checked_heartbeat,
@@ -210,12 +209,13 @@ class RedisMessageQueue:
 
         `source` is pending, processing, retrying, completed, failed or dead_letter.
         """
-        return await self._administration().peek(check_count("count", count), source)
+        check_number("count", count)
+        return await self._administration().peek(count, source)
 
     async def redrive_dead_letters(self, max_messages: int | None = None) -> int:
         """Put dead letters back into the queue, the oldest first; return how many."""
         if max_messages is not None:
-            check_count("max_messages", max_messages)
+            check_number("max_messages", max_messages)
         return await self._administration().redrive(max_messages)
 
     async def purge(self, *, target: str) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError
+from penstock.number_checks import check_number, check_seconds
 from penstock.policy import Backoff
 from penstock.queue.payload import Message, content_key, literal_key
 
@@ -50,25 +50,6 @@ def check_flag(name: str, value: object) -> bool:
     return value
 
 
-def check_seconds(name: str, value: object, *, may_be_zero: bool = False) -> float:
-    """Return the value if it is a positive number of seconds, or, where that makes sense, none at all."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigurationTypeError(f"{name}={value!r} must be a number of seconds, not {type(value).__name__}")
-    if not (0 < value < math.inf or (may_be_zero and value == 0)):
-        kind = "finite number of seconds, 0 or more" if may_be_zero else "positive, finite number of seconds"
-        raise ConfigurationError(f"{name}={value!r} must be a {kind}")
-    return value
-
-
-def check_count(name: str, value: object) -> int:
-    """Return the value if it is a positive whole number."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationTypeError(f"{name}={value!r} must be a whole number, not {type(value).__name__}")
-    if value <= 0:
-        raise ConfigurationError(f"{name}={value!r} must be positive")
-    return value
-
-
 def check_sink(sink: object) -> None:
     """Raise ConfigurationTypeError unless events can be told to it."""
     if sink is not None and not callable(sink):
@@ -107,16 +88,17 @@ def checked_log_length(kind: str, is_on: object, length: int | None) -> int | No
     """Return how many records the completed or failed log keeps: 0 = there is none, None = all."""
     check_flag(f"enable_{kind}_queue", is_on)
     if length is not None:
-        check_count(f"max_{kind}_length", length)
+        check_number(f"max_{kind}_length", length)
     if not is_on and length != _DEFAULT_LENGTH:
         raise ConfigurationError(f"max_{kind}_length needs enable_{kind}_queue=True")
     return length if is_on else 0
 
 
-def checked_lease(timeout: object, max_deliveries: object) -> tuple[float | None, int | None]:
+def checked_lease(timeout: object, most: int | None) -> tuple[float | None, int | None]:
     """Return the lease in seconds and how often a message may be handed out; None, None = at most once."""
     lease_s = None if timeout is None else check_seconds("visibility_timeout_seconds", timeout)
-    most = None if max_deliveries is None else check_count("max_delivery_count", max_deliveries)
+    if most is not None:
+        check_number("max_delivery_count", most)
     if lease_s is None and most is not None:
         raise ConfigurationError(
             "visibility_timeout_seconds=None hands every message out once and takes none back: say "

@@ -17,7 +17,6 @@ from penstock.queue.gateway import RedisGateway
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.options import QueueOptions
 from penstock.queue.payload import MessageData
-from penstock.queue.queue_consumer import UNLIMITED
 from penstock.runtime.aio import call_in_loop, comes_from_outside, home, runner, shielded
 from penstock.runtime.callbacks import call_back
 
@@ -223,7 +222,7 @@ class Processing:
         if self._options.failed_length != 0 and self._claimed is not None:
             await self._gateway.note_failure(self._key.failed, self._claimed, error, self._options.failed_length)
         most = 1 if has_one_chance else self._gateway.max_delivery_count
-        limits = Limits(UNLIMITED, most)
+        limits = Limits(None, most)
         verdict = after_failure(error, self.delivery_count, self.attempts, limits, self._options.backoff, _CHANCE)
         if isinstance(verdict, Retry) and not has_one_chance:
             await self._return(verdict.after_ms / 1000, counts=verdict.counts)

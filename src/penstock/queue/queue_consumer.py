@@ -14,14 +14,16 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from penstock import envelope
 from penstock.config import ConsumerConfig
-from penstock.delivery.dead_letter_writer import DeadLetterBackoff, dedup_key_of, write_dead_letter
+from penstock.delivery.dead_letters import DeadLetterWriter
+from penstock.delivery.decoding import Rejected
 from penstock.delivery.group import ConsumerGroup
 from penstock.delivery.group_commands import Parking, Redelivery
 from penstock.delivery.janitor import Janitor
-from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError, text_of
+from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError
 from penstock.events import EventName
 from penstock.policy import Reason, before_run, unreadable
 from penstock.protection import payload_of
@@ -38,7 +40,6 @@ from penstock.runtime.aio import pause, wait_out
 
 logger = logging.getLogger("penstock.queue")
 GROUP = "queue"
-UNLIMITED = (1 << 63) - 1
 _LOOK_EVERY_S = 1.0  # for messages that are due: other processes may have put some aside
 _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
 _PAGE = 100  # entries that the slow sweep looks at per call
@@ -66,7 +67,9 @@ class QueueConsumer:
         self._next_due_s = self._next_recovery_s = 0.0
         self._take_ahead_after: float = _BRISK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
         self._ended_s, self._brisk_turns = 0.0, 0
-        self._dead_letter_backoff = DeadLetterBackoff(logger)
+        self._dead_letter_writer = DeadLetterWriter(
+            client, self.keys.stream, GROUP, settings.dead_letters, logger, emit
+        )
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -196,7 +199,7 @@ class QueueConsumer:
             deliveries, attempts = slot.counts_of(found)
             verdict = before_run(deliveries, attempts, None, 0, self._settings.limits)
             if verdict is not None:
-                await self._give_up(slot, found.id, found.fields, verdict.reason, None, attempts, deliveries)
+                await self._give_up(slot, Rejected(found.id, verdict.reason, None, deliveries, attempts, found.fields))
             elif await slot.begin(found.id, deliveries, attempts):
                 return await self._hand_out(slot, found.id, found.fields, deliveries + 1, attempts + 1, is_again=True)
         slot.is_sure()
@@ -210,12 +213,12 @@ class QueueConsumer:
         try:
             expires_at_ms = envelope.expires_at(by_name)
             if expires_at_ms is not None and time.time() * 1000 >= expires_at_ms:
-                await self._give_up(slot, entry_id, fields, Reason.EXPIRED, None, attempts, deliveries)
+                await self._give_up(slot, Rejected(entry_id, Reason.EXPIRED, None, deliveries, attempts, fields))
                 return None
             raw = payload_of(by_name, self.keys.stream, self._client.protection)
             data = decode_payload(raw, self._settings.is_text, self._settings.payload)
         except DecodeError as error:
-            await self._give_up(slot, entry_id, fields, unreadable(error), error, attempts, deliveries)
+            await self._give_up(slot, Rejected(entry_id, unreadable(error), error, deliveries, attempts, fields))
             return None
         expires_at = (since_s or time.monotonic()) + (self._settings.lease_s or 0.0)
         claim = Claim(slot, entry_id, fields, data, deliveries, attempts, is_again, expires_at)
@@ -223,24 +226,19 @@ class QueueConsumer:
         self._emit(EventName.CLAIMED, id=entry_id, delivery_count=deliveries, attempts=attempts, is_again=is_again)
         return claim
 
-    async def _give_up(
-        self, slot: ConsumerSlot, entry_id: str, fields: list[bytes], reason: Reason, error: BaseException | None,
-        attempts: int, deliveries: int,
-    ) -> None:  # fmt: skip
+    async def _give_up(self, slot: ConsumerSlot, entry: Rejected) -> None:
         # Nobody is handed this message. Where its record is refused it stays pending with this slot, which is used no
         # more: the caller is told once in a lease, and the messages behind it do not wait for it.
         try:
-            await self._dead_letter(slot, entry_id, fields, reason, error, attempts, deliveries)
+            await self._dead_letter(slot, entry)
         except (*PASSING, GroupLost):
             raise
         except NOT_OF_ONE_MESSAGE:
             slot.is_given_up = True
             raise
         except Exception:
-            delay_ms = self._dead_letter_backoff.note(self.keys.stream, entry_id)
-            await slot.commands.park([Parking(entry_id, delay_ms, deliveries, attempts)])
-        else:
-            self._dead_letter_backoff.forget(entry_id)
+            delay_ms = self._dead_letter_writer.refused(entry.id)
+            await slot.commands.park([Parking(entry.id, delay_ms, entry.deliveries, entry.attempts)])
         slot.is_sure()
 
     async def _restore_group(self, slot: ConsumerSlot) -> None:
@@ -261,7 +259,7 @@ class QueueConsumer:
 
         The deduplication key of one that came to nothing is free again: its producer may try once more.
         """
-        dedup_key = dedup_key_of(claim.fields) if came_to_nothing else None
+        dedup_key = envelope.dedup_key(claim.fields) if came_to_nothing else None
 
         async def step() -> bool:
             answer = await claim.slot.commands.finish(
@@ -332,29 +330,12 @@ class QueueConsumer:
 
     async def dead_letter(self, claim: Claim, reason: Reason, error: BaseException | None) -> bool:
         """Move a message to the dead letters; False = it is somebody else's by now."""
+        entry = Rejected(claim.entry_id, reason, error, claim.deliveries, claim.attempts, claim.fields)
+        return await self._unsettled.settle(claim, lambda: self._dead_letter(claim.slot, entry))
 
-        async def step() -> bool:
-            return await self._dead_letter(
-                claim.slot, claim.entry_id, claim.fields, reason, error, claim.attempts, claim.deliveries
-            )
-
-        return await self._unsettled.settle(claim, step)
-
-    async def _dead_letter(
-        self, slot: ConsumerSlot, entry_id: str, fields: list[bytes], reason: Reason, error: BaseException | None,
-        attempts: int, deliveries: int,
-    ) -> bool:  # fmt: skip
-        written = await write_dead_letter(
-            slot.commands, entry_id, fields, reason, error, attempts, deliveries, is_deleted=True
-        )  # fmt: skip
-        if written is None:
-            return False
-        text = "" if error is None else text_of(error, repr)
-        self._emit(EventName.DEAD_LETTERED, id=entry_id, reason=written.value, error=text)
-        trimmed = await slot.commands.limit_dead_letters()
-        if trimmed:
-            self._emit(EventName.DEAD_LETTERS_TRIMMED, count=trimmed)
-        return True
+    async def _dead_letter(self, slot: ConsumerSlot, entry: Rejected) -> bool:
+        settle = partial(slot.commands.dead_letter, entry.id, is_deleted=True)
+        return await self._dead_letter_writer.write(entry, slot.consumer, settle) is not None
 
     async def renew(self, claim: Claim) -> bool:
         """Begin the lease anew; False = it is somebody else's by now. Not tried beyond the end of the lease."""

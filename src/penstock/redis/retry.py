@@ -26,6 +26,7 @@ from penstock.errors import (
     ReadOnlyServer,
     ServerBusy,
 )
+from penstock.policy import doubling
 
 BUSY = (ServerBusy, ReadOnlyServer, NotReplicating)  # the server says: not now
 _NOT_EXECUTED = (ConnectionFailed, *BUSY)
@@ -50,8 +51,7 @@ class Repeat(Enum):
 
 def pause_s(failures: int, chance: random.Random, first_s: float = 0.02, longest_s: float = 2.0) -> float:
     """Return how long to wait after so many failures in a row: doubling, with jitter."""
-    plain: float = min(first_s * 2 ** min(failures - 1, 16), longest_s)
-    return plain * chance.uniform(0.5, 1.0)
+    return doubling(first_s, failures, longest_s) * chance.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import penstock.results.postgres_table as sql
-from penstock.config import check_number
 from penstock.errors import BackendRefused, ConfigurationError
 from penstock.lazy_imports import require
+from penstock.number_checks import check_number
 from penstock.results.backend import Backend, Chunk
 from penstock.results.entry import Entry, read_entry
 from penstock.runtime.aio import Lock, home

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
-from penstock.config import check_number
+from penstock.counters import RateTracker
 from penstock.delivery.encoding import Encoder
 from penstock.delivery.group import ConsumerGroup
 from penstock.delivery.outbox import Outbox
@@ -17,7 +17,7 @@ from penstock.errors import ConfigurationError, NotDurable, PenstockError, Publi
 from penstock.events import Event, EventName, EventSink
 from penstock.keys import check_name
 from penstock.model import ProducerMetrics
-from penstock.rates import RateTracker
+from penstock.number_checks import check_number
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import RetryBudget
 from penstock.serializers import Serializer

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+from penstock.counters import Tally
 from penstock.delivery.ack_buffer import AckBuffer
 from penstock.delivery.callables import Call
-from penstock.delivery.dead_letter_writer import DeadLetterBackoff, DeadLetterWriter, Emit
+from penstock.delivery.dead_letters import DeadLetterWriter
+from penstock.delivery.decoding import Rejected
 from penstock.delivery.group_commands import GroupCommands, Parking
 from penstock.delivery.inbox import Batch, Inbox
-from penstock.delivery.tally import Tally
 from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, text_of
-from penstock.events import EventName
+from penstock.events import Emit, EventName
 from penstock.model import StreamMessage
 from penstock.policy import Backoff, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
 from penstock.runtime.aio import Activity, Cancelled, Lock, WaitQueue, comes_from_outside, pause
@@ -75,7 +77,6 @@ class Workers:
         self._limits, self._backoff, self._batch_limit = limits, backoff, batch_limit
         self._on_parked, self._on_exit = on_parked, on_exit
         self._in_settlement: set[str] = set()
-        self._dead_letter_backoff = DeadLetterBackoff(logger)
         self._chance = random.Random()
         self._alone = Lock()
         self._is_one_alone = False  # a message that may have killed its holders is on its last run, or about to be
@@ -234,7 +235,7 @@ class Workers:
             verdict = verdicts[message.id]
             if isinstance(verdict, GiveUp):
                 await self.dead_letter(message, verdict.reason, error)
-            elif isinstance(verdict, Retry):
+            else:
                 back = 0 if verdict.counts else 1
                 parked.append(message)
                 parkings.append(
@@ -256,23 +257,24 @@ class Workers:
         self._on_parked()
 
     async def dead_letter(
-        self, message: StreamMessage, reason: Reason, error: BaseException | None, fields: list[bytes] | None = None
+        self, message: StreamMessage, reason: Reason, error: BaseException | None, fields: Sequence[bytes] | None = None
     ) -> None:
         """Move a message to the dead letters; one that they do not take stays pending, and is tried again later."""
+        entry = Rejected(message.id, reason, error, message.delivery_count, message.attempts, fields)
+        settle = partial(self._commands.dead_letter, message.id)
         try:
             with self._settling([message]):
-                is_ours = await self._dead_letter_writer.dead_letter(message, reason, error, fields)
-                if is_ours:
+                written = await self._dead_letter_writer.write(entry, self._commands.consumer, settle, message)
+                if written is not None:
                     self._inbox.held.finish([message])
         except OutOfMemory:
             await self._put_off(message, self._backoff.max_ms)  # no room for the record
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            await self._put_off(message, self._dead_letter_backoff.note(self._commands.keys.stream, message.id))
+            await self._put_off(message, self._dead_letter_writer.refused(message.id))
         else:
-            self._dead_letter_backoff.forget(message.id)
-            if not is_ours:
+            if written is None:
                 self.lose([message])
 
     async def _put_off(self, message: StreamMessage, delay_ms: int) -> None:

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
-from penstock import dead_letter_record, envelope, ids
+from penstock import dead_letter_record, envelope
+from penstock.delivery.dead_letters import DeadLetterStream
 from penstock.errors import NotAuthentic
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import pages
 from penstock.redis.retry import Repeat
 from penstock.serializers import PayloadLimits
 from penstock.task import LIMITS
@@ -19,23 +19,17 @@ from penstock.tasks.entries import ATTEMPTS, KIND, TASK_ID, TaskEntries
 from penstock.tasks.lanes import DEFAULT, Lane
 from penstock.tasks.listed import DeadTask
 
-_PAGE = 500
 _LONGEST_NAME = 512  # characters
 Matches: TypeAlias = Callable[[DeadTask], bool]
 
 
-class DeadTasks:
+class DeadTasks(DeadLetterStream[DeadTask]):
     """The dead letters of one queue."""
 
-    def __init__(
-        self, client: StreamClient, keys: TaskKeys, group: str, limits: PayloadLimits = LIMITS
-    ) -> None:  # fmt: skip
-        self._client, self._keys, self._group, self._limits = client, keys, group, limits
+    def __init__(self, client: StreamClient, keys: TaskKeys, group: str, limits: PayloadLimits = LIMITS) -> None:
+        super().__init__(client, keys.dead, self._read)
+        self._keys, self._group, self._limits = keys, group, limits
         self._entries = TaskEntries(keys, client.protection, limits)
-
-    async def count(self) -> int:
-        """Return how many there are."""
-        return int(await self._client.call(self._keys.dead, "XLEN", self._keys.dead))
 
     async def get(self, record_id: str) -> DeadTask | None:
         """Return the record of that id, or of the task of that id."""
@@ -46,20 +40,11 @@ class DeadTasks:
                 return letter
         return None
 
-    async def record(self, record_id: str) -> DeadTask | None:
-        """Return the record of that id."""
-        if not ids.is_id(record_id):
-            return None
-        rows = await self._client.call(self._keys.dead, "XRANGE", self._keys.dead, record_id, record_id, "COUNT", 1)
-        return self._read(rows[0][0].decode(), rows[0][1]) if rows else None
-
     async def iterate(self, matches: Matches | None = None, since_ms: int = 0) -> AsyncIterator[DeadTask]:
         """Yield the records, oldest first, that match and are not older than the time."""
-        async for rows in pages(self._client, self._keys.dead, f"{since_ms}-0" if since_ms else "-"):
-            for entry_id, fields in rows:
-                letter = self._read(entry_id.decode(), fields)
-                if matches is None or matches(letter):
-                    yield letter
+        async for letter in self._between(f"{since_ms}-0" if since_ms else "-"):
+            if matches is None or matches(letter):
+                yield letter
 
     def _read(self, entry_id: str, fields: Sequence[bytes]) -> DeadTask:
         letter = _dead_task(entry_id, fields, self._limits)
@@ -82,16 +67,6 @@ class DeadTasks:
         args = [letter.id, lane.name, letter.task_id, letter.kind, self._group, *fields]
         answer: bytes = await self._client.run("tasks/redrive", keys, args, Repeat.IDEMPOTENT)
         return answer.decode() if b"-" not in answer else "queued"
-
-    async def purge(self, record_ids: Sequence[str]) -> int:
-        """Delete records for good; return how many."""
-        gone = 0
-        for start in range(0, len(record_ids), _PAGE):
-            page = record_ids[start : start + _PAGE]
-            gone += int(
-                await self._client.call(self._keys.dead, "XDEL", self._keys.dead, *page, repeat=Repeat.IDEMPOTENT)
-            )
-        return gone
 
 
 def _dead_task(entry_id: str, fields: Sequence[bytes], limits: PayloadLimits) -> DeadTask:

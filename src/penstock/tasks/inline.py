@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from penstock.counters import WorkerTally
 from penstock.errors import EXITS
 from penstock.runtime.aio import Activity, Threads
 from penstock.task import Result, encode
@@ -12,7 +13,6 @@ from penstock.tasks.committer import ResultCommitter
 from penstock.tasks.handlers import Handlers
 from penstock.tasks.queue import TaskQueue
 from penstock.tasks.runner import Failed, RunningTask, TaskRunner
-from penstock.tasks.tally import WorkerTally
 
 
 class InlineWorker:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from penstock.errors import ConfigurationError
+from penstock.number_checks import check_number
 from penstock.task import Task
 
 _RATE = re.compile(r"\s*(\d+)\s*/\s*(\d+(?:\.\d+)?)?\s*(s|m|h|d|second|minute|hour|day)\s*")
@@ -48,8 +49,8 @@ class Limits:
         for what, value in (
             ("max_concurrency", self.max_concurrency), ("max_concurrency_per_key", self.max_concurrency_per_key),
         ):  # fmt: skip
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{what}={value} must be positive")
+            if value is not None:
+                check_number(what, value)
 
     def __bool__(self) -> bool:
         """Tell whether there is any limit."""

@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from penstock.counters import WorkerTally
 from penstock.delivery.callables import awaitable
 from penstock.errors import PenstockError, Skip, Snooze, WorkerStopped, name_of, text_of
+from penstock.policy import GiveUp, Retry, Verdict
 from penstock.runtime.aio import Activity, Cancelled, Threads, comes_from_outside
 from penstock.task import Result, Status, Task, encode
 from penstock.tasks.handlers import Handler, Handlers
-from penstock.tasks.retry import Again, GiveUp, after_failure
-from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.tasks")
 
@@ -28,7 +28,7 @@ class Failed:
     """A run that brought no result."""
 
     task: Task
-    verdict: Again | GiveUp
+    verdict: Verdict
     error: str  # its class
     text: str
     cause: BaseException
@@ -119,9 +119,9 @@ class TaskRunner:
 
     def _failed(self, task: Task, handler: Handler, error: BaseException) -> Failed:
         if isinstance(error, WorkerStopped):
-            verdict: Again | GiveUp = Again(0, counts=False)
+            verdict: Verdict = Retry(0, counts=False)
         else:
-            verdict = after_failure(error, task.attempts + 1, handler.retry, self._max_retry, self._chance)
+            verdict = handler.retry.after_failure(error, task.attempts + 1, self._max_retry, self._chance)
         level = logging.ERROR if isinstance(verdict, GiveUp) else logging.WARNING
         logger.log(
             logging.INFO if isinstance(error, WorkerStopped | Snooze) else level,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from penstock import envelope
-from penstock.delivery.dead_letter_writer import DeadLetterBackoff
+from penstock.delivery.dead_letters import DeadLetterBackoff
 from penstock.delivery.group_commands import MAX_IDS, Parking, Redelivery
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_of, text_of
 from penstock.keys import TaskKeys

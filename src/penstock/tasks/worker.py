@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.counters import WorkerTally
 from penstock.delivery.reader import PrefetchWindow
 from penstock.errors import (
     EXITS,
@@ -19,6 +20,7 @@ from penstock.errors import (
     TransientError,
     WorkerStopped,
 )
+from penstock.number_checks import check_number
 from penstock.runtime.aio import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
 from penstock.task import Task, encode
@@ -28,7 +30,6 @@ from penstock.tasks.inbox import TaskInbox
 from penstock.tasks.limits import Limits
 from penstock.tasks.queue import TaskQueue
 from penstock.tasks.runner import Failed, RunningTask, TaskRunner
-from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.tasks")
 _BREATH = 100  # tasks that one hand does before everybody else has a turn
@@ -80,8 +81,7 @@ class Worker:
         saves_errors: bool = False,
         handles_signals: bool = True,
     ) -> None:
-        if concurrency < 1:
-            raise ConfigurationError(f"concurrency={concurrency} must be positive")
+        check_number("concurrency", concurrency)
         if not len(handlers):
             raise ConfigurationError("there are no handlers: register one with @handlers.task('kind')")
         self.queue, self.handlers, self.concurrency = queue, handlers, concurrency

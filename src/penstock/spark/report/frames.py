@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.dead_letter_record import FIELDS
 from penstock.spark.archive.read import read
 from penstock.spark.archive.status import load_state
 from penstock.spark.fingerprint import normalised_sql
@@ -75,7 +76,7 @@ class Frames:
             f"{normalised_sql(_dlq('error_text'))} as text",
             f"cast(least(try_cast({_dlq('attempts')} as bigint), {_MOST_ATTEMPTS}) as string) as attempts",
             f"left(coalesce(cast(fields['kind'] as string), headers['kind']), {_LONGEST}) as kind",
-            f"ms - try_cast(split_part({_dlq('id')}, '-', 1) as bigint) as life",
+            f"ms - try_cast(split_part({_dlq('source_id')}, '-', 1) as bigint) as life",
             f"{self._window.bucket_sql('ms')} as bucket",
         )  # fmt: skip
 
@@ -96,8 +97,8 @@ class Frames:
         )  # fmt: skip
 
 
-def _dlq(name: str) -> str:
-    return f"cast(fields['dlq_{name}'] as string)"
+def _dlq(attribute: str) -> str:
+    return f"cast(fields['{FIELDS[attribute]}'] as string)"
 
 
 def made_sql(column: str) -> str:

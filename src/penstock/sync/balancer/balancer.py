@@ -8,8 +8,8 @@ from typing import Any, Unpack
 from penstock.balancer.config import BalancerConfig, BalancerOptions
 from penstock.balancer.identity import consumer_id
 from penstock.balancer.topic import Topic
-from penstock.config import check_number
 from penstock.errors import ConfigurationError
+from penstock.number_checks import check_number
 from penstock.runtime.threads import IS_ASYNC
 from penstock.serializers import JsonSerializer, Serializer
 from penstock.shutdown import SignalWatch

@@ -16,10 +16,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock import dead_letter_record, envelope
+from penstock import envelope
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Ownership, PendingClaim
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
+from penstock.dead_letter_record import Record
 from penstock.errors import (
     NOT_OF_ONE_MESSAGE,
     AlreadyClaimed,
@@ -31,10 +32,10 @@ from penstock.errors import (
     ServerError,
 )
 from penstock.keys import BalancerKeys
-from penstock.policy import Reason
 from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.retry import Repeat
-from penstock.sync.delivery.dead_letter_writer import DeadLetterBackoff, reduced_if_refused
+from penstock.sync.delivery.dead_letters import DeadLetterWriter
+from penstock.sync.delivery.decoding import Rejected
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question, read_many
 
@@ -80,7 +81,7 @@ class BalancerCommands:
 
     def __init__(self, client: StreamClient, keys: BalancerKeys, me: str, config: BalancerConfig) -> None:
         self._client, self.keys, self.me, self._config = client, keys, me, config
-        self._dead_letter_backoff = DeadLetterBackoff(config.logger)
+        self._dead_letter_writer = DeadLetterWriter(client, keys.stream, keys.group, keys.dead_letters, config.logger)
         self.queued: set[str] = set()  # data streams of which this consumer has met another entry that waits
 
     # --- the service --------------------------------------------------------------------------------
@@ -269,29 +270,22 @@ class BalancerCommands:
         self._ask_all([(info.lock, ("PTTL", info.lock)) for info in infos])
         return released
 
-    def dead_letter(self, entry_id: str, fields: list[bytes], error: Exception, reason: Reason, name: str = "",
-                   deliveries: int = 1) -> bool:  # fmt: skip
-        """Move an entry to the dead letters; False = somebody else has it, or had it."""
+    def dead_letter(self, entry: Rejected, name: str = "") -> bool:
+        """Move an entry, of the data stream if it names one, to the dead letters; False = somebody else has it."""
         keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]
 
-        def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> bool:
-            record = dead_letter_record.record(
-                kept, self.keys.stream, entry_id, self.keys.group, self.me, reason, error, 0, deliveries
-            )
-            args = [self.keys.group, self.me, entry_id, self._config.lock_ttl_ms, name, *record]
+        def settle(record: Record, _: Sequence[bytes]) -> bool:
+            args = [self.keys.group, self.me, entry.id, self._config.lock_ttl_ms, name, *record]
             return bool(self._client.run("balancer/dead_letter", keys, args, Repeat.IDEMPOTENT) == 1)
 
         try:
-            is_dead_lettered = reduced_if_refused(write, fields, reason, error)
+            return self._dead_letter_writer.write(entry, self.me, settle) is not None
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
             # It stays pending: the sweeps try again, and the other entries do not wait for it.
-            self._dead_letter_backoff.note(self.keys.stream, entry_id)
+            self._dead_letter_writer.refused(entry.id)
             return False
-        if is_dead_lettered:
-            self._client.dead_letter_retention.after(self.keys.dead_letters)
-        return is_dead_lettered
 
     # --- looking ------------------------------------------------------------------------------------
 

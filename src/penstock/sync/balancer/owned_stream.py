@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from penstock import dead_letter_record, envelope
+from penstock import envelope
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
+from penstock.dead_letter_record import Record
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost
 from penstock.keys import BalancerKeys
 from penstock.model import StreamMessage
-from penstock.policy import Reason
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import Activity, Event
 from penstock.serializers import Serializer
 from penstock.sync.balancer.positions import Positions
 from penstock.sync.balancer.stream_watcher import StreamWatcher
-from penstock.sync.delivery.dead_letter_writer import reduced_if_refused
+from penstock.sync.delivery.dead_letters import DeadLetterWriter
 from penstock.sync.delivery.decoding import Decoder, Rejected
 from penstock.sync.redis.client import StreamClient
 
@@ -120,13 +120,11 @@ class OwnedStream:
         # One that cannot be decoded stays in the stream as it is; its copy tells why nobody handled it.
         key = BalancerKeys.dead_letters_of(self.name, is_cluster=self._client.is_cluster)
 
-        def write(kept: list[bytes], reason: Reason, error: BaseException | None) -> None:
-            record = dead_letter_record.record(kept, self.name, rejected.id, "", "", reason, error, 0, 1)
-            self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE)
-            self._client.dead_letter_retention.after(key)
+        def add(record: Record, _: Sequence[bytes]) -> bool:
+            return bool(self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE))
 
         try:
-            reduced_if_refused(write, rejected.fields, rejected.reason, rejected.error)
+            DeadLetterWriter(self._client, self.name, "", key, logger).write(rejected, "", add)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:

@@ -15,6 +15,7 @@ from penstock.redis.translate import Redirected
 from penstock.runtime.threads import Event, next_tick, pause
 from penstock.sync.balancer.commands import BalancerCommands, Row
 from penstock.sync.balancer.notice_queue import NoticeQueue
+from penstock.sync.delivery.decoding import Rejected
 from penstock.sync.redis.client import StreamClient
 
 _BLOCK_MS = 1_000
@@ -144,8 +145,7 @@ class Reader:
             try:
                 message = LBSInputMessage.of_entry(fields)
             except MalformedEntry as error:
-                self._config.logger.warning("entry %s of %s: %s", entry_id, self._commands.keys.stream, error)
-                self._commands.dead_letter(entry_id, fields, error, Reason.DECODE_ERROR)
+                self._commands.dead_letter(Rejected(entry_id, Reason.DECODE_ERROR, error, 1, 0, fields))
                 continue
             self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
 

@@ -23,6 +23,7 @@ from penstock.sync.balancer.listener import Listener
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.balancer.reader import Reader
 from penstock.sync.balancer.sweep import Sweep
+from penstock.sync.delivery.decoding import Rejected
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.subscription import Subscription
 
@@ -211,8 +212,8 @@ class Service:
 
     def _give_up(self, payload: LBSInfo, error: Exhausted) -> None:
         fields = (self._commands.bodies([payload.id_in_lbs]))[0] or []
-        name, entry_id = payload.data_stream_name, payload.id_in_lbs
-        self._commands.dead_letter(entry_id, fields, error, Reason.MAX_DELIVERIES, name, error.deliveries)
+        rejected = Rejected(payload.id_in_lbs, Reason.MAX_DELIVERIES, error, error.deliveries, 0, fields)
+        self._commands.dead_letter(rejected, payload.data_stream_name)
 
     def done_stream(self, name: str) -> None:
         """Finish a data stream: it is nobody's any more, and its entry is deleted.

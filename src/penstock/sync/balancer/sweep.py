@@ -15,6 +15,7 @@ from penstock.errors import MalformedEntry
 from penstock.policy import Reason
 from penstock.runtime.threads import next_tick
 from penstock.sync.balancer.commands import BalancerCommands, Pending
+from penstock.sync.delivery.decoding import Rejected
 
 _KEPT_AWAY_S = 5.0  # how long a consumer leaves to others what it has handed over
 
@@ -81,8 +82,8 @@ class Sweep:
             try:
                 message = LBSInputMessage.of_entry(fields)
             except MalformedEntry as error:
-                self._config.logger.warning("entry %s of %s: %s", entry.id, self._commands.keys.stream, error)
-                self._commands.dead_letter(entry.id, fields, error, Reason.DECODE_ERROR, deliveries=entry.deliveries)
+                rejected = Rejected(entry.id, Reason.DECODE_ERROR, error, entry.deliveries, 0, fields)
+                self._commands.dead_letter(rejected)
                 continue
             self._known[entry.id] = StreamExpired(LBSInfo(message.data_stream_name, entry.id), message.info)
         return [self._known[entry.id] for entry in entries if entry.id in self._known]

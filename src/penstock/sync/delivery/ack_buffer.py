@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.delivery.tally import Tally
+from penstock.counters import Tally
 from penstock.errors import ConnectionLost, GroupLost, PenstockError
 from penstock.model import StreamMessage
 from penstock.redis.blocking import Command, Reply

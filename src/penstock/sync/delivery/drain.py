@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.delivery.tally import Tally
+from penstock.counters import Tally
 from penstock.errors import PenstockError
-from penstock.events import EventName
+from penstock.events import Emit, EventName
 from penstock.runtime.threads import TaskGroup
 from penstock.sync.delivery.ack_buffer import AckBuffer
-from penstock.sync.delivery.dead_letter_writer import Emit
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands, Parking
 from penstock.sync.delivery.inbox import Inbox
 from penstock.sync.delivery.reader import MessageReader

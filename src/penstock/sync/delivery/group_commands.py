@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock import ids
+from penstock import envelope, ids
 from penstock.errors import ConnectionLost, ServerError
 from penstock.keys import StreamKeys
 from penstock.redis.blocking import Command, Reply
@@ -54,7 +54,6 @@ class GroupCommands:
 
     def __init__(self, client: StreamClient, keys: StreamKeys, group: str, consumer: str, dead_letters: str) -> None:
         self._client, self.keys, self.group, self.consumer = client, keys, group, consumer
-        self.dead_letters = dead_letters
         self.incarnation = ""  # set when the name was given by the user and might be taken twice
         self._worker = keys.worker(group, consumer)
         self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
@@ -122,7 +121,7 @@ class GroupCommands:
         self,
         message_id: str,
         record: Sequence[bytes | str | int],
-        dedup_key: str | None = None,
+        fields: Sequence[bytes],
         *,
         is_deleted: bool = False,
     ) -> bool:
@@ -130,6 +129,7 @@ class GroupCommands:
 
         `is_deleted` tells that the entry leaves the stream at once, unless another group needs it.
         """
+        dedup_key = envelope.dedup_key(fields)
         _, retries, attempts, dead_letters = self._claim_keys
         keys = [self.keys.stream, dead_letters, retries, attempts, self._worker]
         if dedup_key is not None:
@@ -138,10 +138,6 @@ class GroupCommands:
             "streams/dead_letter", keys, [*self._me, message_id, int(is_deleted), *record], message_id
         )
         return answer != 0
-
-    def limit_dead_letters(self) -> int:
-        """Keep the dead letters within their limits after one was written; return how many old ones were removed."""
-        return self._client.dead_letter_retention.after(self.dead_letters)
 
     def finish(
         self,
@@ -215,11 +211,6 @@ class GroupCommands:
             args = [self.group, self.consumer, lease_ms, message_id, 1]
             refused = self._client.run("streams/hold_vanished", self._claim_keys[:2], args, Repeat.IDEMPOTENT)
         return not refused
-
-    def fetch(self, entry_id: str) -> list[bytes] | None:
-        """Return the fields of an entry, or None if it is gone."""
-        rows = self._client.call(self.keys.stream, "XRANGE", self.keys.stream, entry_id, entry_id)
-        return rows[0][1] if rows else None
 
     # --- taking messages again ----------------------------------------------------------------------
 

@@ -6,17 +6,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from penstock.counters import Tally
 from penstock.delivery.in_flight import Row
-from penstock.delivery.tally import Tally
 from penstock.errors import PenstockError, ReadOnlyServer
-from penstock.events import EventName
+from penstock.events import Emit, EventName
 from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import Event, Lock, next_tick
 from penstock.sync.delivery.ack_buffer import AckBuffer
-from penstock.sync.delivery.dead_letter_writer import Emit
 from penstock.sync.delivery.decoding import Decoded, Decoder
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands, Redelivery, parse_rows
 from penstock.sync.delivery.inbox import Inbox

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.delivery.tally import Tally
+from penstock.counters import Tally
 from penstock.errors import ConnectionLost
-from penstock.events import EventName
+from penstock.events import Emit, EventName
 from penstock.redis.retry import BUSY, RetryBudget
 from penstock.runtime.threads import Event, pause
-from penstock.sync.delivery.dead_letter_writer import Emit
 from penstock.sync.delivery.group_commands import GroupCommands, Redelivery
 from penstock.sync.delivery.inbox import Inbox
 from penstock.sync.delivery.reader import MessageReader

@@ -13,12 +13,13 @@ from penstock.delivery.encoding import Encoded
 from penstock.errors import ConfigurationError, PayloadTooLarge, PenstockError, QueueFull, StreamFull
 from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys, check_dead_letters
+from penstock.number_checks import check_seconds
 from penstock.policy import Limits, Reason
 from penstock.queue.gateway_options import Overload, check_interrupt, check_leases, check_overload
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.lease_keeper import Lease, LeaseKeeper
 from penstock.queue.model import ClaimedMessage
-from penstock.queue.options import check_seconds, check_sink
+from penstock.queue.options import check_sink
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
 from penstock.queue.queue_consumer_settings import QueueConsumerSettings
 from penstock.redis.retry import OPERATION_TTL_S, Repeat, RetryBudget
@@ -31,7 +32,7 @@ from penstock.sync.queue.announcer import Announcer
 from penstock.sync.queue.claim import Claim
 from penstock.sync.queue.dropping import drop_unread
 from penstock.sync.queue.log_record import log_record
-from penstock.sync.queue.queue_consumer import GROUP, UNLIMITED, QueueConsumer
+from penstock.sync.queue.queue_consumer import GROUP, QueueConsumer
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.from_driver import client_of, decodes, is_cluster
 
@@ -208,7 +209,7 @@ class RedisGateway(AbstractRedisGateway):
             dead_letters = self.dead_letter_queue or QueueKeys(queue).dead_letter
             settings = QueueConsumerSettings(
                 lease_s=lease_s,
-                limits=Limits(UNLIMITED, most),
+                limits=Limits(None, most),
                 dead_letters=self._client.keys(dead_letters).stream,
                 is_text=self._is_text,
                 retry=self._retry,

@@ -20,7 +20,6 @@ from penstock.runtime.callbacks import call_back
 from penstock.runtime.threads import call_in_loop, comes_from_outside, home, runner, shielded
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
 from penstock.sync.queue.gateway import RedisGateway
-from penstock.sync.queue.queue_consumer import UNLIMITED
 
 logger = logging.getLogger("penstock.sync.queue")
 _LONGEST_CLEANUP_S = 86_400.0  # the retry budget of the gateway bounds it
@@ -224,7 +223,7 @@ class Processing:
         if self._options.failed_length != 0 and self._claimed is not None:
             self._gateway.note_failure(self._key.failed, self._claimed, error, self._options.failed_length)
         most = 1 if has_one_chance else self._gateway.max_delivery_count
-        limits = Limits(UNLIMITED, most)
+        limits = Limits(None, most)
         verdict = after_failure(error, self.delivery_count, self.attempts, limits, self._options.backoff, _CHANCE)
         if isinstance(verdict, Retry) and not has_one_chance:
             self._return(verdict.after_ms / 1000, counts=verdict.counts)

@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import penstock.results.postgres_table as sql
-from penstock.config import check_number
 from penstock.errors import BackendRefused, ConfigurationError
 from penstock.lazy_imports import require
+from penstock.number_checks import check_number
 from penstock.results.entry import Entry, read_entry
 from penstock.runtime.threads import Lock, home
 from penstock.sync.results.backend import Backend, Chunk

@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from penstock.config import check_number
 from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError, cut
 from penstock.lazy_imports import require
+from penstock.number_checks import check_number
 from penstock.results.entry import Entry, day_of, kind_name, log, read_entry
 from penstock.runtime.threads import side_by_side
 from penstock.settings.masking import masked_text

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from penstock.config import ConsumerConfig
+from penstock.counters import Tally
 from penstock.delivery.heartbeat import Heartbeat
 from penstock.delivery.in_flight import Row
-from penstock.delivery.tally import Tally
 from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, TransientError
 from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
@@ -26,7 +26,7 @@ from penstock.serializers import Serializer
 from penstock.shutdown import SignalWatch
 from penstock.sync.delivery.ack_buffer import AckBuffer
 from penstock.sync.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
-from penstock.sync.delivery.dead_letter_writer import DeadLetterWriter, undecoded
+from penstock.sync.delivery.dead_letters import DeadLetterWriter
 from penstock.sync.delivery.decoding import Decoded, Decoder, Rejected
 from penstock.sync.delivery.drain import Drain
 from penstock.sync.delivery.group import ConsumerGroup
@@ -100,7 +100,9 @@ class StreamConsumer:
         )
         self._acks = AckBuffer(self._commands, self._inbox, self._tally, self._ack_refused)
         hook = awaitable(dlq_handler, threads, "dlq_handler") if dlq_handler is not None else None
-        self._dead_letter_writer = DeadLetterWriter(self._commands, self._tally, self._emit, hook)
+        self._dead_letter_writer = DeadLetterWriter(
+            self.client, keys.stream, config.group, dead_letters, logger, self._emit, hook
+        )
         if handler is not None:
             call, limit = batch_call(awaitable(handler, threads, "handler")), config.batch_size
         else:
@@ -316,6 +318,8 @@ class StreamConsumer:
     # --- what the parts report ----------------------------------------------------------------------
 
     def _emit(self, name: EventName, **fields: object) -> None:
+        if name is EventName.DEAD_LETTERED:
+            self._tally.count(dead=1)
         if name is EventName.DEAD_LETTERS_TRIMMED and isinstance(count := fields["count"], int):
             self._tally.count(dead_trimmed=count)  # here, for the chores have no other way to it
         if self._on_event is not None:
@@ -373,8 +377,7 @@ class StreamConsumer:
 
     def _set_apart(self, incoming: Decoded) -> None:
         for rejected in incoming.rejected:
-            message = undecoded(rejected.id, self.stream, rejected.fields, rejected.deliveries, rejected.attempts)
-            self._inbox.held.set_apart(message)
+            self._inbox.held.set_apart(rejected.as_message(self.stream))
             self._rejected.append(rejected)
         self._has_rejected.set()
 

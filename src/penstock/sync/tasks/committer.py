@@ -10,22 +10,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from penstock.counters import WorkerTally
 from penstock.dead_letter_record import traceback_of
 from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, text_of
+from penstock.policy import DelaysById, GiveUp, Retry
 from penstock.redis.retry import pause_s
 from penstock.runtime.threads import Event, Lock, pause, shielded
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, Outcome, follow_ups
 from penstock.task import Result, Status, Task
-from penstock.tasks.retry import Again, GiveUp
-from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.sync.tasks")
 BATCH = 500
 _LINGER_S = 0.002  # results of this moment travel together
 _PATIENCE_S = 60.0  # with a back-end that is away; the results are kept, and their tasks in hand
 _DOUBT_S = 5.0  # with one that fails for no known reason
-_PUT_OFF_S, _MAX_PUT_OFF_S, _MOST_PUT_OFF = 1.0, 60.0, 10_000
 _AWAY = (BackendUnavailable, OSError)  # TimeoutError is one of the latter
 Row: TypeAlias = tuple[Task, Result]
 
@@ -56,7 +55,7 @@ class ResultCommitter:
         self._again_s = 0.0
         self._tries = 0  # in a row in which it took nothing
         self._since_s: dict[str, float] = {}  # when the back-end first refused the result of a task that is in hand
-        self._put_offs: dict[str, int] = {}  # how often a task ran for nothing
+        self._put_offs = DelaysById()  # of tasks that ran for nothing
         self._flushing = Lock()
         self._under_way = 0
         self._chance = random.Random()
@@ -87,9 +86,9 @@ class ResultCommitter:
         """Give a task back, or up."""
         task, verdict = failed.task, failed.verdict
         text = f"{failed.error}: {failed.text}"
-        if isinstance(verdict, Again):
+        if isinstance(verdict, Retry):
             is_ours = self._queue.nack(
-                task.id, verdict.delay_s, error=text, counts=verdict.counts, max_retry=task.attempts + 1
+                task.id, verdict.after_ms / 1000, error=text, counts=verdict.counts, max_retry=task.attempts + 1
             )
             outcome = "retry" if verdict.counts else "snooze"
         else:
@@ -231,7 +230,7 @@ class ResultCommitter:
         if saved and (self._since_s or self._put_offs):
             for task, _ in saved:
                 self._since_s.pop(task.id, None)
-                self._put_offs.pop(task.id, None)
+                self._put_offs.forget(task.id)
         self._tries = 0 if saved else self._tries + 1
         kept = self._not_saved(failed, has_saved_others=bool(saved)) if failed else []
         self.is_backend_away = bool(kept) and not saved and isinstance(failed[-1][1], _AWAY)
@@ -275,12 +274,9 @@ class ResultCommitter:
         return kept
 
     def _put_off(self, task: Task, why: str) -> None:
-        if len(self._put_offs) >= _MOST_PUT_OFF:
-            self._put_offs.clear()  # other workers may have done them since
-        count = self._put_offs[task.id] = self._put_offs.get(task.id, 0) + 1
-        delay_s = min(_PUT_OFF_S * 2 ** min(count - 1, 10), _MAX_PUT_OFF_S)
+        delay_ms, _ = self._put_offs.next_ms(task.id)
         try:
-            self._queue.nack(task.id, delay_s, error=why, counts=False)
+            self._queue.nack(task.id, delay_ms / 1000, error=why, counts=False)
         except PenstockError as failure:
             logger.warning("task %s could not be given back, it will be an orphan: %s", task.id, failure)
             self.let_go(task, has_run=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from penstock.counters import WorkerTally
 from penstock.errors import EXITS
 from penstock.runtime.threads import Activity, Threads
 from penstock.sync.tasks.committer import ResultCommitter
@@ -13,7 +14,6 @@ from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, RunningTask, TaskRunner
 from penstock.task import Result, encode
 from penstock.tasks.handlers import Handlers
-from penstock.tasks.tally import WorkerTally
 
 
 class InlineWorker:

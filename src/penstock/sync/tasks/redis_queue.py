@@ -16,6 +16,7 @@ from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError, OutOfMemory, PenstockError
 from penstock.keys import TaskKeys
+from penstock.number_checks import check_number
 from penstock.redis.retry import Repeat
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
@@ -70,9 +71,9 @@ class RedisTaskQueue:
     ) -> None:
         if encoding not in {"msgpack", "json"}:
             raise ConfigurationError(f"encoding={encoding!r} must be 'msgpack' or 'json'")
-        _check_number("idle_ms", idle_ms, 1)
-        _check_number("max_retry", max_retry, 0)
-        _check_number("result_ttl_s", result_ttl_s, 1)
+        check_number("idle_ms", idle_ms)
+        check_number("max_retry", max_retry, may_be_zero=True)
+        check_number("result_ttl_s", result_ttl_s, is_whole=False)
         self._owns_client = isinstance(url_or_client, str)
         if isinstance(url_or_client, str):
             self.client = StreamClient.from_url(url_or_client, dead_letter_limits=dead_letter_limits)
@@ -382,8 +383,3 @@ class RedisTaskQueue:
         self._result_store.close()
         if self._owns_client:
             self.client.close()
-
-
-def _check_number(what: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-        raise ConfigurationError(f"{what}={value!r} must be a number, {least} or more")

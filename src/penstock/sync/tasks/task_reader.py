@@ -15,7 +15,7 @@ from penstock.redis.blocking import Command
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.serializers import PayloadLimits
-from penstock.sync.delivery.dead_letter_writer import DeadLetterBackoff
+from penstock.sync.delivery.dead_letters import DeadLetterBackoff
 from penstock.sync.delivery.group_commands import MAX_IDS, Parking, Redelivery
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.blocking_reads import BlockingReads

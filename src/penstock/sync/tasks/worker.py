@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.counters import WorkerTally
 from penstock.errors import (
     EXITS,
     NOT_OF_ONE_MESSAGE,
@@ -19,6 +20,7 @@ from penstock.errors import (
     TransientError,
     WorkerStopped,
 )
+from penstock.number_checks import check_number
 from penstock.runtime.threads import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
 from penstock.sync.delivery.reader import PrefetchWindow
@@ -29,7 +31,6 @@ from penstock.sync.tasks.runner import Failed, RunningTask, TaskRunner
 from penstock.task import Task, encode
 from penstock.tasks.handlers import Handlers
 from penstock.tasks.limits import Limits
-from penstock.tasks.tally import WorkerTally
 
 logger = logging.getLogger("penstock.sync.tasks")
 _BREATH = 100  # tasks that one hand does before everybody else has a turn
@@ -81,8 +82,7 @@ class Worker:
         saves_errors: bool = False,
         handles_signals: bool = True,
     ) -> None:
-        if concurrency < 1:
-            raise ConfigurationError(f"concurrency={concurrency} must be positive")
+        check_number("concurrency", concurrency)
         if not len(handlers):
             raise ConfigurationError("there are no handlers: register one with @handlers.task('kind')")
         self.queue, self.handlers, self.concurrency = queue, handlers, concurrency
