@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from penstock import ids
 from penstock.delivery.group import ConsumerGroup
-from penstock.delivery.group_commands import GroupCommands
-from penstock.errors import ConnectionLost, GroupLost
+from penstock.delivery.group_commands import GroupCommands, id_bounds
+from penstock.delivery.settle import settle
+from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.tasks.lanes import Lane
 
-_TRIES = 3
 _PAGE = 1_000
 _HEARD = {"ack": b"acked", "dead_letter": b"dead"}
 
@@ -49,7 +49,8 @@ class LaneStore:
 
     async def finish(self, outcomes: Sequence[Outcome], is_again: bool) -> list[int]:
         """Store results and acknowledge their tasks; 1 = stored, 2 = another was first, 0 = not ours any more."""
-        first, last = _bounds([outcome.entry_id for outcome in outcomes])
+        entry_ids, unheard = [outcome.entry_id for outcome in outcomes], set[str]()
+        first, last = id_bounds(entry_ids)
         keys = self._keys
         names = [
             self.stream, self.attempts, self.suspects, keys.results, keys.done, keys.awaited, keys.index, keys.unique,
@@ -58,16 +59,8 @@ class LaneStore:
         args: list[bytes | str | int] = [self._group, self._consumer, int(is_again), first, last]
         for outcome in outcomes:
             args += (outcome.entry_id, outcome.task_id, outcome.kind, outcome.status, outcome.raw)
-        is_repeated, answers = False, list[int]()
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                answers = [int(answer) for answer in await self._client.run("task_finish", names, args, Repeat.ONCE)]
-                break
-            except ConnectionLost:
-                is_repeated = True
-                if not tries_left:
-                    raise
-        if is_repeated:
+        answers = [int(answer) for answer in await settle(self._client, "task_finish", names, args, entry_ids, unheard)]
+        if unheard:
             # The first try may have been heard: then this very result is stored.
             answers = [
                 1 if not answer and await self.stored(outcome.task_id) == outcome.raw else answer
@@ -103,18 +96,11 @@ class LaneStore:
             self._group, owner, entry_id, what, delay_ms, int(counts), max_retry, reason, error, text, _now(), kind,
             task_id, traceback,
         ]  # fmt: skip
-        is_repeated, answer = False, b"gone"
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                answer = await self._client.run("task_release", keys, args, Repeat.ONCE)
-                break
-            except GroupLost:
-                break  # nobody has read the lane yet, or its group and what was in hand went together
-            except ConnectionLost:
-                is_repeated = True
-                if not tries_left:
-                    raise
-        if is_repeated and answer == b"gone":
+        unheard, answer = set[str](), b"gone"
+        # Without a group nobody has read the lane yet, or it and what was in hand went together.
+        with suppress(GroupLost):
+            answer = await settle(self._client, "task_release", keys, args, (entry_id,), unheard)
+        if unheard and answer == b"gone":
             answer = _HEARD.get(what, answer)  # the first try was heard
         if answer == b"dead":
             await self._limit_dead_letters(1)
@@ -170,15 +156,6 @@ class LaneStore:
             return set()
         answers = await self._client.call(self.stream, "SMISMEMBER", self.suspects, *entry_ids)
         return {entry_id for entry_id, answer in zip(entry_ids, answers, strict=True) if answer}
-
-
-def _bounds(entry_ids: Sequence[str]) -> tuple[str, str]:
-    # Ids of one length order as texts do; to parse every one would cost more than all the rest.
-    by_length: dict[int, list[str]] = {}
-    for entry_id in entry_ids:
-        by_length.setdefault(len(entry_id), []).append(entry_id)
-    ends = [end for same in by_length.values() for end in (min(same), max(same))]
-    return min(ends, key=ids.parse), max(ends, key=ids.parse)
 
 
 def _now() -> str:

@@ -13,10 +13,10 @@ import msgspec
 from penstock import task as values
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
-from penstock.errors import ConfigurationError, OutOfMemory, PenstockError
+from penstock.delivery.janitor import is_elected
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
-from penstock.redis.retry import Repeat
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
 from penstock.task import Result, Task, check_id
@@ -325,7 +325,8 @@ class RedisTaskQueue:
             freed += await self._free(store, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
             if freed >= max_batch:
                 break
-        await self._janitor()
+        if await is_elected(self.client, self.keys.chore("upkeep"), self.consumer, _UPKEEP_MS):
+            await self.trim()
         return freed
 
     async def _free(self, store: LaneStore, idle_ms: int, limit: int) -> int:
@@ -335,15 +336,6 @@ class RedisTaskQueue:
         if dead:
             logger.warning("%d task(s) were given up after their workers died, the first is %s", len(dead), dead[0])
         return freed
-
-    async def _janitor(self) -> None:
-        key = self.keys.chore("upkeep")
-        try:
-            is_ours = await self.client.call(key, "SET", key, self.consumer, "NX", "PX", _UPKEEP_MS, repeat=Repeat.ONCE)
-        except OutOfMemory:
-            is_ours = True  # rather twice than never: trimming is what makes room
-        if is_ours:
-            await self.trim()
 
     async def trim(self) -> None:
         """Let go of finished tasks, old results and dead letters, and of consumers and lanes that are gone or empty."""

@@ -323,17 +323,12 @@ class TaskReader:
             self._lost_reads.must_sweep = False
             await self._kill_abandoned_reads()
             for store in lanes:
-                start = "-"
-                while True:
-                    page = await store.commands.own_pending(start, MAX_IDS)
+                async for page in store.commands.own_pending():
                     entries = self._held.of(store.lane).entries
-                    stranded = [entry_id for entry_id, _, _ in page if entry_id not in entries]
+                    stranded = [entry_id for entry_id in page if entry_id not in entries]
                     if stranded:
                         claims, _ = await store.commands.take(stranded, is_own_read=True)
                         found.extend(await self._accept_again(store, self._lost_reads.as_before(claims), keeps_apart))
-                    if len(page) < MAX_IDS:
-                        break
-                    start = f"({page[-1][0]}"
         return found
 
     async def _kill_abandoned_reads(self) -> None:

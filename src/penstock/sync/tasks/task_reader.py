@@ -320,17 +320,12 @@ class TaskReader:
             self._lost_reads.must_sweep = False
             self._kill_abandoned_reads()
             for store in lanes:
-                start = "-"
-                while True:
-                    page = store.commands.own_pending(start, MAX_IDS)
+                for page in store.commands.own_pending():
                     entries = self._held.of(store.lane).entries
-                    stranded = [entry_id for entry_id, _, _ in page if entry_id not in entries]
+                    stranded = [entry_id for entry_id in page if entry_id not in entries]
                     if stranded:
                         claims, _ = store.commands.take(stranded, is_own_read=True)
                         found.extend(self._accept_again(store, self._lost_reads.as_before(claims), keeps_apart))
-                    if len(page) < MAX_IDS:
-                        break
-                    start = f"({page[-1][0]}"
         return found
 
     def _kill_abandoned_reads(self) -> None:
