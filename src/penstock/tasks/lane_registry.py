@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.tasks.lane_store import LaneStore
-from penstock.tasks.lanes import DEFAULT, Lane
+from penstock.tasks.lanes import DEFAULT, Lane, TaskFilter
 
 LOOK_EVERY_S = 1.0
 _COMPARED_MS = 3_600_000
@@ -43,9 +42,9 @@ class LaneRegistry:
             await self.look()
         return list(self._stores.values())
 
-    async def suiting(self, provides: Collection[str] | None, kinds: Collection[str] | None) -> list[LaneStore]:
-        """Return the store of the lanes that a worker with these capabilities and kinds reads."""
-        return [store for store in await self.all() if store.lane.suits(provides, kinds)]
+    async def read_by(self, wanted: TaskFilter) -> list[LaneStore]:
+        """Return the store of the lanes that a worker reads."""
+        return [store for store in await self.all() if wanted.reads(store.lane)]
 
     async def _listed(self) -> dict[Lane, None]:
         names = await self._client.call(self._keys.lanes, "SMEMBERS", self._keys.lanes)

@@ -15,6 +15,7 @@ from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.tasks.lanes import Lane
+from penstock.tasks.tasks_in_flight import TaskInFlight
 
 _PAGE = 1_000
 _HEARD = {"ack": b"acked", "dead_letter": b"dead"}
@@ -105,6 +106,11 @@ class LaneStore:
         if answer == b"dead":
             await self._limit_dead_letters(1)
         return answer.decode()
+
+    async def give_back(self, held: TaskInFlight, delay_ms: int = 0) -> None:
+        """Give a task of this consumer back without counting a run."""
+        ids = (held.entry_id, held.task.id, held.task.kind)
+        await self.release("nack", *ids, owner=self._consumer, delay_ms=delay_ms, counts=False)
 
     async def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str]]:
         """Free tasks of silent consumers; return how many are due now, and the ids of those that are dead."""

@@ -26,7 +26,7 @@ from penstock.tasks.gauge_reader import read_gauges
 from penstock.tasks.gauges import QueueGauges
 from penstock.tasks.lane_registry import LaneRegistry
 from penstock.tasks.lane_store import LaneStore, Outcome
-from penstock.tasks.lanes import Lane
+from penstock.tasks.lanes import Lane, TaskFilter
 from penstock.tasks.limits import Limits
 from penstock.tasks.listed import InHand
 from penstock.tasks.listing import TaskListing
@@ -133,7 +133,7 @@ class RedisTaskQueue:
 
     async def pop(self, block: bool = True, timeout: float = 1) -> Task | None:
         """Take the next task, waiting for one up to `timeout` seconds if `block` is true."""
-        found = await self._reader.pop(1, timeout if block else None, None, None, keeps_apart=False)
+        found = await self._reader.pop(1, timeout if block else None, TaskFilter(), keeps_apart=False)
         return found[0] if found else None
 
     async def pop_many(
@@ -150,7 +150,8 @@ class RedisTaskQueue:
         """
         if count < 1:
             raise ConfigurationError(f"count={count} must be positive")
-        return await self._reader.pop(count, timeout if block else None, provides, kinds, keeps_apart=True)
+        wanted = TaskFilter(provides, kinds)
+        return await self._reader.pop(count, timeout if block else None, wanted, keeps_apart=True)
 
     async def wake(self) -> None:
         """Let pops that wait in this process return now."""

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.lane_store import LaneStore
-from penstock.tasks.lanes import DEFAULT, Lane
+from penstock.tasks.lanes import DEFAULT, Lane, TaskFilter
 
 LOOK_EVERY_S = 1.0
 _COMPARED_MS = 3_600_000
@@ -44,9 +43,9 @@ class LaneRegistry:
             self.look()
         return list(self._stores.values())
 
-    def suiting(self, provides: Collection[str] | None, kinds: Collection[str] | None) -> list[LaneStore]:
-        """Return the store of the lanes that a worker with these capabilities and kinds reads."""
-        return [store for store in self.all() if store.lane.suits(provides, kinds)]
+    def read_by(self, wanted: TaskFilter) -> list[LaneStore]:
+        """Return the store of the lanes that a worker reads."""
+        return [store for store in self.all() if wanted.reads(store.lane)]
 
     def _listed(self) -> dict[Lane, None]:
         names = self._client.call(self._keys.lanes, "SMEMBERS", self._keys.lanes)

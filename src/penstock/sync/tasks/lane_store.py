@@ -16,6 +16,7 @@ from penstock.sync.delivery.group_commands import GroupCommands, id_bounds
 from penstock.sync.delivery.settle import settle
 from penstock.sync.redis.client import StreamClient
 from penstock.tasks.lanes import Lane
+from penstock.tasks.tasks_in_flight import TaskInFlight
 
 _PAGE = 1_000
 _HEARD = {"ack": b"acked", "dead_letter": b"dead"}
@@ -106,6 +107,11 @@ class LaneStore:
         if answer == b"dead":
             self._limit_dead_letters(1)
         return answer.decode()
+
+    def give_back(self, held: TaskInFlight, delay_ms: int = 0) -> None:
+        """Give a task of this consumer back without counting a run."""
+        ids = (held.entry_id, held.task.id, held.task.kind)
+        self.release("nack", *ids, owner=self._consumer, delay_ms=delay_ms, counts=False)
 
     def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str]]:
         """Free tasks of silent consumers; return how many are due now, and the ids of those that are dead."""

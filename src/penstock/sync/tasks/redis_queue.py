@@ -31,7 +31,7 @@ from penstock.sync.tasks.result_store import ResultStore
 from penstock.sync.tasks.task_reader import TaskReader
 from penstock.task import Result, Task, check_id
 from penstock.tasks.gauges import QueueGauges
-from penstock.tasks.lanes import Lane
+from penstock.tasks.lanes import Lane, TaskFilter
 from penstock.tasks.limits import Limits
 from penstock.tasks.listed import InHand
 from penstock.tasks.renewal import TaskRenewal
@@ -134,7 +134,7 @@ class RedisTaskQueue:
 
     def pop(self, block: bool = True, timeout: float = 1) -> Task | None:
         """Take the next task, waiting for one up to `timeout` seconds if `block` is true."""
-        found = self._reader.pop(1, timeout if block else None, None, None, keeps_apart=False)
+        found = self._reader.pop(1, timeout if block else None, TaskFilter(), keeps_apart=False)
         return found[0] if found else None
 
     def pop_many(
@@ -151,7 +151,8 @@ class RedisTaskQueue:
         """
         if count < 1:
             raise ConfigurationError(f"count={count} must be positive")
-        return self._reader.pop(count, timeout if block else None, provides, kinds, keeps_apart=True)
+        wanted = TaskFilter(provides, kinds)
+        return self._reader.pop(count, timeout if block else None, wanted, keeps_apart=True)
 
     def wake(self) -> None:
         """Let pops that wait in this process return now."""
