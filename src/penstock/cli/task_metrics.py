@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.sync.tasks import RedisTaskQueue
-from penstock.tasks.gauges import LaneGauges, QueueGauges
+from penstock.tasks.listed import LaneGauges, QueueGauges
 from penstock.tasks.tally import BUCKETS_S, WorkerTally
 
 try:

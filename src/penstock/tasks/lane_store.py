@@ -1,7 +1,8 @@
-"""The store of one lane: the commands of its stream, and the scripts by which its tasks end."""
+"""The lanes of a queue in Redis: which there are, and the scripts by which their tasks begin and end."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,10 +15,16 @@ from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
-from penstock.tasks.lanes import Lane
+from penstock.task import Task
+from penstock.tasks.lanes import DEFAULT, Lane, TaskFilter, suffix_of
+from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
+from penstock.tasks.result_store import stored
 from penstock.tasks.tasks_in_flight import TaskInFlight
 
 _PAGE = 1_000
+LOOK_EVERY_S = 1.0
+_COMPARED_MS = 3_600_000
+_ASKS_AGAIN_MS = 10_000  # a task that waits for a permit is woken when one is free; this is for when nobody wakes it
 _HEARD = {"ack": b"acked", "dead_letter": b"dead"}
 
 
@@ -64,16 +71,10 @@ class LaneStore:
         if unheard:
             # The first try may have been heard: then this very result is stored.
             answers = [
-                1 if not answer and await self.stored(outcome.task_id) == outcome.raw else answer
+                1 if not answer and await stored(self._client, keys, outcome.task_id) == outcome.raw else answer
                 for answer, outcome in zip(answers, outcomes, strict=True)
             ]
         return answers
-
-    async def stored(self, task_id: str, wait_ms: int = 0) -> bytes | None:
-        """Return the result of a task as it is stored; take note that somebody waits for it for so long."""
-        keys = [self._keys.results, self._keys.done, self._keys.awaited]
-        found: bytes | None = await self._client.run("task_await", keys, [task_id, wait_ms], Repeat.IDEMPOTENT)
-        return found
 
     async def release(
         self,
@@ -162,6 +163,127 @@ class LaneStore:
             return set()
         answers = await self._client.call(self.stream, "SMISMEMBER", self.suspects, *entry_ids)
         return {entry_id for entry_id, answer in zip(entry_ids, answers, strict=True) if answer}
+
+
+class LaneRegistry:
+    """All lanes of one queue, each with its store."""
+
+    def __init__(self, client: StreamClient, keys: TaskKeys, group: str, consumer: str) -> None:
+        self._client, self._keys, self._group, self._consumer = client, keys, group, consumer
+        self._stores: dict[Lane, LaneStore] = {}
+        self._known: set[Lane] = set()  # whose groups exist
+        self.is_restored = False  # a group was lost lately: what comes as new may have been done
+        self._looked_s = float("-inf")
+
+    def store(self, lane: Lane) -> LaneStore:
+        """Return the store of a lane."""
+        found = self._stores.get(lane)
+        return self._stores.setdefault(lane, self._made(lane)) if found is None else found
+
+    def _made(self, lane: Lane) -> LaneStore:
+        return LaneStore(self._client, self._keys, lane, self._group, self._consumer)
+
+    async def listed(self) -> list[LaneStore]:
+        """Return the store of all lanes, for a look that writes nothing: a group may not exist."""
+        return [self._stores.get(lane) or self._made(lane) for lane in await self._listed()]
+
+    async def all(self) -> list[LaneStore]:
+        """Return the store of all lanes, with groups that exist."""
+        if time.monotonic() - self._looked_s > LOOK_EVERY_S:
+            await self.look()
+        return list(self._stores.values())
+
+    async def read_by(self, wanted: TaskFilter) -> list[LaneStore]:
+        """Return the store of the lanes that a worker reads."""
+        return [store for store in await self.all() if wanted.reads(store.lane)]
+
+    async def _listed(self) -> dict[Lane, None]:
+        names = await self._client.call(self._keys.lanes, "SMEMBERS", self._keys.lanes)
+        parsed = [Lane.parse(name.decode(errors="replace")) for name in names]
+        return dict.fromkeys((DEFAULT, *(lane for lane in parsed if lane is not None)))
+
+    async def look(self) -> None:
+        """Look up the lanes now."""
+        lanes = await self._listed()
+        for lane in [lane for lane in list(self._stores) if lane not in lanes]:
+            self.forget(lane)
+        for lane in lanes:
+            if lane not in self._known:
+                await self._ensure(lane)
+        restored = self._keys.chore("restored")
+        self.is_restored = bool(await self._client.call(restored, "EXISTS", restored))
+        self._looked_s = time.monotonic()
+
+    async def _ensure(self, lane: Lane) -> None:
+        is_new = await self.store(lane).group.restore() is not None
+        if is_new and await self._client.call(self._keys.done, "EXISTS", self._keys.done):
+            # A group that was lost begins with the oldest entry, and tasks that were done are still in the stream.
+            restored = self._keys.chore("restored")
+            command = ("SET", restored, self._consumer, "PX", _COMPARED_MS)
+            await self._client.call(restored, *command, repeat=Repeat.IDEMPOTENT)
+        self._known.add(lane)
+
+    def forget(self, lane: Lane) -> None:
+        """Read a lane no longer: it is off the list."""
+        self._stores.pop(lane, None)
+        self._known.discard(lane)
+
+    def forget_groups(self) -> None:
+        """Look for the groups again: the server has lost one."""
+        self._known.clear()
+        self._looked_s = float("-inf")
+
+
+class Admission:
+    """The limits of one queue, as one consumer meets them."""
+
+    def __init__(self, client: StreamClient, keys: TaskKeys, group: str, consumer: str) -> None:
+        self._client, self._keys, self._group, self._consumer = client, keys, group, consumer
+        self._holding: dict[str, list[str]] = {}  # by kind: the lanes whose tasks had permits when it was asked last
+
+    async def admit(self, held: TaskInFlight, limits: Limits, lease_ms: int) -> bool:
+        """Tell whether a task may begin; if not, it was put aside and will come again."""
+        kind, lane = held.task.kind, held.lane.name
+        limit_keys: list[str] = []
+        limit_args: list[str | int] = []
+        for scope, most in concurrency_scopes(held.task, limits):
+            limit_keys += (self._keys.permits(scope), self._keys.queue_for(scope))
+            limit_args += ("c", most, 0)
+        for scope, rate in rate_scopes(held.task, limits):
+            limit_keys += (self._keys.rate(scope), self._keys.reserved(scope))
+            limit_args += ("r", rate.count, round(rate.per_s * 1000))
+        names = list(dict.fromkeys([lane, *self._holding.get(kind, ())]))
+        while True:
+            streams = [self._keys.tasks(suffix_of(name)) for name in names]
+            keys = [key for stream in streams for key in (stream.stream, stream.retries(self._group))]
+            args: list[str | int] = [
+                self._group, self._consumer, held.entry_id, lane, held.task.id, len(names), lease_ms, _ASKS_AGAIN_MS,
+            ]  # fmt: skip
+            reply = await self._client.run(
+                "task_admit",
+                [*keys, streams[0].attempts(self._group), *limit_keys],
+                [*args, *names, *limit_args],
+                Repeat.IDEMPOTENT,
+            )
+            if not isinstance(reply, list):
+                return int(reply) == 1
+            self._holding[kind] = [name.decode() for name in reply]
+            names = list(dict.fromkeys([*names, *self._holding[kind]]))
+
+    async def give_back(self, task: Task, limits: Limits) -> bool:
+        """Give the permits of a task back; tell whether another one may begin for that."""
+        is_woken = False
+        for scope, _ in concurrency_scopes(task, limits):
+            names: list[str] = []
+            while True:
+                retries = [self._keys.tasks(suffix_of(name)).retries(self._group) for name in names]
+                keys = [self._keys.permits(scope), self._keys.queue_for(scope), *retries]
+                reply = await self._client.run("task_permit", keys, [task.id, *names], Repeat.IDEMPOTENT)
+                if not isinstance(reply, bytes):
+                    is_woken = bool(reply) or is_woken
+                    break
+                names.append(reply.decode())
+        return is_woken
 
 
 def _now() -> str:

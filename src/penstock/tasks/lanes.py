@@ -86,6 +86,9 @@ class TaskFilter:
         return Lane.of(task, only_kind=self.kinds is not None and task.kind not in self.kinds)
 
 
+ANY_TASK = TaskFilter()
+
+
 def suffix_of(name: str) -> str:
     """Return what the name of a lane's stream has behind `<queue>.tasks`."""
     return "" if name == Priority.NORMAL.value else f".{name}"

@@ -20,17 +20,13 @@ from penstock.redis.client import StreamClient
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
 from penstock.task import Result, Task, check_id
-from penstock.tasks.admission import Admission
 from penstock.tasks.dead_tasks import DeadTasks
-from penstock.tasks.gauge_reader import read_gauges
-from penstock.tasks.gauges import QueueGauges
-from penstock.tasks.lane_registry import LaneRegistry
-from penstock.tasks.lane_store import LaneStore, Outcome
-from penstock.tasks.lanes import Lane, TaskFilter
+from penstock.tasks.entries import TaskOutbox, when_due
+from penstock.tasks.lane_store import Admission, LaneRegistry, LaneStore, Outcome
+from penstock.tasks.lanes import ANY_TASK, Lane, TaskFilter
 from penstock.tasks.limits import Limits
-from penstock.tasks.listed import InHand
+from penstock.tasks.listed import InHand, QueueGauges
 from penstock.tasks.listing import TaskListing
-from penstock.tasks.outbox import TaskOutbox, when_due
 from penstock.tasks.renewal import TaskRenewal
 from penstock.tasks.result_store import ResultStore
 from penstock.tasks.task_reader import TaskReader
@@ -133,7 +129,7 @@ class RedisTaskQueue:
 
     async def pop(self, block: bool = True, timeout: float = 1) -> Task | None:
         """Take the next task, waiting for one up to `timeout` seconds if `block` is true."""
-        found = await self._reader.pop(1, timeout if block else None, TaskFilter(), keeps_apart=False)
+        found = await self._reader.pop(1, timeout if block else None, ANY_TASK, keeps_apart=False)
         return found[0] if found else None
 
     async def pop_many(
@@ -362,7 +358,7 @@ class RedisTaskQueue:
 
     async def gauges(self) -> QueueGauges:
         """Return the numbers of the queue."""
-        return await read_gauges(self.client, self.keys, self._lanes, self.name, self.group)
+        return await self._listing.gauges(self.name)
 
     async def close(self) -> None:
         """Close the connections; tasks that this object holds become orphans."""

@@ -20,10 +20,10 @@ from penstock.runtime.aio import Event
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
 from penstock.task import Priority, Result, Status, Task, check_id
+from penstock.tasks.entries import when_due
 from penstock.tasks.lanes import TaskFilter
 from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
 from penstock.tasks.listed import DeadTask, InHand
-from penstock.tasks.outbox import when_due
 
 _ASKS_AGAIN_S = 0.02
 _EVERY = 8  # of so many reads one begins with the lowest priority

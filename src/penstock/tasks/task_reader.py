@@ -20,8 +20,7 @@ from penstock.serializers import PayloadLimits
 from penstock.task import Task
 from penstock.tasks.blocking_reads import BlockingReads, LostReads
 from penstock.tasks.entries import Malformed, TaskEntries
-from penstock.tasks.lane_registry import LOOK_EVERY_S, LaneRegistry
-from penstock.tasks.lane_store import LaneStore
+from penstock.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore
 from penstock.tasks.lanes import Lane, TaskFilter, portions, reading_order, suffix_of
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 

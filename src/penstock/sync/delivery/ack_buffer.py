@@ -42,7 +42,6 @@ class AckBuffer:
     ) -> None:
         self._commands, self._held, self._tally, self._on_refused = commands, inbox.held, tally, on_refused
         self._must_look = False  # the server's count was not what it should be: the next ones are looked up
-        self._unheard = commands.unheard
         self._carried = 0  # how many reads took some along
         self._has_attempts = False  # some of them have a record of attempts to be forgotten
         self._first_done_s = 0.0
@@ -129,7 +128,7 @@ class AckBuffer:
 
     def put_back(self, acks: Acks) -> None:
         """Acknowledge these again later: the answer got lost, and they may have been heard."""
-        self._unheard.update(acks.ids)
+        self._commands.unheard.update(acks.ids)
         self._take_back(acks)
 
     def _forget(self, acks: Acks) -> None:
@@ -150,12 +149,12 @@ class AckBuffer:
     def _count(self, acks: Acks, acked: int, refused: list[str]) -> None:
         if refused:
             # After a lost answer "not pending" means that the first try was heard.
-            lost = [entry_id for entry_id in refused if entry_id not in self._unheard]
+            lost = [entry_id for entry_id in refused if entry_id not in self._commands.unheard]
             acked += len(refused) - len(lost)
             if lost:
                 self._on_refused(lost)
-        if self._unheard:
-            self._unheard.difference_update(acks.ids)
+        if self._commands.unheard:
+            self._commands.unheard.difference_update(acks.ids)
         self._tally.count_acked(acked)
 
     def flush(self) -> None:

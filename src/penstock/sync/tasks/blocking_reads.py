@@ -67,10 +67,10 @@ class BlockingReads:
     """Sends reads that block, each on a connection of its own that is kept for the next ones.
 
     Guarantees: a read is sent once. The server closes the connection of one that was cancelled or timed out before
-    anybody looks what it handed out.
+    anybody looks what it handed out. Without `lost` reads hand out nothing, and cannot be woken.
     """
 
-    def __init__(self, client: StreamClient, key: str, lost: LostReads) -> None:
+    def __init__(self, client: StreamClient, key: str, lost: LostReads | None = None) -> None:
         self._client, self._key, self._lost = client, key, lost
         self._idle: list[Connection] = []
         self._blocked: dict[Connection, float] = {}  # reads under way, and until when
@@ -85,7 +85,8 @@ class BlockingReads:
             reply = connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
         except BaseException as error:
             if connection is not None:
-                if connection.has_timed_out or not isinstance(error, PenstockError):  # else it has hung up, or answered
+                is_answered = isinstance(error, PenstockError) and not connection.has_timed_out  # or it has hung up
+                if self._lost is not None and not is_answered:
                     self._lost.abandoned.add(connection)
                 connection.abort()
             if isinstance(error, PenstockError):
@@ -103,12 +104,13 @@ class BlockingReads:
             if connection.is_open:
                 return connection
         connection = self._client.dedicated(self._key)
-        connection.client_id = int(connection.call("CLIENT", "ID"))
+        if self._lost is not None:
+            connection.client_id = int(connection.call("CLIENT", "ID"))
         return connection
 
     def kill_abandoned(self) -> None:
         """End reads that were given up: only then tells a look what they have handed out."""
-        while self._lost.abandoned:
+        while self._lost is not None and self._lost.abandoned:
             self._client.kill_abandoned(self._key, self._lost.abandoned.pop())
 
     def wake(self) -> None:

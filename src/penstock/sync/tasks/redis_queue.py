@@ -20,20 +20,16 @@ from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLi
 from penstock.settings import TaskQueueSettings
 from penstock.sync.delivery.janitor import is_elected
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.tasks.admission import Admission
 from penstock.sync.tasks.dead_tasks import DeadTasks
-from penstock.sync.tasks.gauge_reader import read_gauges
-from penstock.sync.tasks.lane_registry import LaneRegistry
-from penstock.sync.tasks.lane_store import LaneStore, Outcome
+from penstock.sync.tasks.entries import TaskOutbox, when_due
+from penstock.sync.tasks.lane_store import Admission, LaneRegistry, LaneStore, Outcome
 from penstock.sync.tasks.listing import TaskListing
-from penstock.sync.tasks.outbox import TaskOutbox, when_due
 from penstock.sync.tasks.result_store import ResultStore
 from penstock.sync.tasks.task_reader import TaskReader
 from penstock.task import Result, Task, check_id
-from penstock.tasks.gauges import QueueGauges
-from penstock.tasks.lanes import Lane, TaskFilter
+from penstock.tasks.lanes import ANY_TASK, Lane, TaskFilter
 from penstock.tasks.limits import Limits
-from penstock.tasks.listed import InHand
+from penstock.tasks.listed import InHand, QueueGauges
 from penstock.tasks.renewal import TaskRenewal
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 from penstock.worker_name import unique_worker_name
@@ -134,7 +130,7 @@ class RedisTaskQueue:
 
     def pop(self, block: bool = True, timeout: float = 1) -> Task | None:
         """Take the next task, waiting for one up to `timeout` seconds if `block` is true."""
-        found = self._reader.pop(1, timeout if block else None, TaskFilter(), keeps_apart=False)
+        found = self._reader.pop(1, timeout if block else None, ANY_TASK, keeps_apart=False)
         return found[0] if found else None
 
     def pop_many(
@@ -363,7 +359,7 @@ class RedisTaskQueue:
 
     def gauges(self) -> QueueGauges:
         """Return the numbers of the queue."""
-        return read_gauges(self.client, self.keys, self._lanes, self.name, self.group)
+        return self._listing.gauges(self.name)
 
     def close(self) -> None:
         """Close the connections; tasks that this object holds become orphans."""

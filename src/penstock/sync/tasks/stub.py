@@ -20,7 +20,7 @@ from penstock.errors import ConfigurationError
 from penstock.runtime.threads import Event
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
-from penstock.sync.tasks.outbox import when_due
+from penstock.sync.tasks.entries import when_due
 from penstock.task import Priority, Result, Status, Task, check_id
 from penstock.tasks.lanes import TaskFilter
 from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes

@@ -19,10 +19,9 @@ from penstock.sync.delivery.dead_letter_writer import DeadLetterBackoff
 from penstock.sync.delivery.group_commands import MAX_IDS, Parking, Redelivery
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.blocking_reads import BlockingReads, LostReads
-from penstock.sync.tasks.lane_registry import LOOK_EVERY_S, LaneRegistry
-from penstock.sync.tasks.lane_store import LaneStore
+from penstock.sync.tasks.entries import Malformed, TaskEntries
+from penstock.sync.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore
 from penstock.task import Task
-from penstock.tasks.entries import Malformed, TaskEntries
 from penstock.tasks.lanes import Lane, TaskFilter, portions, reading_order, suffix_of
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 
