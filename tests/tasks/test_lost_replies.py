@@ -261,3 +261,12 @@ async def test_chores_are_done_though_the_reply_of_their_election_got_lost(
     fault_proxy.drop_reply("SET", 1)
     await lossy.requeue_orphans()
     assert raw.xlen("jobs.tasks") == 0
+
+
+async def test_a_moved_task_that_never_ran_keeps_its_attempts(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    raw.xadd("jobs.tasks", {"data": msgspec.msgpack.encode(Task(kind="render")), "attempts": 2})
+    [task] = await queue.pop_many(1)
+    assert await queue.nack(task.id, max_retry=9)
+    [again] = await queue.pop_many(1)
+    queue.let_go(task.id, has_run=False)
+    assert await queue.pop_many(1) == [again]

@@ -22,7 +22,7 @@ from penstock.settings import TaskQueueSettings
 from penstock.task import Result, Task, check_id
 from penstock.tasks.dead_tasks import DeadTasks
 from penstock.tasks.entries import TaskOutbox, when_due
-from penstock.tasks.lane_store import Admission, LaneRegistry, LaneStore, Outcome
+from penstock.tasks.lane_store import Admission, LaneRegistry, LaneStore, Outcome, Release
 from penstock.tasks.lanes import ANY_TASK, Lane, TaskFilter
 from penstock.tasks.limits import Limits
 from penstock.tasks.listed import InHand, QueueGauges
@@ -173,7 +173,7 @@ class RedisTaskQueue:
 
     async def ack(self, task_id: str) -> bool:
         """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
-        return await self._release("ack", task_id) == "acked"
+        return await self._release(Release("ack"), task_id) == "acked"
 
     async def nack(
         self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True, max_retry: int | None = None
@@ -185,40 +185,34 @@ class RedisTaskQueue:
         """
         when_due(delay, None)
         most = self.max_retry if max_retry is None else max_retry
-        answer = await self._release(
-            "nack", task_id, delay_ms=round(delay * 1000), counts=counts, max_retry=most, reason="max_deliveries",
-            text=error,
-        )  # fmt: skip
-        return answer in {"waiting", "dead"}
+        ending = Release("nack", round(delay * 1000), counts, most, reason="max_deliveries", text=error)
+        return await self._release(ending, task_id) in {"waiting", "dead"}
 
     async def dead_letter(
         self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
     ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
-        options = {"reason": reason, "error": error, "text": text, "traceback": traceback[-MAX_TRACEBACK:]}
-        return await self._release("dead_letter", task_id, **options) == "dead"
+        ending = Release("dead_letter", reason=reason, error=error, text=text, traceback=traceback[-MAX_TRACEBACK:])
+        return await self._release(ending, task_id) == "dead"
 
     async def extend(self, task_id: str) -> bool:
         """Renew the lease of a task; False = it is in nobody's hands, or not in ours any more."""
-        return await self._release("extend", task_id) == "extended"
+        return await self._release(Release("extend"), task_id) == "extended"
 
-    async def _release(self, what: str, task_id: str, **options: object) -> str:
+    async def _release(self, ending: Release, task_id: str) -> str:
         check_id("task_id", task_id)
         held = self._held.get(task_id)
         if held is None:
-            return await self._release_elsewhere(what, task_id, **options)
+            return await self._release_elsewhere(ending, task_id)
         store = self._lanes.store(held.lane)
-        answer = await store.release(
-            what, held.entry_id, task_id, held.task.kind, owner=self.consumer, **options  # type: ignore[arg-type]
-        )  # fmt: skip
-        if what != "extend" or answer == "gone":
+        answer = await store.release(ending, held.entry_id, task_id, held.task.kind, self.consumer)
+        if ending.what != "extend" or answer == "gone":
             self._held.release(held)
         if answer == "waiting":
-            delay_ms = options.get("delay_ms", 0)
-            await self._reader.due_soon(held.lane, delay_ms / 1000 if isinstance(delay_ms, int) else 0)
+            await self._reader.due_soon(held.lane, ending.delay_ms / 1000)
         return answer
 
-    async def _release_elsewhere(self, what: str, task_id: str, **options: object) -> str:
+    async def _release_elsewhere(self, ending: Release, task_id: str) -> str:
         value = await self.client.call(self.keys.index, "HGET", self.keys.index, task_id)
         if value is None:
             return "gone"
@@ -226,7 +220,7 @@ class RedisTaskQueue:
         lane = Lane.parse(lane_name)
         if lane is None or entry_id == "-":
             return "gone"
-        return await self._lanes.store(lane).release(what, entry_id, task_id, "", **options)  # type: ignore[arg-type]
+        return await self._lanes.store(lane).release(ending, entry_id, task_id, "")
 
     async def finish_many(self, results: Sequence[Result]) -> list[bool]:
         """Store results of tasks that this process holds and acknowledge these, in one step.

@@ -20,7 +20,7 @@ from penstock.serializers import PayloadLimits
 from penstock.task import Task
 from penstock.tasks.blocking_reads import BlockingReads, LostReads
 from penstock.tasks.entries import Malformed, TaskEntries
-from penstock.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore
+from penstock.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore, Release
 from penstock.tasks.lanes import Lane, TaskFilter, portions, reading_order, suffix_of
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 
@@ -183,10 +183,8 @@ class TaskReader:
         return [held for held in tasks if held.entry_id not in gone]
 
     async def _bury_copy(self, store: LaneStore, held: TaskInFlight, why: str) -> None:
-        await store.release(
-            "dead_letter", held.entry_id, held.task.id, held.task.kind, owner=self._consumer, reason=Reason.INVALID,
-            text=f"task {held.task.id} {why}",
-        )  # fmt: skip
+        ending = Release("dead_letter", reason=Reason.INVALID, text=f"task {held.task.id} {why}")
+        await store.release(ending, held.entry_id, held.task.id, held.task.kind, self._consumer)
 
     async def _without_settled(
         self, store: LaneStore, entries: Sequence[tuple[bytes, list[bytes]]]
@@ -207,11 +205,10 @@ class TaskReader:
         return [row for row in entries if row[0] not in settled]
 
     async def _refuse(self, store: LaneStore, claim: Redelivery, error: Malformed) -> None:
+        reason, name = unreadable(error.__cause__), name_of(error.__cause__ or error)
+        ending = Release("dead_letter", reason=reason, error=name, text=text_of(error))
         try:
-            await store.release(
-                "dead_letter", claim.id, error.task_id, error.kind, owner=self._consumer,
-                reason=unreadable(error.__cause__), error=name_of(error.__cause__ or error), text=text_of(error),
-            )  # fmt: skip
+            await store.release(ending, claim.id, error.task_id, error.kind, self._consumer)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:

@@ -256,3 +256,12 @@ def test_chores_are_done_though_the_reply_of_their_election_got_lost(
     fault_proxy.drop_reply("SET", 1)
     lossy.requeue_orphans()
     assert raw.xlen("jobs.tasks") == 0
+
+
+def test_a_moved_task_that_never_ran_keeps_its_attempts(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    raw.xadd("jobs.tasks", {"data": msgspec.msgpack.encode(Task(kind="render")), "attempts": 2})
+    [task] = queue.pop_many(1)
+    assert queue.nack(task.id, max_retry=9)
+    [again] = queue.pop_many(1)
+    queue.let_go(task.id, has_run=False)
+    assert queue.pop_many(1) == [again]

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from penstock import envelope
 from penstock.errors import PenstockError
 from penstock.redis.blocking import Command, Connection, Reply
 from penstock.sync.delivery.group_commands import Redelivery
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.tasks.entries import runs_elsewhere
 from penstock.tasks.lanes import Lane
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 
@@ -60,7 +62,13 @@ class LostReads:
 
     def as_before(self, claims: Sequence[Redelivery]) -> list[Redelivery]:
         """Return claims with the attempts that really were."""
-        return [replace(claim, attempts=self._not_run.pop(claim.id, claim.attempts)) for claim in claims]
+        found = []
+        for claim in claims:
+            runs = self._not_run.pop(claim.id, None)
+            # Those of another lane are written in the entry, and counted when it is read.
+            elsewhere = runs_elsewhere(envelope.as_mapping(claim.fields)) or 0
+            found.append(claim if runs is None else replace(claim, attempts=runs - elsewhere))
+        return found
 
 
 class BlockingReads:

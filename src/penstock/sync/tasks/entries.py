@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -39,6 +39,12 @@ class _Outline(msgspec.Struct):
     kind: str = ""
 
 
+def runs_elsewhere(fields: Mapping[str, bytes]) -> int | None:
+    """Return how many runs a task had before it was moved to its lane; None = the entry does not say it in a number."""
+    before = envelope.number(fields.get(ATTEMPTS, b"0"))
+    return None if before is None else min(before, _MOST_RUNS)
+
+
 class TaskEntries:
     """What the entries of one queue hold: the task in `data`, its id and kind beside it for others who read them.
 
@@ -64,11 +70,11 @@ class TaskEntries:
             by_name = envelope.as_mapping(fields)
             task_id = envelope.text(by_name.get(TASK_ID))
             raw = by_name.get(envelope.DATA, b"")
-            before = envelope.number(by_name.get(ATTEMPTS, b"0"))
+            before = runs_elsewhere(by_name)
             if before is None:
                 what = f"the field {ATTEMPTS!r} must be a whole number, not {by_name[ATTEMPTS][:40]!r}"
                 raise Malformed(what, *_outline(fields, raw))
-            runs += min(before, _MOST_RUNS)
+            runs += before
         try:
             task = decode_task(raw if self._protection is None else self.open(raw, task_id), self._limits)
         except DecodeError as error:

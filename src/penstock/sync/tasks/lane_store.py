@@ -39,6 +39,19 @@ class Outcome(NamedTuple):
     raw: bytes
 
 
+class Release(NamedTuple):
+    """How a task leaves the hands of its holder: `what` is ack, nack or dead_letter; extend renews its lease."""
+
+    what: str
+    delay_ms: int = 0
+    counts: bool = True
+    max_retry: int = 0
+    reason: str = ""
+    error: str = ""
+    text: str = ""
+    traceback: str = ""
+
+
 class LaneStore:
     """One lane of a queue in Redis, as one consumer sees it."""
 
@@ -77,42 +90,27 @@ class LaneStore:
             ]
         return answers
 
-    def release(
-        self,
-        what: str,
-        entry_id: str,
-        task_id: str,
-        kind: str,
-        *,
-        owner: str = "",
-        delay_ms: int = 0,
-        counts: bool = True,
-        max_retry: int = 0,
-        reason: str = "",
-        error: str = "",
-        text: str = "",
-        traceback: str = "",
-    ) -> str:
+    def release(self, ending: Release, entry_id: str, task_id: str, kind: str, owner: str = "") -> str:
         """Acknowledge a task, give it back or give it up; return what became of it: 'gone' = not in that hand."""
         keys = [*self._ends, self._keys.notice(task_id)]
         args: list[str | int] = [
-            self._group, owner, entry_id, what, delay_ms, int(counts), max_retry, reason, error, text, _now(), kind,
-            task_id, traceback,
+            self._group, owner, entry_id, ending.what, ending.delay_ms, int(ending.counts), ending.max_retry,
+            ending.reason, ending.error, ending.text, _now(), kind, task_id, ending.traceback,
         ]  # fmt: skip
         unheard, answer = set[str](), b"gone"
         # Without a group nobody has read the lane yet, or it and what was in hand went together.
         with suppress(GroupLost):
             answer = settle(self._client, "task_release", keys, args, (entry_id,), unheard)
         if unheard and answer == b"gone":
-            answer = _HEARD.get(what, answer)  # the first try was heard
+            answer = _HEARD.get(ending.what, answer)  # the first try was heard
         if answer == b"dead":
             self._limit_dead_letters(1)
         return answer.decode()
 
     def give_back(self, held: TaskInFlight, delay_ms: int = 0) -> None:
         """Give a task of this consumer back without counting a run."""
-        ids = (held.entry_id, held.task.id, held.task.kind)
-        self.release("nack", *ids, owner=self._consumer, delay_ms=delay_ms, counts=False)
+        ending = Release("nack", delay_ms, counts=False)
+        self.release(ending, held.entry_id, held.task.id, held.task.kind, self._consumer)
 
     def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str]]:
         """Free tasks of silent consumers; return how many are due now, and the ids of those that are dead."""

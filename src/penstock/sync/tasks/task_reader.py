@@ -20,7 +20,7 @@ from penstock.sync.delivery.group_commands import MAX_IDS, Parking, Redelivery
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.blocking_reads import BlockingReads, LostReads
 from penstock.sync.tasks.entries import Malformed, TaskEntries
-from penstock.sync.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore
+from penstock.sync.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore, Release
 from penstock.task import Task
 from penstock.tasks.lanes import Lane, TaskFilter, portions, reading_order, suffix_of
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
@@ -184,10 +184,8 @@ class TaskReader:
         return [held for held in tasks if held.entry_id not in gone]
 
     def _bury_copy(self, store: LaneStore, held: TaskInFlight, why: str) -> None:
-        store.release(
-            "dead_letter", held.entry_id, held.task.id, held.task.kind, owner=self._consumer, reason=Reason.INVALID,
-            text=f"task {held.task.id} {why}",
-        )  # fmt: skip
+        ending = Release("dead_letter", reason=Reason.INVALID, text=f"task {held.task.id} {why}")
+        store.release(ending, held.entry_id, held.task.id, held.task.kind, self._consumer)
 
     def _without_settled(
         self, store: LaneStore, entries: Sequence[tuple[bytes, list[bytes]]]
@@ -208,11 +206,10 @@ class TaskReader:
         return [row for row in entries if row[0] not in settled]
 
     def _refuse(self, store: LaneStore, claim: Redelivery, error: Malformed) -> None:
+        reason, name = unreadable(error.__cause__), name_of(error.__cause__ or error)
+        ending = Release("dead_letter", reason=reason, error=name, text=text_of(error))
         try:
-            store.release(
-                "dead_letter", claim.id, error.task_id, error.kind, owner=self._consumer,
-                reason=unreadable(error.__cause__), error=name_of(error.__cause__ or error), text=text_of(error),
-            )  # fmt: skip
+            store.release(ending, claim.id, error.task_id, error.kind, self._consumer)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
