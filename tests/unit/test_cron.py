@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigurationError
-from penstock.tasks.cron import CronRule
+from penstock.tasks.schedule import CronRule
 
 
 def at(text: str) -> datetime:

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from penstock.cli.task_metrics import _queue_metrics
-from penstock.tasks.gauges import LaneGauges, QueueGauges
+from penstock.tasks.listed import LaneGauges, QueueGauges
 
 
 def test_lanes_beyond_the_first_hundred_share_a_label() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.counters import BUCKETS_S, WorkerTally
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.sync.tasks import RedisTaskQueue
-from penstock.tasks.gauges import LaneGauges, QueueGauges
+from penstock.tasks.listed import LaneGauges, QueueGauges
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server

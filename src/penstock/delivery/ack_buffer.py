@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.counters import Tally
 from penstock.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.delivery.inbox import Inbox
-from penstock.errors import ConnectionLost, GroupLost, PenstockError
+from penstock.errors import GroupLost, PenstockError
 from penstock.model import StreamMessage
 from penstock.redis.aio import Command, Reply
 from penstock.runtime.aio import Event, Lock, pause
@@ -19,7 +19,6 @@ from penstock.runtime.aio import Event, Lock, pause
 LINGER_S = 0.007
 _OLD_S = 0.002
 _RECORD_EVERY_S = 0.1
-_TRIES = 3
 _WORTH_CARRYING = 10
 _WORTH_COUNTING = 50  # with fewer ids looking them up is as cheap, however many consumers there are
 
@@ -42,7 +41,6 @@ class AckBuffer:
     ) -> None:
         self._commands, self._held, self._tally, self._on_refused = commands, inbox.held, tally, on_refused
         self._must_look = False  # the server's count was not what it should be: the next ones are looked up
-        self._repeated: set[str] = set()  # sent before, and the answer got lost
         self._carried = 0  # how many reads took some along
         self._has_attempts = False  # some of them have a record of attempts to be forgotten
         self._first_done_s = 0.0
@@ -129,7 +127,7 @@ class AckBuffer:
 
     def put_back(self, acks: Acks) -> None:
         """Acknowledge these again later: the answer got lost, and they may have been heard."""
-        self._repeated.update(acks.ids)
+        self._commands.unheard.update(acks.ids)
         self._take_back(acks)
 
     def _forget(self, acks: Acks) -> None:
@@ -150,18 +148,16 @@ class AckBuffer:
     def _count(self, acks: Acks, acked: int, refused: list[str]) -> None:
         if refused:
             # After a lost answer "not pending" means that the first try was heard.
-            heard = [entry_id for entry_id in refused if entry_id in self._repeated]
-            acked += len(heard)
-            lost = [entry_id for entry_id in refused if entry_id not in self._repeated]
+            lost = [entry_id for entry_id in refused if entry_id not in self._commands.unheard]
+            acked += len(refused) - len(lost)
             if lost:
                 self._on_refused(lost)
-        if self._repeated:
-            self._repeated.difference_update(acks.ids)
+        if self._commands.unheard:
+            self._commands.unheard.difference_update(acks.ids)
         self._tally.count_acked(acked)
 
     async def flush(self) -> None:
         """Acknowledge everything that is done, in writes of its own."""
-        failures = 0
         async with self._flushing:
             while (acks := self.take()) is not None:
                 try:
@@ -169,15 +165,11 @@ class AckBuffer:
                 except GroupLost:
                     self._forget(acks)
                     raise  # the pending list went with the group: nothing is left to acknowledge
-                except BaseException as error:
+                except BaseException:
                     self.put_back(acks)
-                    failures += 1
-                    if not isinstance(error, ConnectionLost) or failures >= _TRIES:
-                        raise
-                else:
-                    failures = 0
-                    self._forget(acks)
-                    self._count(acks, acked, refused)
+                    raise
+                self._forget(acks)
+                self._count(acks, acked, refused)
 
     async def run_once(self) -> None:
         """Wait for something to acknowledge, give a read the chance to carry it, else send it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.counters import Tally
 from penstock.delivery.ack_buffer import AckBuffer
-from penstock.delivery.group_commands import MAX_IDS, GroupCommands, Parking
+from penstock.delivery.group_commands import GroupCommands, Parking
 from penstock.delivery.inbox import Inbox
 from penstock.delivery.reader import MessageReader
 from penstock.errors import PenstockError
@@ -89,9 +89,9 @@ class Drain:
     async def _park_stranded(self) -> None:
         # What the server handed to a read whose reply nobody saw. Of a fenced consumer it is the newer process's.
         await self._reader.kill_abandoned_read()
-        is_ours = not self._is_fenced() and self._reader.has_read
-        page = await self._commands.own_pending("-", MAX_IDS) if is_ours else []
-        claims, _ = await self._commands.take([entry_id for entry_id, _, _ in page], True) if page else ([], [])
-        if claims:
+        if self._is_fenced() or not self._reader.has_read:
+            return
+        async for page in self._commands.own_pending():
+            claims, _ = await self._commands.take(page, is_own_read=True) if page else ([], [])
             parkings = [Parking(c.id, 0, max(0, c.deliveries - 1), max(0, c.attempts - 1)) for c in claims]
             self._tally.count(handed_back=sum(await self._commands.park(parkings)))

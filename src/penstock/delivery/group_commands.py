@@ -11,10 +11,11 @@ queued ------> pending -----------> acknowledged
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from penstock import envelope, ids
+from penstock.delivery.settle import settle
 from penstock.errors import ConnectionLost, ServerError
 from penstock.keys import StreamKeys
 from penstock.redis.aio import Command, Reply
@@ -24,7 +25,6 @@ from penstock.redis.scripts import script
 from penstock.runtime.aio import Promise, new_promise
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
-_TRIES = 3
 MAX_IDS = 1_000  # per script call: Lua unpacks a list onto its stack
 
 
@@ -59,7 +59,7 @@ class GroupCommands:
         self._ack = script("streams/ack")
         keys_of_finish = (keys.stream, self._claim_keys[2])
         self._finish_quickly: Command = ("EVALSHA", script("queue/finish").sha, 2, *keys_of_finish, group, consumer)
-        self._unheard: set[str] = set()  # burials that may have been heard though their answer got lost
+        self.unheard: set[str] = set()  # what a try whose reply got lost may have settled
 
     @property
     def _me(self) -> tuple[str, str, str]:
@@ -81,7 +81,7 @@ class GroupCommands:
 
         `expected` is how many messages must be pending with this consumer if it lost none, or -1 if that is unknown.
         """
-        first, last = _bounds(done) if expected < 0 else ("-", "+")
+        first, last = id_bounds(done) if expected < 0 else ("-", "+")
         keys = (self.keys.stream, self.keys.attempts(self.group), self.keys.position(self.group), self._worker)
         flags = (self.group, self.consumer, self.incarnation, int(record), int(forget), expected)
         return ("EVALSHA", self._ack.sha, len(keys), *keys, *flags, first, last, *done)
@@ -92,11 +92,11 @@ class GroupCommands:
         return int(reply[0]), [item.decode() for item in reply[1]]
 
     async def ack(self, done: Sequence[str], forget: bool, record: bool) -> tuple[int, list[str]]:
-        """Acknowledge messages, at most MAX_IDS; sent once: a second answer would refuse what the first accepted."""
+        """Acknowledge messages, at most MAX_IDS. The refusal of one that is `unheard` means that it is done."""
         command = self.ack_command(done, forget, record)
         count = int(command[2])
         keys = [str(key) for key in command[3 : 3 + count]]
-        return self.parse_ack(await self._client.run("streams/ack", keys, command[3 + count :], Repeat.ONCE))
+        return self.parse_ack(await settle(self._client, "streams/ack", keys, command[3 + count :], done, self.unheard))
 
     async def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
         """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
@@ -174,7 +174,7 @@ class GroupCommands:
 
         def on_reply(reply: Reply) -> None:
             if not replies and isinstance(reply, ConnectionLost):
-                self._unheard.add(message_id)  # the long way finds out whether it was
+                self.unheard.add(message_id)  # the long way finds out whether it was
             replies.append(reply)
             if len(replies) > len(following):
                 promise.set_result(replies)
@@ -186,18 +186,10 @@ class GroupCommands:
         self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], message_id: str
     ) -> bytes | int:
         # The answer of a script that settles a message once; 0 = it is not ours any more.
-        answer: bytes | int = 0
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                answer = await self._client.run(name, keys, args, Repeat.ONCE)
-                break
-            except ConnectionLost:
-                self._unheard.add(message_id)
-                if not tries_left:
-                    raise
+        answer: bytes | int = await settle(self._client, name, keys, args, (message_id,), self.unheard)
         # Not pending any more: after a lost answer the first try was heard, else another consumer settled the message.
-        is_repeated = message_id in self._unheard
-        self._unheard.discard(message_id)
+        is_repeated = message_id in self.unheard
+        self.unheard.discard(message_id)
         if answer == 0 and is_repeated:
             return 1
         return 0 if answer == -1 else answer
@@ -231,11 +223,16 @@ class GroupCommands:
         )
         return following.decode(), _claims(claims), _texts(missing)
 
-    async def own_pending(self, start: str, count: int) -> list[tuple[str, int, int]]:
-        """Return a page of what is pending with this consumer: id, idle ms, deliveries."""
-        stream = self.keys.stream
-        rows = await self._client.call(stream, "XPENDING", stream, self.group, start, "+", count, self.consumer)
-        return [(row[0].decode(), int(row[2]), int(row[3])) for row in rows]
+    async def own_pending(self) -> AsyncIterator[list[str]]:
+        """Yield pages of the ids that are pending with this consumer; the first one may be empty."""
+        stream, start = self.keys.stream, "-"
+        while True:
+            command = ("XPENDING", stream, self.group, start, "+", MAX_IDS, self.consumer)
+            page = [row[0].decode() for row in await self._client.call(stream, *command)]
+            yield page
+            if len(page) < MAX_IDS:
+                return
+            start = f"({page[-1]}"
 
     async def take(self, wanted: Sequence[str], is_own_read: bool) -> tuple[list[Redelivery], list[str]]:
         """Take messages that are pending with this consumer though it does not hold them.
@@ -269,7 +266,8 @@ def parse_rows(reply: Reply) -> list[tuple[bytes, list[bytes]]]:
     return rows
 
 
-def _bounds(done: Sequence[str]) -> tuple[str, str]:
+def id_bounds(done: Sequence[str]) -> tuple[str, str]:
+    """Return the least and the greatest of the ids."""
     # Ids of one length order as texts do; to parse every id would cost as much as all the rest of acknowledging.
     if not done:
         return "-", "+"

@@ -182,14 +182,12 @@ class MessageReader:
     async def sweep(self) -> int:
         """Take up whatever is pending with this consumer and not held by it. No read may be under way."""
         found, pending, has_stranded = 0, 0, False
-        start = "-"
         await self.kill_abandoned_read()
         async with self.claiming:
-            while True:
-                page = await self._commands.own_pending(start, MAX_IDS)
+            async for page in self._commands.own_pending():
                 pending += len(page)
                 known = set(self._inbox.held.unsettled_ids())
-                stranded = [entry_id for entry_id, _, _ in page if entry_id not in known]
+                stranded = [entry_id for entry_id in page if entry_id not in known]
                 has_stranded = has_stranded or bool(stranded)
                 self._is_exact = not has_stranded and pending == len(known)
                 if stranded:
@@ -200,9 +198,6 @@ class MessageReader:
                     if taken:
                         found += taken
                         self._emit(EventName.SWEPT, count=taken, ids=[claim.id for claim in claims])
-                if len(page) < MAX_IDS:
-                    break
-                start = f"({page[-1][0]}"
         self._must_sweep = False
         self._last_sweep_s = time.monotonic()
         return found

@@ -2,17 +2,15 @@
 
 from penstock.errors import Skip, TaskTimeout
 from penstock.task import Priority, Result, Status, Task
-from penstock.tasks.cron import CronRule
 from penstock.tasks.handlers import Handler, Handlers
-from penstock.tasks.inline import InlineWorker
 from penstock.tasks.limits import Limits, Rate
 from penstock.tasks.listed import DeadTask, InHand
 from penstock.tasks.queue import TaskQueue
 from penstock.tasks.redis_queue import RedisTaskQueue
 from penstock.tasks.retry import Retry
-from penstock.tasks.schedule import Schedule
+from penstock.tasks.schedule import CronRule, Schedule
 from penstock.tasks.stub import StubQueue
-from penstock.tasks.worker import Worker, WorkerReport
+from penstock.tasks.worker import InlineWorker, Worker, WorkerReport
 
 __all__ = [
     "CronRule",

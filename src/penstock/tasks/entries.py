@@ -1,22 +1,28 @@
-"""The entries of a task queue: the task in `data`, its id and kind beside it for whoever reads along."""
+"""The entries of a task queue: how tasks are written into their lanes, each id once, and read again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
 from penstock import envelope
-from penstock.errors import DecodeError
+from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import TaskKeys
 from penstock.protection import Protection
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
 from penstock.serializers import PayloadLimits
 from penstock.task import LIMITS, Task, check_id, decode_task
+from penstock.tasks.lanes import Lane
 
 TASK_ID = "task_id"
 KIND = "kind"
 ATTEMPTS = "attempts"  # runs that a task had in the lane from which it was moved
 _MOST_RUNS = 1 << 31  # that are counted
+_STEP = 500  # tasks per script call
 
 
 class Malformed(DecodeError):
@@ -32,8 +38,17 @@ class _Outline(msgspec.Struct):
     kind: str = ""
 
 
+def runs_elsewhere(fields: Mapping[str, bytes]) -> int | None:
+    """Return how many runs a task had before it was moved to its lane; None = the entry does not say it in a number."""
+    before = envelope.number(fields.get(ATTEMPTS, b"0"))
+    return None if before is None else min(before, _MOST_RUNS)
+
+
 class TaskEntries:
-    """What the entries of one queue hold. A protected task is bound to the queue and to its id: lanes it may change."""
+    """What the entries of one queue hold: the task in `data`, its id and kind beside it for others who read them.
+
+    A protected task is bound to the queue and to its id: lanes it may change.
+    """
 
     def __init__(self, keys: TaskKeys, protection: Protection | None, limits: PayloadLimits = LIMITS) -> None:
         self._place, self._protection, self._limits = keys.tasks().stream, protection, limits
@@ -54,11 +69,11 @@ class TaskEntries:
             by_name = envelope.as_mapping(fields)
             task_id = envelope.text(by_name.get(TASK_ID))
             raw = by_name.get(envelope.DATA, b"")
-            before = envelope.number(by_name.get(ATTEMPTS, b"0"))
+            before = runs_elsewhere(by_name)
             if before is None:
                 what = f"the field {ATTEMPTS!r} must be a whole number, not {by_name[ATTEMPTS][:40]!r}"
                 raise Malformed(what, *_outline(fields, raw))
-            runs += min(before, _MOST_RUNS)
+            runs += before
         try:
             task = decode_task(raw if self._protection is None else self.open(raw, task_id), self._limits)
         except DecodeError as error:
@@ -81,3 +96,54 @@ def _outline(fields: Sequence[bytes], raw: bytes) -> tuple[str, str]:
     except ValueError:
         task_id = ""
     return task_id, envelope.text(by_name.get(KIND)) or said.kind
+
+
+def when_due(delay: float | None, at: datetime | None) -> str:
+    """Return when a task is due, as the script wants it: '' = now."""
+    if delay is not None and at is not None:
+        raise ConfigurationError("give delay or at, not both")
+    if delay is not None:
+        if not 0 <= delay < 10 * 365 * 86_400:
+            raise ConfigurationError(f"delay={delay!r} must be a number of seconds, 0 to ten years")
+        return f"+{round(delay * 1000)}" if delay else ""
+    if at is None:
+        return ""
+    if at.tzinfo is None:
+        raise ConfigurationError(f"at={at.isoformat()} has no time zone: write datetime(..., tzinfo=UTC)")
+    ms = round(at.astimezone(UTC).timestamp() * 1000)
+    return str(ms) if ms > time.time() * 1000 else ""
+
+
+class TaskOutbox:
+    """The way into one queue."""
+
+    def __init__(self, client: StreamClient, keys: TaskKeys, group: str, encode: Callable[[Task], bytes]) -> None:
+        """`encode` raises EncodeError for a task that no worker could read."""
+        self._client, self._keys, self._group, self._encode = client, keys, group, encode
+        self._entries = TaskEntries(keys, client.protection)
+
+    async def add(self, tasks: Sequence[Task], due: str) -> list[str]:
+        """Add tasks; return for each its id, or that of the open task with the same unique text."""
+        # All of them before any is sent: a bad one loses nothing.
+        bodies = [self._entries.close(self._encode(task), task) for task in tasks]
+        answers: list[str] = []
+        for start in range(0, len(tasks), _STEP):
+            answers += await self._add_some(tasks[start : start + _STEP], bodies[start : start + _STEP], due)
+        return answers
+
+    async def _add_some(self, tasks: Sequence[Task], bodies: Sequence[bytes], due: str) -> list[str]:
+        numbers: dict[Lane, int] = {}
+        args: list[bytes | str | int] = []
+        for task, body in zip(tasks, bodies, strict=True):
+            lane = Lane.of(task)
+            number = numbers.setdefault(lane, len(numbers) + 1)
+            args += (number, due, task.id, task.unique or "", task.kind, body)
+        keys = self._keys
+        names = [
+            keys.index, keys.done, keys.unique, keys.counts, keys.lanes, keys.due, keys.bodies,
+            *(keys.tasks(lane.suffix).stream for lane in numbers),
+        ]  # fmt: skip
+        head: list[bytes | str | int] = [self._group, len(numbers), *(lane.name for lane in numbers)]
+        # Idempotent: an id that is open or done is not added again.
+        reply = await self._client.run("tasks/enqueue", names, [*head, *args], Repeat.IDEMPOTENT)
+        return [answer.decode() for answer in reply]

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.task import Priority, PriorityName, Task
-from penstock.tasks.cron import CronRule
 from penstock.tasks.limits import Limits, Rate
 from penstock.tasks.retry import Retry
-from penstock.tasks.schedule import Schedule
+from penstock.tasks.schedule import CronRule, Schedule
 
 _Function = TypeVar("_Function", bound=Callable[[Task], Any])
 

@@ -1,22 +1,30 @@
-"""The store of one lane: the commands of its stream, and the scripts by which its tasks end."""
+"""The lanes of a queue in Redis: which there are, and the scripts by which their tasks begin and end."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from penstock import ids
 from penstock.delivery.group import ConsumerGroup
-from penstock.delivery.group_commands import GroupCommands
-from penstock.errors import ConnectionLost, GroupLost
+from penstock.delivery.group_commands import GroupCommands, id_bounds
+from penstock.delivery.settle import settle
+from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
-from penstock.tasks.lanes import Lane
+from penstock.task import Task
+from penstock.tasks.lanes import DEFAULT, Lane, TaskFilter, suffix_of
+from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
+from penstock.tasks.result_store import stored
+from penstock.tasks.tasks_in_flight import TaskInFlight
 
-_TRIES = 3
 _PAGE = 1_000
+LOOK_EVERY_S = 1.0
+_COMPARED_MS = 3_600_000
+_ASKS_AGAIN_MS = 10_000  # a task that waits for a permit is woken when one is free; this is for when nobody wakes it
 _HEARD = {"ack": b"acked", "dead_letter": b"dead"}
 
 
@@ -28,6 +36,19 @@ class Outcome(NamedTuple):
     kind: str
     status: str
     raw: bytes
+
+
+class Release(NamedTuple):
+    """How a task leaves the hands of its holder: `what` is ack, nack or dead_letter; extend renews its lease."""
+
+    what: str
+    delay_ms: int = 0
+    counts: bool = True
+    max_retry: int = 0
+    reason: str = ""
+    error: str = ""
+    text: str = ""
+    traceback: str = ""
 
 
 class LaneStore:
@@ -49,7 +70,8 @@ class LaneStore:
 
     async def finish(self, outcomes: Sequence[Outcome], is_again: bool) -> list[int]:
         """Store results and acknowledge their tasks; 1 = stored, 2 = another was first, 0 = not ours any more."""
-        first, last = _bounds([outcome.entry_id for outcome in outcomes])
+        entry_ids, unheard = [outcome.entry_id for outcome in outcomes], set[str]()
+        first, last = id_bounds(entry_ids)
         keys = self._keys
         names = [
             self.stream, self.attempts, self.suspects, keys.results, keys.done, keys.awaited, keys.index, keys.unique,
@@ -58,67 +80,38 @@ class LaneStore:
         args: list[bytes | str | int] = [self._group, self._consumer, int(is_again), first, last]
         for outcome in outcomes:
             args += (outcome.entry_id, outcome.task_id, outcome.kind, outcome.status, outcome.raw)
-        is_repeated, answers = False, list[int]()
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                answers = [int(answer) for answer in await self._client.run("tasks/finish", names, args, Repeat.ONCE)]
-                break
-            except ConnectionLost:
-                is_repeated = True
-                if not tries_left:
-                    raise
-        if is_repeated:
+        answers = [
+            int(answer) for answer in await settle(self._client, "tasks/finish", names, args, entry_ids, unheard)
+        ]
+        if unheard:
             # The first try may have been heard: then this very result is stored.
             answers = [
-                1 if not answer and await self.stored(outcome.task_id) == outcome.raw else answer
+                1 if not answer and await stored(self._client, keys, outcome.task_id) == outcome.raw else answer
                 for answer, outcome in zip(answers, outcomes, strict=True)
             ]
         return answers
 
-    async def stored(self, task_id: str, wait_ms: int = 0) -> bytes | None:
-        """Return the result of a task as it is stored; take note that somebody waits for it for so long."""
-        keys = [self._keys.results, self._keys.done, self._keys.awaited]
-        found: bytes | None = await self._client.run("tasks/await", keys, [task_id, wait_ms], Repeat.IDEMPOTENT)
-        return found
-
-    async def release(
-        self,
-        what: str,
-        entry_id: str,
-        task_id: str,
-        kind: str,
-        *,
-        owner: str = "",
-        delay_ms: int = 0,
-        counts: bool = True,
-        max_retry: int = 0,
-        reason: str = "",
-        error: str = "",
-        text: str = "",
-        traceback: str = "",
-    ) -> str:
+    async def release(self, ending: Release, entry_id: str, task_id: str, kind: str, owner: str = "") -> str:
         """Acknowledge a task, give it back or give it up; return what became of it: 'gone' = not in that hand."""
         keys = [*self._ends, self._keys.notice(task_id)]
         args: list[str | int] = [
-            self._group, owner, entry_id, what, delay_ms, int(counts), max_retry, reason, error, text, _now(), kind,
-            task_id, traceback,
+            self._group, owner, entry_id, ending.what, ending.delay_ms, int(ending.counts), ending.max_retry,
+            ending.reason, ending.error, ending.text, _now(), kind, task_id, ending.traceback,
         ]  # fmt: skip
-        is_repeated, answer = False, b"gone"
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                answer = await self._client.run("tasks/release", keys, args, Repeat.ONCE)
-                break
-            except GroupLost:
-                break  # nobody has read the lane yet, or its group and what was in hand went together
-            except ConnectionLost:
-                is_repeated = True
-                if not tries_left:
-                    raise
-        if is_repeated and answer == b"gone":
-            answer = _HEARD.get(what, answer)  # the first try was heard
+        unheard, answer = set[str](), b"gone"
+        # Without a group nobody has read the lane yet, or it and what was in hand went together.
+        with suppress(GroupLost):
+            answer = await settle(self._client, "tasks/release", keys, args, (entry_id,), unheard)
+        if unheard and answer == b"gone":
+            answer = _HEARD.get(ending.what, answer)  # the first try was heard
         if answer == b"dead":
             await self._limit_dead_letters(1)
         return answer.decode()
+
+    async def give_back(self, held: TaskInFlight, delay_ms: int = 0) -> None:
+        """Give a task of this consumer back without counting a run."""
+        ending = Release("nack", delay_ms, counts=False)
+        await self.release(ending, held.entry_id, held.task.id, held.task.kind, self._consumer)
 
     async def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str]]:
         """Free tasks of silent consumers; return how many are due now, and the ids of those that are dead."""
@@ -172,13 +165,125 @@ class LaneStore:
         return {entry_id for entry_id, answer in zip(entry_ids, answers, strict=True) if answer}
 
 
-def _bounds(entry_ids: Sequence[str]) -> tuple[str, str]:
-    # Ids of one length order as texts do; to parse every one would cost more than all the rest.
-    by_length: dict[int, list[str]] = {}
-    for entry_id in entry_ids:
-        by_length.setdefault(len(entry_id), []).append(entry_id)
-    ends = [end for same in by_length.values() for end in (min(same), max(same))]
-    return min(ends, key=ids.parse), max(ends, key=ids.parse)
+class LaneRegistry:
+    """All lanes of one queue, each with its store."""
+
+    def __init__(self, client: StreamClient, keys: TaskKeys, group: str, consumer: str) -> None:
+        self._client, self._keys, self._group, self._consumer = client, keys, group, consumer
+        self._stores: dict[Lane, LaneStore] = {}
+        self._known: set[Lane] = set()  # whose groups exist
+        self.is_restored = False  # a group was lost lately: what comes as new may have been done
+        self._looked_s = float("-inf")
+
+    def store(self, lane: Lane) -> LaneStore:
+        """Return the store of a lane."""
+        found = self._stores.get(lane)
+        return self._stores.setdefault(lane, self._made(lane)) if found is None else found
+
+    def _made(self, lane: Lane) -> LaneStore:
+        return LaneStore(self._client, self._keys, lane, self._group, self._consumer)
+
+    async def listed(self) -> list[LaneStore]:
+        """Return the store of all lanes, for a look that writes nothing: a group may not exist."""
+        return [self._stores.get(lane) or self._made(lane) for lane in await self._listed()]
+
+    async def all(self) -> list[LaneStore]:
+        """Return the store of all lanes, with groups that exist."""
+        if time.monotonic() - self._looked_s > LOOK_EVERY_S:
+            await self.look()
+        return list(self._stores.values())
+
+    async def read_by(self, wanted: TaskFilter) -> list[LaneStore]:
+        """Return the store of the lanes that a worker reads."""
+        return [store for store in await self.all() if wanted.reads(store.lane)]
+
+    async def _listed(self) -> dict[Lane, None]:
+        names = await self._client.call(self._keys.lanes, "SMEMBERS", self._keys.lanes)
+        parsed = [Lane.parse(name.decode(errors="replace")) for name in names]
+        return dict.fromkeys((DEFAULT, *(lane for lane in parsed if lane is not None)))
+
+    async def look(self) -> None:
+        """Look up the lanes now."""
+        lanes = await self._listed()
+        for lane in [lane for lane in list(self._stores) if lane not in lanes]:
+            self.forget(lane)
+        for lane in lanes:
+            if lane not in self._known:
+                await self._ensure(lane)
+        restored = self._keys.chore("restored")
+        self.is_restored = bool(await self._client.call(restored, "EXISTS", restored))
+        self._looked_s = time.monotonic()
+
+    async def _ensure(self, lane: Lane) -> None:
+        is_new = await self.store(lane).group.restore() is not None
+        if is_new and await self._client.call(self._keys.done, "EXISTS", self._keys.done):
+            # A group that was lost begins with the oldest entry, and tasks that were done are still in the stream.
+            restored = self._keys.chore("restored")
+            command = ("SET", restored, self._consumer, "PX", _COMPARED_MS)
+            await self._client.call(restored, *command, repeat=Repeat.IDEMPOTENT)
+        self._known.add(lane)
+
+    def forget(self, lane: Lane) -> None:
+        """Read a lane no longer: it is off the list."""
+        self._stores.pop(lane, None)
+        self._known.discard(lane)
+
+    def forget_groups(self) -> None:
+        """Look for the groups again: the server has lost one."""
+        self._known.clear()
+        self._looked_s = float("-inf")
+
+
+class Admission:
+    """The limits of one queue, as one consumer meets them."""
+
+    def __init__(self, client: StreamClient, keys: TaskKeys, group: str, consumer: str) -> None:
+        self._client, self._keys, self._group, self._consumer = client, keys, group, consumer
+        self._holding: dict[str, list[str]] = {}  # by kind: the lanes whose tasks had permits when it was asked last
+
+    async def admit(self, held: TaskInFlight, limits: Limits, lease_ms: int) -> bool:
+        """Tell whether a task may begin; if not, it was put aside and will come again."""
+        kind, lane = held.task.kind, held.lane.name
+        limit_keys: list[str] = []
+        limit_args: list[str | int] = []
+        for scope, most in concurrency_scopes(held.task, limits):
+            limit_keys += (self._keys.permits(scope), self._keys.queue_for(scope))
+            limit_args += ("c", most, 0)
+        for scope, rate in rate_scopes(held.task, limits):
+            limit_keys += (self._keys.rate(scope), self._keys.reserved(scope))
+            limit_args += ("r", rate.count, round(rate.per_s * 1000))
+        names = list(dict.fromkeys([lane, *self._holding.get(kind, ())]))
+        while True:
+            streams = [self._keys.tasks(suffix_of(name)) for name in names]
+            keys = [key for stream in streams for key in (stream.stream, stream.retries(self._group))]
+            args: list[str | int] = [
+                self._group, self._consumer, held.entry_id, lane, held.task.id, len(names), lease_ms, _ASKS_AGAIN_MS,
+            ]  # fmt: skip
+            reply = await self._client.run(
+                "tasks/admit",
+                [*keys, streams[0].attempts(self._group), *limit_keys],
+                [*args, *names, *limit_args],
+                Repeat.IDEMPOTENT,
+            )
+            if not isinstance(reply, list):
+                return int(reply) == 1
+            self._holding[kind] = [name.decode() for name in reply]
+            names = list(dict.fromkeys([*names, *self._holding[kind]]))
+
+    async def give_back(self, task: Task, limits: Limits) -> bool:
+        """Give the permits of a task back; tell whether another one may begin for that."""
+        is_woken = False
+        for scope, _ in concurrency_scopes(task, limits):
+            names: list[str] = []
+            while True:
+                retries = [self._keys.tasks(suffix_of(name)).retries(self._group) for name in names]
+                keys = [self._keys.permits(scope), self._keys.queue_for(scope), *retries]
+                reply = await self._client.run("tasks/permit", keys, [task.id, *names], Repeat.IDEMPOTENT)
+                if not isinstance(reply, bytes):
+                    is_woken = bool(reply) or is_woken
+                    break
+                names.append(reply.decode())
+        return is_woken
 
 
 def _now() -> str:

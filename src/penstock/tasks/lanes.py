@@ -58,24 +58,40 @@ class Lane:
         """Whether the lane stays when it is empty: there are as many of these as there are priorities."""
         return not self.requires and self.kind is None
 
-    def suits(self, provides: Collection[str] | None, kinds: Collection[str] | None) -> bool:
-        """Tell whether a worker with these capabilities and kinds reads the lane; None = whatever there is."""
-        return (provides is None or self.requires <= frozenset(provides)) and (
-            kinds is None or self.kind is None or self.kind in kinds
-        )
-
 
 DEFAULT = Lane()
+
+
+class TaskFilter:
+    """Which tasks a worker can do: of these kinds, and requiring only what it provides; None = whatever there is."""
+
+    def __init__(self, provides: Collection[str] | None = None, kinds: Collection[str] | None = None) -> None:
+        self.provides = None if provides is None else frozenset(provides)
+        self.kinds = None if kinds is None else frozenset(kinds)
+
+    def accepts(self, task: Task) -> bool:
+        """Tell whether the worker can do a task."""
+        return (self.kinds is None or task.kind in self.kinds) and (
+            self.provides is None or task.requires <= self.provides
+        )
+
+    def reads(self, lane: Lane) -> bool:
+        """Tell whether the worker can do tasks of a lane."""
+        return (self.provides is None or lane.requires <= self.provides) and (
+            self.kinds is None or lane.kind is None or lane.kind in self.kinds
+        )
+
+    def place_of(self, task: Task) -> Lane:
+        """Return the lane to which a task goes that the worker cannot do: one that only those read who can."""
+        return Lane.of(task, only_kind=self.kinds is not None and task.kind not in self.kinds)
+
+
+ANY_TASK = TaskFilter()
 
 
 def suffix_of(name: str) -> str:
     """Return what the name of a lane's stream has behind `<queue>.tasks`."""
     return "" if name == Priority.NORMAL.value else f".{name}"
-
-
-def fits(task: Task, provides: Collection[str] | None, kinds: Collection[str] | None) -> bool:
-    """Tell whether a worker with these capabilities and kinds can do the task."""
-    return (kinds is None or task.kind in kinds) and (provides is None or task.requires <= frozenset(provides))
 
 
 def reading_order(lanes: Iterable[Lane], turn: int) -> list[Lane]:

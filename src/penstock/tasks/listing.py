@@ -1,4 +1,4 @@
-"""Lists what is in a queue, for operators: pages of the streams, compared with the index of open tasks."""
+"""What is in a queue, for operators: its tasks, and its numbers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from penstock.keys import TaskKeys
 from penstock.redis.aio import Command
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import pages, read_all
+from penstock.redis.retry import Repeat
 from penstock.serializers import PayloadLimits
 from penstock.task import Task
 from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
-from penstock.tasks.lane_registry import LaneRegistry
-from penstock.tasks.lane_store import LaneStore
+from penstock.tasks.lane_store import LaneRegistry, LaneStore
 from penstock.tasks.lanes import reading_order
-from penstock.tasks.listed import InHand
+from penstock.tasks.listed import InHand, LaneGauges, QueueGauges
 
 _PAGE = 500
+_COUNTED_PAGE, _COUNTED_PAGES = 1_000, 10  # entries in hand whose idle times are looked at
 _LOOKED_AT = 64  # tasks in hand at once, for they may be large
 
 
 class TaskListing:
-    """The open tasks of one queue."""
+    """The open tasks of one queue: pages of its streams, compared with the index."""
 
     def __init__(self, client: StreamClient, keys: TaskKeys, lanes: LaneRegistry, limits: PayloadLimits) -> None:
         self._client, self._keys, self._lanes = client, keys, lanes
@@ -99,6 +100,45 @@ class TaskListing:
                 waits_ms = None if due_ms is None else max(0, int(float(due_ms)) - now_ms)
                 found.append(InHand(task, row[1].decode(), int(row[2]), waits_ms))
         return found
+
+    async def gauges(self, name: str) -> QueueGauges:
+        """Return the numbers of the queue; the cost does not grow with what was done before."""
+        client, keys = self._client, self._keys
+        flat = await client.call(keys.counts, "HGETALL", keys.counts)
+        by_what: dict[str, dict[str, int]] = {"added": {}, "acked": {}, "dead": {}, "redriven": {}}
+        dead_trimmed = 0
+        for field, value in zip(flat[::2], flat[1::2], strict=True):
+            what, _, kind = envelope.text(field).partition(":")
+            if what == "dead_trimmed":
+                dead_trimmed = envelope.number(value) or 0
+            elif what in by_what:
+                by_what[what][kind] = envelope.number(value) or 0
+        return QueueGauges(
+            name=name,
+            stream=keys.tasks().stream,
+            open=int(await client.call(keys.index, "HLEN", keys.index)),
+            scheduled=int(await client.call(keys.due, "ZCARD", keys.due)),
+            dead_letters=int(await client.call(keys.dead, "XLEN", keys.dead)),
+            results=int(await client.call(keys.done, "HLEN", keys.done)),
+            lanes=tuple([await self._lane_gauges(store) for store in await self._lanes.listed()]),
+            dead_trimmed=dead_trimmed,
+            **by_what,
+        )
+
+    async def _lane_gauges(self, store: LaneStore) -> LaneGauges:
+        in_hand = waiting = idle_ms = 0
+        start = "-"
+        for _ in range(_COUNTED_PAGES):
+            keys, args = [store.stream, store.retries], (store.commands.group, _COUNTED_PAGE, start)
+            try:
+                in_hand, waiting, longest_ms, further = await self._client.run("tasks/gauges", keys, args, Repeat.READ)
+            except GroupLost:
+                break  # nothing is in hand; the next worker makes the group
+            idle_ms = max(idle_ms, int(longest_ms))
+            if not further:
+                break
+            start = further.decode()
+        return LaneGauges(store.stream, int(in_hand), int(waiting), idle_ms / 1000)
 
     def _read(self, fields: list[bytes], runs: int = 0) -> Task | None:
         try:

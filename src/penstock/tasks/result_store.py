@@ -6,17 +6,23 @@ import time
 
 from penstock.errors import PenstockError
 from penstock.keys import TaskKeys
-from penstock.redis.aio import Connection
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import pause
 from penstock.task import Result, decode_result, encode
+from penstock.tasks.blocking_reads import BlockingReads
 
 _SWEEP_S = 1.0  # a notice is a hint: so often the key itself is looked at
 _MOST_BLOCKED = 32  # connections that wait on the server; whoever comes then looks again and again
 _LOOK_S = 0.05
-_REPLY_MARGIN_S = 2.0
 _STEP = 500
+
+
+async def stored(client: StreamClient, keys: TaskKeys, task_id: str, wait_ms: int = 0) -> bytes | None:
+    """Return the result of a task as it is stored; else take note that somebody waits for it for so long."""
+    names = [keys.results, keys.done, keys.awaited]
+    found: bytes | None = await client.run("tasks/await", names, [task_id, wait_ms], Repeat.IDEMPOTENT)
+    return found
 
 
 class ResultStore:
@@ -24,7 +30,7 @@ class ResultStore:
 
     def __init__(self, client: StreamClient, keys: TaskKeys) -> None:
         self._client, self._keys = client, keys
-        self._idle: list[Connection] = []
+        self._reads = BlockingReads(client, keys.index)
         self._blocked = 0
 
     async def push(self, result: Result) -> bool:
@@ -36,8 +42,7 @@ class ResultStore:
 
     async def get(self, task_id: str, wait_ms: int = 0) -> Result | None:
         """Return the result of a task, if there is one; else take note that somebody waits for it for so long."""
-        keys = [self._keys.results, self._keys.done, self._keys.awaited]
-        raw: bytes | None = await self._client.run("tasks/await", keys, [task_id, wait_ms], Repeat.IDEMPOTENT)
+        raw = await stored(self._client, self._keys, task_id, wait_ms)
         return None if raw is None else decode_result(raw)
 
     async def wait(self, task_id: str, timeout_s: float) -> Result | None:
@@ -55,30 +60,14 @@ class ResultStore:
 
     async def _listen(self, task_id: str, timeout_s: float) -> None:
         notice = self._keys.notice(task_id)
-        connection = None
         self._blocked += 1
         try:
-            connection = await self._connection(notice)
             # From the list to the same list: whoever else waits for it is woken as well.
-            command = ("BLMOVE", notice, notice, "LEFT", "LEFT", f"{timeout_s:.3f}")
-            await connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
-            self._idle.append(connection)
-        except BaseException as error:
-            if connection is not None:
-                connection.abort()
-            if not isinstance(error, PenstockError):
-                raise
-            await self._client.leave(connection, error)
+            await self._reads.read(("BLMOVE", notice, notice, "LEFT", "LEFT", f"{timeout_s:.3f}"), timeout_s)
+        except PenstockError:
             await pause(min(timeout_s, _LOOK_S))  # the next look at the key tells whether Redis is there
         finally:
             self._blocked -= 1
-
-    async def _connection(self, key: str) -> Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_open:
-                return connection
-        return await self._client.dedicated(key)
 
     async def trim(self, retention_ms: int) -> int:
         """Let go of results that are older than the retention; return how many."""
@@ -92,5 +81,4 @@ class ResultStore:
 
     async def close(self) -> None:
         """Close the connections."""
-        while self._idle:
-            await self._idle.pop().close()
+        await self._reads.close()

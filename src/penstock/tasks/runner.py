@@ -1,11 +1,12 @@
-"""Runs one task and says what is to become of it."""
+"""Runs tasks, of those that wait for it one after the other, and says what is to become of each."""
 
 from __future__ import annotations
 
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -16,9 +17,10 @@ from penstock.counters import WorkerTally
 from penstock.delivery.callables import awaitable
 from penstock.errors import PenstockError, Skip, Snooze, WorkerStopped, name_of, text_of
 from penstock.policy import GiveUp, Retry, Verdict
-from penstock.runtime.aio import Activity, Cancelled, Threads, comes_from_outside
+from penstock.runtime.aio import Activity, Cancelled, Event, Threads, WaitQueue, comes_from_outside
 from penstock.task import Result, Status, Task, encode
 from penstock.tasks.handlers import Handler, Handlers
+from penstock.tasks.queue import TaskQueue
 
 logger = logging.getLogger("penstock.tasks")
 
@@ -35,6 +37,51 @@ class Failed:
 
 
 Outcome: TypeAlias = Result | Failed
+
+
+class TaskInbox:
+    """The tasks of one worker that nobody has begun."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[Task] = deque()
+        self._waiters = WaitQueue()
+        self.is_closed = False
+        self.hungry = Event()  # somebody took a task: there may be room
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def put(self, tasks: Iterable[Task]) -> None:
+        """Take tasks in."""
+        before = len(self._tasks)
+        self._tasks.extend(tasks)
+        self._waiters.call(len(self._tasks) - before)
+
+    async def take(self) -> Task | None:
+        """Return the next task, as soon as there is one; None = the inbox is closed."""
+        while True:
+            try:
+                task = self._tasks.popleft()
+            except IndexError:
+                if self.is_closed:
+                    return None
+                await self._waiters.wait_until(lambda: bool(self._tasks) or self.is_closed)
+                continue
+            if not self.hungry.is_set():
+                self.hungry.set()
+            return task
+
+    def close(self) -> list[Task]:
+        """Let nobody take anything any more; return what is left."""
+        self.is_closed = True
+        left = []
+        while True:
+            try:
+                left.append(self._tasks.popleft())
+            except IndexError:
+                break
+        self._waiters.call(1_000_000)
+        return left
 
 
 class RunningTask:
@@ -58,12 +105,10 @@ class RunningTask:
 class TaskRunner:
     """Runs tasks with the handlers of their kinds."""
 
-    def __init__(
-        self, handlers: Handlers, tally: WorkerTally, threads: Threads, max_retry: int,
-        encode_task: Callable[[Task], bytes] = encode,
-    ) -> None:  # fmt: skip
-        """`encode_task` raises EncodeError for a follow-up that the queue would refuse."""
-        self._handlers, self._tally, self._max_retry, self._encode_task = handlers, tally, max_retry, encode_task
+    def __init__(self, handlers: Handlers, tally: WorkerTally, threads: Threads, queue: TaskQueue) -> None:
+        self._tally, self._max_retry = tally, int(getattr(queue, "max_retry", 3))
+        # Raises EncodeError for a follow-up that the queue would refuse.
+        self._encode_task: Callable[[Task], bytes] = getattr(queue, "encode_task", encode)
         self._chance = random.Random()
         self._calls: dict[str, tuple[Handler, Callable[..., Awaitable[Any]]]] = {
             handler.kind: (handler, awaitable(handler.function, threads, f"the handler of {handler.kind!r}"))

@@ -1,4 +1,4 @@
-"""Worker: takes tasks from a queue, runs their handlers, and brings the results home."""
+"""Worker and InlineWorker: take tasks from a queue, run their handlers, and bring the results home."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from penstock.counters import WorkerTally
@@ -23,13 +24,11 @@ from penstock.errors import (
 from penstock.number_checks import check_number
 from penstock.runtime.aio import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
-from penstock.task import Task, encode
+from penstock.task import Result, Task
 from penstock.tasks.committer import ResultCommitter
 from penstock.tasks.handlers import Handlers
-from penstock.tasks.inbox import TaskInbox
-from penstock.tasks.limits import Limits
 from penstock.tasks.queue import TaskQueue
-from penstock.tasks.runner import Failed, RunningTask, TaskRunner
+from penstock.tasks.runner import Failed, RunningTask, TaskInbox, TaskRunner
 
 logger = logging.getLogger("penstock.tasks")
 _BREATH = 100  # tasks that one hand does before everybody else has a turn
@@ -85,6 +84,7 @@ class Worker:
         if not len(handlers):
             raise ConfigurationError("there are no handlers: register one with @handlers.task('kind')")
         self.queue, self.handlers, self.concurrency = queue, handlers, concurrency
+        self._queue: Any = queue  # with what only some queues can: wake, hand_back, admit
         self.provides = frozenset(provides)
         self.kinds = handlers.for_worker(self.provides)
         self.tally = WorkerTally()
@@ -93,13 +93,7 @@ class Worker:
         self._idle_ms = idle_ms or int(getattr(queue, "idle_ms", 60_000))
         self._prefetch = PrefetchWindow(min(concurrency, _MOST_AHEAD), read_ahead or _MOST_AHEAD)
         self._threads = Threads(concurrency)
-        self._runner = TaskRunner(
-            handlers,
-            self.tally,
-            self._threads,
-            int(getattr(queue, "max_retry", 3)),
-            getattr(queue, "encode_task", encode),
-        )
+        self._runner = TaskRunner(handlers, self.tally, self._threads, queue)
         self._limits = {handler.kind: handler.limits for handler in handlers if handler.limits}
         if self._limits and not hasattr(queue, "admit"):
             raise ConfigurationError(
@@ -134,9 +128,11 @@ class Worker:
                 for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
                     activities.start(role)
                 await self._stopping.wait()
-                await self._wake()
+                if hasattr(self._queue, "wake"):
+                    await self._queue.wake()
                 await shielded(self._grace_s + 2 * _CLEANUP_TIMEOUT_S, self._wind_up, workers)
-                await self._join(activities)
+                if not await activities.join(_CLEANUP_TIMEOUT_S):
+                    await activities.cancel()
         finally:
             self._stopping.set()
             await workers.cancel()
@@ -151,15 +147,6 @@ class Worker:
             team.raise_failure()
         self.tally.exit_reason = self._reason
         return self.report()
-
-    async def _wake(self) -> None:
-        wake = getattr(self.queue, "wake", None)
-        if wake is not None:
-            await wake()
-
-    async def _join(self, activities: TaskGroup) -> None:
-        if not await activities.join(_CLEANUP_TIMEOUT_S):
-            await activities.cancel()
 
     async def _wind_up(self, workers: TaskGroup) -> None:
         await self._hand_back(self._inbox.close())
@@ -176,10 +163,9 @@ class Worker:
     async def _hand_back_the_rest(self) -> None:
         # After a stop there is nothing. A run that is cancelled leaves tasks that wait, or a pop that came to nothing.
         await self._hand_back(self._inbox.close())
-        hand_back = getattr(self.queue, "hand_back", None)
-        if hand_back is not None:
+        if hasattr(self._queue, "hand_back"):
             try:
-                await hand_back()
+                await self._queue.hand_back()
             except PenstockError as error:
                 logger.warning("tasks that nobody has seen will be orphans: %s", error)
 
@@ -240,22 +226,17 @@ class Worker:
         admitted = []
         for task in tasks:
             limits = self._limits.get(task.kind)
-            answer = limits is None or await self._persist(self._admit, task, limits)
+            answer = limits is None or await self._persist(self._queue.admit, task, limits)
             if answer:
                 admitted.append(task)
             elif answer is None:  # Redis did not say
                 self._committer.let_go(task, has_run=False)
         return admitted
 
-    async def _admit(self, task: Task, limits: Limits) -> bool:
-        queue: Any = self.queue
-        return bool(await queue.admit(task, limits))
-
     async def _give_back_permit(self, task: Task) -> None:
         limits = self._limits.get(task.kind)
         if limits is not None:
-            queue: Any = self.queue
-            await queue.give_back_permit(task, limits)
+            await self._queue.give_back_permit(task, limits)
 
     async def _pop(self, room: int) -> list[Task]:
         wait_s = 0.02 if self._burst else 1.0
@@ -333,13 +314,10 @@ class Worker:
             now, waits = datetime.now(UTC), [_LONGEST_WAIT_S]
             for schedule in self.handlers.schedules.values():
                 moment = schedule.rule.after(now)
-                await self._persist(self._enqueue_at, schedule.task_at(moment), moment)
+                await self._persist(partial(self.queue.enqueue, schedule.task_at(moment), at=moment))
                 waits.append((moment - now).total_seconds() + 0.001)
             if await self._stopping.wait(max(0.001, min(waits))):
                 return
-
-    async def _enqueue_at(self, task: Task, moment: datetime) -> None:
-        await self.queue.enqueue(task, at=moment)
 
     async def _persist(self, step: Callable[..., Awaitable[Any]], *args: object) -> Any:
         """Do a step; when it fails for now or for one task, wait a moment and return nothing.
@@ -356,3 +334,48 @@ class Worker:
             logger.exception("a worker of %r goes on after a failure", self.queue)
         await self._stopping.wait(_OUTAGE_PAUSE_S)
         return None
+
+
+class InlineWorker:
+    """A worker without activities of its own: nothing runs but what is asked for."""
+
+    def __init__(
+        self, queue: TaskQueue, handlers: Handlers, *, results: Any = None, provides: Collection[str] = ()
+    ) -> None:
+        self.queue, self.provides = queue, frozenset(provides)
+        self.kinds = handlers.for_worker(self.provides)
+        self.tally = WorkerTally()
+        self._runner = TaskRunner(handlers, self.tally, Threads(1), queue)
+        self._committer = ResultCommitter(queue, results, self.tally, 30.0, saves_errors=False)
+
+    async def run_once(self) -> Result | None:
+        """Do the next task; return its result, or None when there is no task, or it failed and will be tried again.
+
+        A task that is given up has a result of status `error`.
+        """
+        return (await self._run_next())[1]
+
+    async def _run_next(self) -> tuple[bool, Result | None]:
+        found = await self.queue.pop_many(1, block=False, provides=self.provides, kinds=self.kinds)
+        if not found:
+            return False, None
+        slot = RunningTask()
+        slot.job = Activity.current()
+        outcome = await self._runner.run(found[0], slot)
+        await self._committer.settle(found[0], outcome)
+        await self._committer.end()
+        if isinstance(outcome, Failed):
+            if isinstance(outcome.cause, EXITS):
+                raise outcome.cause
+            return True, await self.queue.wait_for_result(found[0].id, 0)
+        return True, outcome
+
+    async def run_until_empty(self) -> list[Result]:
+        """Do tasks until there is none that is due; return the results."""
+        results: list[Result] = []
+        while True:
+            was_found, result = await self._run_next()
+            if not was_found:
+                return results
+            if result is not None:
+                results.append(result)

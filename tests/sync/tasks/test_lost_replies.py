@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 import redis
 
@@ -14,7 +16,7 @@ from penstock.redis.scripts import script
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, Worker
 from penstock.task import Result, Task
 from penstock.testing import FaultProxy
-from tests.helpers.threads import DEADLINE_S, eventually, join, start
+from tests.helpers.threads import DEADLINE_S, Event, eventually, join, start, wait_for
 from tests.sync.tasks.stage import quick, running
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
@@ -226,3 +228,49 @@ def test_a_task_that_could_not_ask_for_its_permit_asks_again(lossy: RedisTaskQue
         result = lossy.wait_for_result(task.id, DEADLINE_S)
     assert result is not None
     assert result.data == 0, "it never ran before"
+
+
+def test_what_one_pop_is_looking_into_is_not_taken_up_by_another(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, may_go_on, call = Event(), Event(), queue.client.call
+
+    def slow_call(key: str, *command: Any, **options: Any) -> Any:
+        if command[0] == "HMGET":
+            looks.set()
+            wait_for(may_go_on)
+        return call(key, *command, **options)
+
+    left, foreign = Task(kind="render"), Task(kind="render")
+    queue.enqueue(left)
+    queue.pop()
+    raw.xadd("jobs.tasks", {"data": msgspec.msgpack.encode(foreign)})  # so it is compared with the index
+    monkeypatch.setattr(queue.client, "call", slow_call)
+    popping = start(queue.pop_many, 10, block=False)
+    wait_for(looks)
+    queue.let_go(left.id, has_run=False)  # from now on a pop that may takes up what nobody holds
+    assert queue.pop_many(10, block=False) == []
+    may_go_on.set()
+    assert join(popping) == [foreign]
+    assert queue.pop_many(10, block=False) == [left]
+
+
+def test_chores_are_done_though_the_reply_of_their_election_got_lost(
+    lossy: RedisTaskQueue, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    lossy.enqueue(Task(kind="render"))
+    [task] = lossy.pop_many(1)
+    assert lossy.finish_many([done(task)]) == [True]
+    assert raw.xlen("jobs.tasks") == 1
+    fault_proxy.drop_reply("SET", 1)
+    lossy.requeue_orphans()
+    assert raw.xlen("jobs.tasks") == 0
+
+
+def test_a_moved_task_that_never_ran_keeps_its_attempts(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    raw.xadd("jobs.tasks", {"data": msgspec.msgpack.encode(Task(kind="render")), "attempts": 2})
+    [task] = queue.pop_many(1)
+    assert queue.nack(task.id, max_retry=9)
+    [again] = queue.pop_many(1)
+    queue.let_go(task.id, has_run=False)
+    assert queue.pop_many(1) == [again]

@@ -36,6 +36,7 @@ from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.dead_letters import DeadLetterWriter
 from penstock.sync.delivery.decoding import Rejected
+from penstock.sync.delivery.settle import settle
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question, read_many
 
@@ -44,7 +45,6 @@ CHUNK = 500
 _REQUEST_TTL_MS = 60_000
 _SLACK = 2  # by how many streams a consumer may be ahead of the least loaded one
 _PATIENCE_MS = 500  # how long a new stream waits for a consumer that has fewer
-_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,20 +228,13 @@ class BalancerCommands:
 
         Raises OwnershipLost, and changes nothing, when another consumer owns it or has finished it.
         """
-        is_cluster, is_repeated, answer = self._client.is_cluster, False, 0
+        is_cluster, unheard = self._client.is_cluster, set[str]()
         if is_cluster and self._extend(info, may_take=False) < 0:
             raise self._lost(info)
         keys = [self.keys.stream, self.keys.owners, *([] if is_cluster else [info.lock])]
         args = [self.keys.group, self.me, info.id_in_lbs, info.data_stream_name]
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                answer = int(self._client.run("balancer/done", keys, args, Repeat.ONCE))
-                break
-            except ConnectionLost:
-                is_repeated = True  # if it was heard, nothing is pending any more
-                if not tries_left:
-                    raise
-        if answer < 0 or (answer == 0 and not is_repeated):
+        answer = int(settle(self._client, "balancer/done", keys, args, (info.id_in_lbs,), unheard))
+        if answer < 0 or (answer == 0 and not unheard):  # if an earlier try was heard, nothing is pending any more
             raise self._lost(info)
         if is_cluster:
             self._client.run("balancer/unlock", [info.lock], [self.me, 0], Repeat.IDEMPOTENT)

@@ -12,7 +12,7 @@ queued ------> pending -----------> acknowledged
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock import envelope, ids
@@ -22,10 +22,10 @@ from penstock.redis.blocking import Command, Reply
 from penstock.redis.retry import Repeat
 from penstock.redis.scripts import script
 from penstock.runtime.threads import Promise, new_promise
+from penstock.sync.delivery.settle import settle
 from penstock.sync.redis.client import StreamClient
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
-_TRIES = 3
 MAX_IDS = 1_000  # per script call: Lua unpacks a list onto its stack
 
 
@@ -60,7 +60,7 @@ class GroupCommands:
         self._ack = script("streams/ack")
         keys_of_finish = (keys.stream, self._claim_keys[2])
         self._finish_quickly: Command = ("EVALSHA", script("queue/finish").sha, 2, *keys_of_finish, group, consumer)
-        self._unheard: set[str] = set()  # burials that may have been heard though their answer got lost
+        self.unheard: set[str] = set()  # what a try whose reply got lost may have settled
 
     @property
     def _me(self) -> tuple[str, str, str]:
@@ -82,7 +82,7 @@ class GroupCommands:
 
         `expected` is how many messages must be pending with this consumer if it lost none, or -1 if that is unknown.
         """
-        first, last = _bounds(done) if expected < 0 else ("-", "+")
+        first, last = id_bounds(done) if expected < 0 else ("-", "+")
         keys = (self.keys.stream, self.keys.attempts(self.group), self.keys.position(self.group), self._worker)
         flags = (self.group, self.consumer, self.incarnation, int(record), int(forget), expected)
         return ("EVALSHA", self._ack.sha, len(keys), *keys, *flags, first, last, *done)
@@ -93,11 +93,11 @@ class GroupCommands:
         return int(reply[0]), [item.decode() for item in reply[1]]
 
     def ack(self, done: Sequence[str], forget: bool, record: bool) -> tuple[int, list[str]]:
-        """Acknowledge messages, at most MAX_IDS; sent once: a second answer would refuse what the first accepted."""
+        """Acknowledge messages, at most MAX_IDS. The refusal of one that is `unheard` means that it is done."""
         command = self.ack_command(done, forget, record)
         count = int(command[2])
         keys = [str(key) for key in command[3 : 3 + count]]
-        return self.parse_ack(self._client.run("streams/ack", keys, command[3 + count :], Repeat.ONCE))
+        return self.parse_ack(settle(self._client, "streams/ack", keys, command[3 + count :], done, self.unheard))
 
     def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
         """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
@@ -175,7 +175,7 @@ class GroupCommands:
 
         def on_reply(reply: Reply) -> None:
             if not replies and isinstance(reply, ConnectionLost):
-                self._unheard.add(message_id)  # the long way finds out whether it was
+                self.unheard.add(message_id)  # the long way finds out whether it was
             replies.append(reply)
             if len(replies) > len(following):
                 promise.set_result(replies)
@@ -187,18 +187,10 @@ class GroupCommands:
         self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], message_id: str
     ) -> bytes | int:
         # The answer of a script that settles a message once; 0 = it is not ours any more.
-        answer: bytes | int = 0
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                answer = self._client.run(name, keys, args, Repeat.ONCE)
-                break
-            except ConnectionLost:
-                self._unheard.add(message_id)
-                if not tries_left:
-                    raise
+        answer: bytes | int = settle(self._client, name, keys, args, (message_id,), self.unheard)
         # Not pending any more: after a lost answer the first try was heard, else another consumer settled the message.
-        is_repeated = message_id in self._unheard
-        self._unheard.discard(message_id)
+        is_repeated = message_id in self.unheard
+        self.unheard.discard(message_id)
         if answer == 0 and is_repeated:
             return 1
         return 0 if answer == -1 else answer
@@ -228,11 +220,16 @@ class GroupCommands:
         following, claims, missing = self._client.run("streams/recover", self._claim_keys, args, Repeat.ONCE, waits)
         return following.decode(), _claims(claims), _texts(missing)
 
-    def own_pending(self, start: str, count: int) -> list[tuple[str, int, int]]:
-        """Return a page of what is pending with this consumer: id, idle ms, deliveries."""
-        stream = self.keys.stream
-        rows = self._client.call(stream, "XPENDING", stream, self.group, start, "+", count, self.consumer)
-        return [(row[0].decode(), int(row[2]), int(row[3])) for row in rows]
+    def own_pending(self) -> Iterator[list[str]]:
+        """Yield pages of the ids that are pending with this consumer; the first one may be empty."""
+        stream, start = self.keys.stream, "-"
+        while True:
+            command = ("XPENDING", stream, self.group, start, "+", MAX_IDS, self.consumer)
+            page = [row[0].decode() for row in self._client.call(stream, *command)]
+            yield page
+            if len(page) < MAX_IDS:
+                return
+            start = f"({page[-1]}"
 
     def take(self, wanted: Sequence[str], is_own_read: bool) -> tuple[list[Redelivery], list[str]]:
         """Take messages that are pending with this consumer though it does not hold them.
@@ -266,7 +263,8 @@ def parse_rows(reply: Reply) -> list[tuple[bytes, list[bytes]]]:
     return rows
 
 
-def _bounds(done: Sequence[str]) -> tuple[str, str]:
+def id_bounds(done: Sequence[str]) -> tuple[str, str]:
+    """Return the least and the greatest of the ids."""
     # Ids of one length order as texts do; to parse every id would cost as much as all the rest of acknowledging.
     if not done:
         return "-", "+"

@@ -15,6 +15,14 @@ from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.redis.client import StreamClient
 
 
+def is_elected(client: StreamClient, key: str, consumer: str, interval_ms: int) -> bool:
+    """Tell whether this consumer does the chores of the interval; the first one that asks does."""
+    try:
+        return client.call(key, "SET", key, consumer, "NX", "PX", interval_ms, repeat=Repeat.ONCE) is not None
+    except (OutOfMemory, ConnectionLost):
+        return True  # rather twice than never: trimming is what makes room, and a lost reply may have been a yes
+
+
 class Janitor:
     """Does each chore once per interval, whichever consumer of the group comes first."""
 
@@ -39,12 +47,7 @@ class Janitor:
             return
         self._next_s = time.monotonic() + interval_ms / 1000
         key = self._keys.chore("upkeep", self._config.group)
-        command = ("SET", key, self._consumer, "NX", "PX", max(1, interval_ms - interval_ms // 10))
-        try:
-            is_ours = self._client.call(key, *command, repeat=Repeat.ONCE) is not None
-        except (OutOfMemory, ConnectionLost):
-            is_ours = True  # rather twice than never: trimming is what makes room, and a lost reply may have been a yes
-        if not is_ours:
+        if not is_elected(self._client, key, self._consumer, max(1, interval_ms - interval_ms // 10)):
             return
         removed = self._group.remove_dead_consumers(self._config.consumer_ttl_ms, except_for=self._consumer)
         if removed:

@@ -18,8 +18,6 @@ from penstock.runtime.threads import home
 from penstock.sync.delivery.group_commands import GroupCommands, Redelivery, parse_rows
 from penstock.sync.redis.client import StreamClient
 
-_PAGE = 500
-
 
 class ConsumerSlot:
     """One consumer, and the connection on which it waits for messages."""
@@ -126,14 +124,11 @@ class ConsumerSlot:
         """Take what a lost reply had handed out, if it had."""
         abandoned, self._abandoned = self._abandoned, None
         self._client.kill_abandoned(self._stream, abandoned)
-        start, claims, missing = "-", list[Redelivery](), list[str]()
-        while not claims and not missing:
+        claims, missing = list[Redelivery](), list[str]()
+        for own in self.commands.own_pending():
             # Among them are those that wait for their retry, which are passed over.
-            own = [entry_id for entry_id, _, _ in self.commands.own_pending(start, _PAGE)]
-            if own:
-                start = f"({own[-1]}"
-                claims, missing = self.commands.take(own, is_own_read=self._has_read)
-            if len(own) < _PAGE:
+            claims, missing = self.commands.take(own, is_own_read=self._has_read) if own else ([], [])
+            if claims or missing:
                 break
         self.is_doubtful = bool(claims)
         return claims, missing

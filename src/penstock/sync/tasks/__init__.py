@@ -2,18 +2,16 @@
 """Tasks: named pieces of work on a queue, workers that do them, and one result for each."""
 
 from penstock.errors import Skip, TaskTimeout
-from penstock.sync.tasks.inline import InlineWorker
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.redis_queue import RedisTaskQueue
 from penstock.sync.tasks.stub import StubQueue
-from penstock.sync.tasks.worker import Worker, WorkerReport
+from penstock.sync.tasks.worker import InlineWorker, Worker, WorkerReport
 from penstock.task import Priority, Result, Status, Task
-from penstock.tasks.cron import CronRule
 from penstock.tasks.handlers import Handler, Handlers
 from penstock.tasks.limits import Limits, Rate
 from penstock.tasks.listed import DeadTask, InHand
 from penstock.tasks.retry import Retry
-from penstock.tasks.schedule import Schedule
+from penstock.tasks.schedule import CronRule, Schedule
 
 __all__ = [
     "CronRule",

@@ -15,8 +15,8 @@ from penstock.redis.retry import Repeat
 from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.dead_letters import DeadLetterStream
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.tasks.entries import ATTEMPTS, KIND, TASK_ID, TaskEntries
 from penstock.task import LIMITS
-from penstock.tasks.entries import ATTEMPTS, KIND, TASK_ID, TaskEntries
 from penstock.tasks.lanes import DEFAULT, Lane
 from penstock.tasks.listed import DeadTask
 

@@ -14,27 +14,23 @@ import msgspec
 from penstock import task as values
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
-from penstock.errors import ConfigurationError, OutOfMemory, PenstockError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
-from penstock.redis.retry import Repeat
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
+from penstock.sync.delivery.janitor import is_elected
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.tasks.admission import Admission
 from penstock.sync.tasks.dead_tasks import DeadTasks
-from penstock.sync.tasks.gauge_reader import read_gauges
-from penstock.sync.tasks.lane_registry import LaneRegistry
-from penstock.sync.tasks.lane_store import LaneStore, Outcome
+from penstock.sync.tasks.entries import TaskOutbox, when_due
+from penstock.sync.tasks.lane_store import Admission, LaneRegistry, LaneStore, Outcome, Release
 from penstock.sync.tasks.listing import TaskListing
-from penstock.sync.tasks.outbox import TaskOutbox, when_due
 from penstock.sync.tasks.result_store import ResultStore
 from penstock.sync.tasks.task_reader import TaskReader
 from penstock.task import Result, Task, check_id
-from penstock.tasks.gauges import QueueGauges
-from penstock.tasks.lanes import Lane
+from penstock.tasks.lanes import ANY_TASK, Lane, TaskFilter
 from penstock.tasks.limits import Limits
-from penstock.tasks.listed import InHand
+from penstock.tasks.listed import InHand, QueueGauges
 from penstock.tasks.renewal import TaskRenewal
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 from penstock.worker_name import unique_worker_name
@@ -135,7 +131,7 @@ class RedisTaskQueue:
 
     def pop(self, block: bool = True, timeout: float = 1) -> Task | None:
         """Take the next task, waiting for one up to `timeout` seconds if `block` is true."""
-        found = self._reader.pop(1, timeout if block else None, None, None, keeps_apart=False)
+        found = self._reader.pop(1, timeout if block else None, ANY_TASK, keeps_apart=False)
         return found[0] if found else None
 
     def pop_many(
@@ -152,7 +148,8 @@ class RedisTaskQueue:
         """
         if count < 1:
             raise ConfigurationError(f"count={count} must be positive")
-        return self._reader.pop(count, timeout if block else None, provides, kinds, keeps_apart=True)
+        wanted = TaskFilter(provides, kinds)
+        return self._reader.pop(count, timeout if block else None, wanted, keeps_apart=True)
 
     def wake(self) -> None:
         """Let pops that wait in this process return now."""
@@ -178,7 +175,7 @@ class RedisTaskQueue:
 
     def ack(self, task_id: str) -> bool:
         """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
-        return self._release("ack", task_id) == "acked"
+        return self._release(Release("ack"), task_id) == "acked"
 
     def nack(
         self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True, max_retry: int | None = None
@@ -190,40 +187,34 @@ class RedisTaskQueue:
         """
         when_due(delay, None)
         most = self.max_retry if max_retry is None else max_retry
-        answer = self._release(
-            "nack", task_id, delay_ms=round(delay * 1000), counts=counts, max_retry=most, reason="max_deliveries",
-            text=error,
-        )  # fmt: skip
-        return answer in {"waiting", "dead"}
+        ending = Release("nack", round(delay * 1000), counts, most, reason="max_deliveries", text=error)
+        return self._release(ending, task_id) in {"waiting", "dead"}
 
     def dead_letter(
         self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
     ) -> bool:
         """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
-        options = {"reason": reason, "error": error, "text": text, "traceback": traceback[-MAX_TRACEBACK:]}
-        return self._release("dead_letter", task_id, **options) == "dead"
+        ending = Release("dead_letter", reason=reason, error=error, text=text, traceback=traceback[-MAX_TRACEBACK:])
+        return self._release(ending, task_id) == "dead"
 
     def extend(self, task_id: str) -> bool:
         """Renew the lease of a task; False = it is in nobody's hands, or not in ours any more."""
-        return self._release("extend", task_id) == "extended"
+        return self._release(Release("extend"), task_id) == "extended"
 
-    def _release(self, what: str, task_id: str, **options: object) -> str:
+    def _release(self, ending: Release, task_id: str) -> str:
         check_id("task_id", task_id)
         held = self._held.get(task_id)
         if held is None:
-            return self._release_elsewhere(what, task_id, **options)
+            return self._release_elsewhere(ending, task_id)
         store = self._lanes.store(held.lane)
-        answer = store.release(
-            what, held.entry_id, task_id, held.task.kind, owner=self.consumer, **options  # type: ignore[arg-type]
-        )  # fmt: skip
-        if what != "extend" or answer == "gone":
+        answer = store.release(ending, held.entry_id, task_id, held.task.kind, self.consumer)
+        if ending.what != "extend" or answer == "gone":
             self._held.release(held)
         if answer == "waiting":
-            delay_ms = options.get("delay_ms", 0)
-            self._reader.due_soon(held.lane, delay_ms / 1000 if isinstance(delay_ms, int) else 0)
+            self._reader.due_soon(held.lane, ending.delay_ms / 1000)
         return answer
 
-    def _release_elsewhere(self, what: str, task_id: str, **options: object) -> str:
+    def _release_elsewhere(self, ending: Release, task_id: str) -> str:
         value = self.client.call(self.keys.index, "HGET", self.keys.index, task_id)
         if value is None:
             return "gone"
@@ -231,7 +222,7 @@ class RedisTaskQueue:
         lane = Lane.parse(lane_name)
         if lane is None or entry_id == "-":
             return "gone"
-        return self._lanes.store(lane).release(what, entry_id, task_id, "", **options)  # type: ignore[arg-type]
+        return self._lanes.store(lane).release(ending, entry_id, task_id, "")
 
     def finish_many(self, results: Sequence[Result]) -> list[bool]:
         """Store results of tasks that this process holds and acknowledge these, in one step.
@@ -327,7 +318,8 @@ class RedisTaskQueue:
             freed += self._free(store, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
             if freed >= max_batch:
                 break
-        self._janitor()
+        if is_elected(self.client, self.keys.chore("upkeep"), self.consumer, _UPKEEP_MS):
+            self.trim()
         return freed
 
     def _free(self, store: LaneStore, idle_ms: int, limit: int) -> int:
@@ -337,15 +329,6 @@ class RedisTaskQueue:
         if dead:
             logger.warning("%d task(s) were given up after their workers died, the first is %s", len(dead), dead[0])
         return freed
-
-    def _janitor(self) -> None:
-        key = self.keys.chore("upkeep")
-        try:
-            is_ours = self.client.call(key, "SET", key, self.consumer, "NX", "PX", _UPKEEP_MS, repeat=Repeat.ONCE)
-        except OutOfMemory:
-            is_ours = True  # rather twice than never: trimming is what makes room
-        if is_ours:
-            self.trim()
 
     def trim(self) -> None:
         """Let go of finished tasks, old results and dead letters, and of consumers and lanes that are gone or empty."""
@@ -371,7 +354,7 @@ class RedisTaskQueue:
 
     def gauges(self) -> QueueGauges:
         """Return the numbers of the queue."""
-        return read_gauges(self.client, self.keys, self._lanes, self.name, self.group)
+        return self._listing.gauges(self.name)
 
     def close(self) -> None:
         """Close the connections; tasks that this object holds become orphans."""

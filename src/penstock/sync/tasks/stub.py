@@ -20,9 +20,9 @@ from penstock.errors import ConfigurationError
 from penstock.runtime.threads import Event
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
-from penstock.sync.tasks.outbox import when_due
+from penstock.sync.tasks.entries import when_due
 from penstock.task import Priority, Result, Status, Task, check_id
-from penstock.tasks.lanes import fits
+from penstock.tasks.lanes import TaskFilter
 from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
 from penstock.tasks.listed import DeadTask, InHand
 
@@ -123,11 +123,11 @@ class StubQueue:
         """Take up to so many tasks that a worker with these capabilities and kinds can do (None = any task)."""
         if count < 1:
             raise ConfigurationError(f"count={count} must be positive")
-        deadline = time.monotonic() + (timeout if block else 0)
+        deadline, wanted = time.monotonic() + (timeout if block else 0), TaskFilter(provides, kinds)
         while True:
             changed = Event()
             with self._lock:
-                found, wait_s = self._take(count, provides, kinds)
+                found, wait_s = self._take(count, wanted)
                 if not found:
                     self._waiters.append(changed)
             left_s = deadline - time.monotonic()
@@ -135,9 +135,7 @@ class StubQueue:
                 return found
             changed.wait(min(left_s, wait_s))
 
-    def _take(
-        self, count: int, provides: Collection[str] | None, kinds: Collection[str] | None
-    ) -> tuple[list[Task], float]:
+    def _take(self, count: int, wanted: TaskFilter) -> tuple[list[Task], float]:
         now_s, next_s = self._now(), float("inf")
         for task_id, entry in self._open.items():
             if entry.due_s is not None and entry.since_s is None:
@@ -154,7 +152,7 @@ class StubQueue:
                 if len(found) >= count:
                     break
                 entry = self._open[queued[0]]
-                if fits(entry.task, provides, kinds):
+                if wanted.accepts(entry.task):
                     found.append(self._hand_out(self._open[queued.popleft()]))
                 else:
                     queued.rotate(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from penstock import envelope
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_of, text_of
@@ -18,13 +18,11 @@ from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.dead_letters import DeadLetterBackoff
 from penstock.sync.delivery.group_commands import MAX_IDS, Parking, Redelivery
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.tasks.blocking_reads import BlockingReads
-from penstock.sync.tasks.lane_registry import LOOK_EVERY_S, LaneRegistry
-from penstock.sync.tasks.lane_store import LaneStore
-from penstock.sync.tasks.lost_reads import LostReads
+from penstock.sync.tasks.blocking_reads import BlockingReads, LostReads
+from penstock.sync.tasks.entries import Malformed, TaskEntries
+from penstock.sync.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore, Release
 from penstock.task import Task
-from penstock.tasks.entries import Malformed, TaskEntries
-from penstock.tasks.lanes import Lane, fits, portions, reading_order, suffix_of
+from penstock.tasks.lanes import Lane, TaskFilter, portions, reading_order, suffix_of
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 
 logger = logging.getLogger("penstock.sync.tasks")
@@ -52,10 +50,8 @@ class TaskReader:
         self._group, self._consumer, self._max_retry = group, consumer, max_retry
         self._entries = TaskEntries(keys, client.protection, limits)
         self._turn = self._wakes = 0
-        self._reading = 0  # reads under way
-        self._lost_reads = LostReads(held)
-        self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
-        self._reads = BlockingReads(client, keys.index, self._lost_reads)
+        self._lost = LostReads(held)
+        self._reads = BlockingReads(client, keys.index, self._lost)
         self._alone: TaskInFlight | None = None  # a task in hand that must have no neighbours
         self._drains_for: Lane | None = None  # where a task waits until nothing else is in hand
         self._drain_began_s = self._next_drain_s = 0.0
@@ -64,22 +60,19 @@ class TaskReader:
 
     # --- popping ------------------------------------------------------------------------------------
 
-    def pop(
-        self, count: int, timeout_s: float | None, provides: Collection[str] | None, kinds: Collection[str] | None,
-        keeps_apart: bool,
-    ) -> list[Task]:  # fmt: skip
+    def pop(self, count: int, timeout_s: float | None, wanted: TaskFilter, keeps_apart: bool) -> list[Task]:
         """Take up to so many tasks; wait for the first one until the time is over (None = do not wait)."""
         deadline = time.monotonic() + (timeout_s or 0)
         while True:
             must_wait = keeps_apart and self._keeps_others_waiting()
-            found = [] if must_wait else self._persist(count, provides, kinds, keeps_apart)
+            found = [] if must_wait else self._persist(count, wanted, keeps_apart)
             left_s = deadline - time.monotonic()
             if found or timeout_s is None or left_s <= 0:
                 return [held.task for held in found]
             if must_wait:
                 pause(min(left_s, _APART_S / 10))
                 continue
-            found = self._wait(min(left_s, self._until_due_s(), LOOK_EVERY_S), count, provides, kinds)
+            found = self._wait(min(left_s, self._reads.until_due_s(), LOOK_EVERY_S), count, wanted)
             if found:
                 return [held.task for held in found]
 
@@ -91,50 +84,43 @@ class TaskReader:
         if self._drains_for is not None and time.monotonic() - self._drain_began_s > _DRAIN_S:
             self._end_drain()
         # Also in the moment between the end of the others and its turn: what is read then would be its neighbour.
-        return self._drains_for is not None and (len(self._held) > 0 or not self._is_due(self._drains_for))
+        return self._drains_for is not None and (len(self._held) > 0 or not self._reads.is_due(self._drains_for))
 
-    def _persist(
-        self, count: int, provides: Collection[str] | None, kinds: Collection[str] | None, keeps_apart: bool
-    ) -> list[TaskInFlight]:
+    def _persist(self, count: int, wanted: TaskFilter, keeps_apart: bool) -> list[TaskInFlight]:
         for tries_left in reversed(range(_TRIES)):
             try:
-                return self._take(min(count, MAX_IDS), provides, kinds, keeps_apart)
-            except GroupLost:
-                self._lanes.forget_groups()
-                if not tries_left:
-                    raise
-            except ConnectionLost:
-                self._lost_reads.must_sweep = True
+                return self._take(min(count, MAX_IDS), wanted, keeps_apart)
+            except (GroupLost, ConnectionLost) as error:  # what a lost reply has handed out is swept up by the next try
+                if isinstance(error, GroupLost):
+                    self._lanes.forget_groups()
                 if not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _take(
-        self, count: int, provides: Collection[str] | None, kinds: Collection[str] | None, keeps_apart: bool
-    ) -> list[TaskInFlight]:
-        lanes = self._lanes.suiting(provides, kinds)
-        with self._lost_reads.on_the_way() as found:
-            if self._lost_reads.must_sweep and not self._reading:
-                # All lanes, for the doubt may be of a pop that reads others: what does not fit is sorted out below.
-                found.extend(self._sweep(self._lanes.all(), keeps_apart))
+    def _take(self, count: int, wanted: TaskFilter, keeps_apart: bool) -> list[TaskInFlight]:
+        lanes = self._lanes.read_by(wanted)
+        can_sweep = self._lost.can_sweep
+        with self._lost.claiming() as found:
+            if can_sweep:
+                found.extend(self._sweep(keeps_apart))
             looks, wakes, until_s = 0, self._wakes, time.monotonic() + _PASSING_S
             while True:
                 looks += 1
-                if self._is_due(None):
+                if self._reads.is_due(None):
                     self._promote()
                 for store in lanes:
-                    if self._is_due(store.lane) and len(found) < count:
+                    if self._reads.is_due(store.lane) and len(found) < count:
                         found.extend(self._take_due(store, count - len(found), keeps_apart))
                 is_passing = False  # tasks that are not for this worker, or no tasks at all
                 if self._alone is None and len(found) < count:
                     fresh, is_passing = self._read(lanes, count - len(found))
                     found.extend(fresh)
-                found[:] = self._sorted_out(found, provides, kinds)
+                found[:] = self._sorted_out(found, wanted)
                 if found:
                     break
                 if is_passing and self._wakes == wakes and time.monotonic() < until_s:
                     continue  # what it can do may be behind them
-                if looks > 1 or not self._is_anything_due(lanes):
+                if looks > 1 or not any(map(self._reads.is_due, (None, *(store.lane for store in lanes)))):
                     break
         return found
 
@@ -145,18 +131,11 @@ class TaskReader:
         keys = [self._keys.due, *(key for store in ordered for key in (store.stream, store.retries))]
         args: list[str | int] = [self._group, self._consumer, count]
         args += portions([store.lane for store in ordered], count)
-        self._reading += 1
-        try:
+        with self._lost.claiming() as found:
             wait_ms, waits, rows = self._client.run("tasks/take", keys, args, Repeat.ONCE)
-        except BaseException:
-            self._lost_reads.must_sweep = True
-            raise
-        finally:
-            self._reading -= 1
-        self._note_due(None, wait_ms)
-        for store, lane_wait_ms in zip(ordered, waits, strict=True):
-            self._note_due(store.lane, lane_wait_ms)
-        with self._lost_reads.on_the_way() as found:
+            self._reads.note_due(None, wait_ms)
+            for store, lane_wait_ms in zip(ordered, waits, strict=True):
+                self._reads.note_due(store.lane, lane_wait_ms)
             for number, entries in rows:
                 found.extend(self._accept_fresh(ordered[number - 1], entries))
         return found, bool(rows)
@@ -197,10 +176,7 @@ class TaskReader:
                 self._bury_copy(store, held, "has ended, it has a result")
             elif held in second:
                 # Nobody knows another entry of the task: it waits until the one in our hands has ended.
-                store.release(
-                    "nack", held.entry_id, held.task.id, held.task.kind, owner=self._consumer, counts=False,
-                    delay_ms=int(_SECOND_S * 1000),
-                )  # fmt: skip
+                store.give_back(held, int(_SECOND_S * 1000))
                 self.due_soon(store.lane, _SECOND_S)
             else:
                 continue
@@ -208,10 +184,8 @@ class TaskReader:
         return [held for held in tasks if held.entry_id not in gone]
 
     def _bury_copy(self, store: LaneStore, held: TaskInFlight, why: str) -> None:
-        store.release(
-            "dead_letter", held.entry_id, held.task.id, held.task.kind, owner=self._consumer, reason=Reason.INVALID,
-            text=f"task {held.task.id} {why}",
-        )  # fmt: skip
+        ending = Release("dead_letter", reason=Reason.INVALID, text=f"task {held.task.id} {why}")
+        store.release(ending, held.entry_id, held.task.id, held.task.kind, self._consumer)
 
     def _without_settled(
         self, store: LaneStore, entries: Sequence[tuple[bytes, list[bytes]]]
@@ -232,11 +206,10 @@ class TaskReader:
         return [row for row in entries if row[0] not in settled]
 
     def _refuse(self, store: LaneStore, claim: Redelivery, error: Malformed) -> None:
+        reason, name = unreadable(error.__cause__), name_of(error.__cause__ or error)
+        ending = Release("dead_letter", reason=reason, error=name, text=text_of(error))
         try:
-            store.release(
-                "dead_letter", claim.id, error.task_id, error.kind, owner=self._consumer,
-                reason=unreadable(error.__cause__), error=name_of(error.__cause__ or error), text=text_of(error),
-            )  # fmt: skip
+            store.release(ending, claim.id, error.task_id, error.kind, self._consumer)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
@@ -249,57 +222,42 @@ class TaskReader:
     def _take_due(self, store: LaneStore, limit: int, keeps_apart: bool) -> list[TaskInFlight]:
         if keeps_apart and limit > _SUSPECTS and store.has_suspects():
             limit = _SUSPECTS
-        self._reading += 1
-        try:
+        with self._lost.claiming():
             wait_ms, claims, _ = store.commands.take_due(limit)
-        except BaseException:
-            self._lost_reads.must_sweep = True
-            raise
-        finally:
-            self._reading -= 1
-        self._note_due(store.lane, -1 if wait_ms is None else wait_ms)
-        with self._lost_reads.on_the_way():
+            self._reads.note_due(store.lane, -1 if wait_ms is None else wait_ms)
             return self._accept_again(store, claims, keeps_apart)
 
     def _accept_again(self, store: LaneStore, claims: Sequence[Redelivery], keeps_apart: bool) -> list[TaskInFlight]:
-        found: list[TaskInFlight] = []
         postponed: list[Redelivery] = []
         last = [claim.id for claim in claims if claim.attempts >= self._max_retry]
         suspected = store.suspected(last) if keeps_apart else set()
-        for claim in claims:
-            try:
-                task = self._entries.read(claim.fields, claim.attempts)
-            except Malformed as error:
-                self._refuse(store, claim, error)
-                continue
-            held = TaskInFlight(task, store.lane, claim.id, True)
-            # The last run of a task whose workers died has no neighbours: one of them may be what they died of.
-            is_last = claim.id in suspected
-            if keeps_apart and (self._alone is not None or (is_last and (found or len(self._held)))):
-                postponed.append(claim)
-                continue
-            if is_last:
-                self._alone = held
-            found.append(held)
-        if postponed:
-            self._postpone(store, postponed)
-        elif self._drains_for == store.lane:
-            self._end_drain()  # it is in hand, or with another worker
-        return self._begin(store, claims, found)
-
-    def _begin(self, store: LaneStore, claims: Sequence[Redelivery], found: list[TaskInFlight]) -> list[TaskInFlight]:
-        if not found:
-            return []
-        counts = {claim.id: (claim.id, claim.deliveries, claim.attempts) for claim in claims}
-        try:
-            answers = store.commands.begin([counts[held.entry_id] for held in found])
-            ours = [held for held, is_ours in zip(found, answers, strict=True) if is_ours]
-            ours = self._without_copies(store, ours)
-        except BaseException:
-            self._lost_reads.never_ran(found)
-            raise
-        self._held.add(ours)
-        return ours
+        with self._lost.claiming() as found:
+            for claim in claims:
+                try:
+                    task = self._entries.read(claim.fields, claim.attempts)
+                except Malformed as error:
+                    self._refuse(store, claim, error)
+                    continue
+                held = TaskInFlight(task, store.lane, claim.id, True)
+                # The last run of a task whose workers died has no neighbours: one of them may be what they died of.
+                is_last = claim.id in suspected
+                if keeps_apart and (self._alone is not None or (is_last and (found or len(self._held)))):
+                    postponed.append(claim)
+                    continue
+                if is_last:
+                    self._alone = held
+                found.append(held)
+            if postponed:
+                self._postpone(store, postponed)
+            elif self._drains_for == store.lane:
+                self._end_drain()  # it is in hand, or with another worker
+            if found:
+                counts = {claim.id: (claim.id, claim.deliveries, claim.attempts) for claim in claims}
+                answers = store.commands.begin([counts[held.entry_id] for held in found])
+                found[:] = [held for held, is_ours in zip(found, answers, strict=True) if is_ours]
+                found[:] = self._without_copies(store, found)
+                self._held.add(found)
+        return found
 
     def _postpone(self, store: LaneStore, claims: Sequence[Redelivery]) -> None:
         self._park(store, claims, int(_APART_S * 1000))
@@ -313,76 +271,50 @@ class TaskReader:
     def _park(self, store: LaneStore, claims: Sequence[Redelivery], delay_ms: int) -> None:
         # Not begun yet, so their counts are those of their earlier runs and stay.
         store.commands.park([Parking(claim.id, delay_ms, claim.deliveries, claim.attempts) for claim in claims])
-        self._note_due(store.lane, delay_ms)
+        self._reads.note_due(store.lane, delay_ms)
 
-    def _sweep(self, lanes: Sequence[LaneStore], keeps_apart: bool) -> list[TaskInFlight]:
-        with self._lost_reads.on_the_way() as found:
-            self._lost_reads.must_sweep = False
-            self._kill_abandoned_reads()
-            for store in lanes:
-                start = "-"
-                while True:
-                    page = store.commands.own_pending(start, MAX_IDS)
+    def _sweep(self, keeps_apart: bool) -> list[TaskInFlight]:
+        # All lanes, for the doubt may be of a pop that reads others: what does not fit is sorted out later.
+        with self._lost.claiming() as found:
+            self._lost.must_sweep = False
+            self._reads.kill_abandoned()
+            for store in self._lanes.all():
+                for page in store.commands.own_pending():
                     entries = self._held.of(store.lane).entries
-                    stranded = [entry_id for entry_id, _, _ in page if entry_id not in entries]
+                    stranded = [entry_id for entry_id in page if entry_id not in entries]
                     if stranded:
                         claims, _ = store.commands.take(stranded, is_own_read=True)
-                        found.extend(self._accept_again(store, self._lost_reads.as_before(claims), keeps_apart))
-                    if len(page) < MAX_IDS:
-                        break
-                    start = f"({page[-1][0]}"
+                        found.extend(self._accept_again(store, self._lost.as_before(claims), keeps_apart))
         return found
-
-    def _kill_abandoned_reads(self) -> None:
-        # Only then tells a look what reads that were given up have handed out.
-        while self._lost_reads.abandoned:
-            self._client.kill_abandoned(self._keys.index, self._lost_reads.abandoned.pop())
 
     def never_ran(self, held: TaskInFlight) -> None:
         """Take note that nobody has a task that was popped: the next pop takes it up."""
-        self._lost_reads.never_ran([held])
-        self._lost_reads.must_sweep = True
+        self._lost.never_ran([held])
+        self._lost.must_sweep = True
 
     def hand_back(self) -> None:
         """Give back what pops that were cancelled or broke have left behind; other pops must not be under way."""
-        if not self._lost_reads.must_sweep or self._reading:
-            return
-        for held in self._sweep(self._lanes.all(), keeps_apart=False):
-            self._lanes.store(held.lane).release(
-                "nack", held.entry_id, held.task.id, held.task.kind, owner=self._consumer, counts=False
-            )  # fmt: skip
-            self._held.release(held)
+        if self._lost.can_sweep:
+            for held in self._sweep(keeps_apart=False):
+                self._lanes.store(held.lane).give_back(held)
+                self._held.release(held)
 
-    def _sorted_out(
-        self, found: list[TaskInFlight], provides: Collection[str] | None, kinds: Collection[str] | None
-    ) -> list[TaskInFlight]:
-        # What this worker cannot do goes to a lane that only those read who can.
-        if provides is None and kinds is None:
-            return found
-        misfits = [held for held in found if not fits(held.task, provides, kinds)]
+    def _sorted_out(self, found: list[TaskInFlight], wanted: TaskFilter) -> list[TaskInFlight]:
+        misfits = [held for held in found if not wanted.accepts(held.task)]
         for lane in dict.fromkeys(held.lane for held in misfits):
             moved = [held for held in misfits if held.lane == lane]
             for held in moved:
                 self._held.release(held)
-            places = [Lane.of(held.task, only_kind=kinds is not None and held.task.kind not in kinds) for held in moved]
             self._lanes.store(lane).move(
-                [(h.entry_id, h.task.id, place, h.task.attempts) for h, place in zip(moved, places, strict=True)]
+                [(held.entry_id, held.task.id, wanted.place_of(held.task), held.task.attempts) for held in moved]
             )
-        return [held for held in found if fits(held.task, provides, kinds)] if misfits else found
+        return [held for held in found if wanted.accepts(held.task)] if misfits else found
 
     # --- time ---------------------------------------------------------------------------------------
 
-    def _note_due(self, lane: Lane | None, wait_ms: int) -> None:
-        if wait_ms < 0:
-            self._due_s.pop(lane, None)
-        else:
-            self._due_s[lane] = time.monotonic() + wait_ms / 1000
-
-    def due_soon(self, lane: Lane | None, delay_s: float) -> None:
+    def due_soon(self, lane: Lane, delay_s: float) -> None:
         """Take note that a task will be due, and let no read wait longer than that."""
-        due_s = time.monotonic() + delay_s
-        self._due_s[lane] = min(self._due_s.get(lane, float("inf")), due_s)
-        self._reads.wake_beyond(due_s)
+        self._reads.due_soon(lane, delay_s)
 
     def look_soon(self) -> None:
         """Take note that a task of any lane may be due now."""
@@ -394,15 +326,6 @@ class TaskReader:
         self._wakes += 1
         self._reads.wake()
 
-    def _is_due(self, lane: Lane | None) -> bool:
-        return self._due_s.get(lane, float("inf")) <= time.monotonic()
-
-    def _is_anything_due(self, lanes: Sequence[LaneStore]) -> bool:
-        return self._is_due(None) or any(self._is_due(store.lane) for store in lanes)
-
-    def _until_due_s(self) -> float:
-        return max(0.001, min(self._due_s.values(), default=float("inf")) - time.monotonic())
-
     def _promote(self) -> None:
         keys = [self._keys.due, self._keys.bodies, self._keys.index, self._keys.lanes]
         is_new = False
@@ -412,7 +335,7 @@ class TaskReader:
             moved, unknown = self._client.run("tasks/promote", [*keys, *streams], args, Repeat.ONCE)
             if not unknown:
                 if moved < _PROMOTED:
-                    self._due_s.pop(None, None)  # the next read tells when to look again
+                    self._reads.note_due(None, -1)  # the next read tells when to look again
                 break
             self._due_lanes, is_new = [*(name.decode() for name in unknown), *self._due_lanes][:_PROMOTED], True
         if is_new:
@@ -420,30 +343,23 @@ class TaskReader:
 
     # --- waiting ------------------------------------------------------------------------------------
 
-    def _wait(
-        self, timeout_s: float, count: int, provides: Collection[str] | None, kinds: Collection[str] | None
-    ) -> list[TaskInFlight]:
-        lanes = self._lanes.suiting(provides, kinds)
-        by_lane = {store.lane: store for store in lanes}
+    def _wait(self, timeout_s: float, count: int, wanted: TaskFilter) -> list[TaskInFlight]:
+        by_lane = {store.lane: store for store in self._lanes.read_by(wanted)}
         ordered = [by_lane[lane] for lane in reading_order(by_lane, 0)]
         block_ms = max(1, int(timeout_s * 1000))
         command: Command = (
             "XREADGROUP", "GROUP", self._group, self._consumer, "COUNT", min(count, MAX_IDS), "BLOCK", block_ms,
             "STREAMS", *(store.stream for store in ordered), *(">" for _ in ordered),
         )  # fmt: skip
-        self._reading += 1
+        streams = {store.stream.encode(): store for store in ordered}
         try:
-            reply = self._reads.read(command, timeout_s)
+            with self._lost.claiming() as found:
+                for stream, entries in self._reads.read(command, timeout_s) or ():
+                    found.extend(self._accept_fresh(streams[stream], entries))
+                return self._sorted_out(found, wanted)
         except GroupLost:
             self._lanes.forget_groups()
             return []
-        finally:
-            self._reading -= 1
-        streams = {store.stream.encode(): store for store in ordered}
-        with self._lost_reads.on_the_way() as found:
-            for stream, entries in reply or ():
-                found.extend(self._accept_fresh(streams[stream], entries))
-            return self._sorted_out(found, provides, kinds)
 
     def close(self) -> None:
         """Close the connections."""
