@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from penstock.errors import PenstockError
 from penstock.redis.aio import Command, Connection, OnReply, Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.settings import Host
+
+
+async def connect(client: StreamClient, key: str, asked: Host | None = None, *along: Command) -> Connection:
+    """Open a connection to read on, whose number at the server is known; send further commands along."""
+    connection = await client.dedicated(key, asked)
+    try:
+        number = (await connection.pipeline([("CLIENT", "ID"), *along]))[0]
+    except BaseException:
+        connection.abort()  # nobody knows of it yet
+        raise
+    connection.client_id = number if isinstance(number, int) else 0  # it may be forbidden to ask
+    return connection
+
+
+async def wake(client: StreamClient, key: str, connection: Connection) -> bool:
+    """Have the server answer a read that waits; False = none does, it is forbidden, or Redis is away."""
+    with suppress(PenstockError):
+        if connection.client_id:
+            return bool(await client.call(key, "CLIENT", "UNBLOCK", connection.client_id))
+    return False
 
 
 class BlockingRead:
@@ -30,10 +51,7 @@ class BlockingRead:
 
     async def open(self, asked: Host | None = None, *along: Command) -> None:
         """Connect to the server of the key, or to the one that a cluster said to ask; send further commands along."""
-        connection = await self._client.dedicated(self._key, asked)
-        number = (await connection.pipeline([("CLIENT", "ID"), *along]))[0]
-        connection.client_id = number if isinstance(number, int) else 0  # it may be forbidden to ask
-        self.connection = connection
+        self.connection = await connect(self._client, self._key, asked, *along)
 
     async def call(self, command: Command, timeout_s: float) -> Reply:
         """Send a read, on a new connection where none is open, and return its reply; raise what an error says."""
@@ -58,13 +76,9 @@ class BlockingRead:
             self.is_under_way = False
 
     async def wake(self) -> bool:
-        """Have the server answer a read that waits; False = none does, it is forbidden, or Redis is away."""
-        if not self.is_under_way or self.connection is None or not self.connection.client_id:
-            return False
-        try:
-            return bool(await self._client.call(self._key, "CLIENT", "UNBLOCK", self.connection.client_id))
-        except PenstockError:
-            return False
+        """Let a read that waits return now; False = none does, it is forbidden, or Redis is away."""
+        connection = self.connection if self.is_under_way else None
+        return connection is not None and await wake(self._client, self._key, connection)
 
     def abort(self) -> None:
         """Break the connection off, and the read under way with it."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from penstock.errors import GroupLost, PenstockError
 from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.blocking_read import connect, wake
 from penstock.redis.client import StreamClient
 from penstock.tasks.lost_reads import LostReads
 
-logger = logging.getLogger("penstock.tasks")
 _REPLY_MARGIN_S = 2.0
 
 
@@ -54,9 +53,7 @@ class BlockingReads:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
-        connection = await self._client.dedicated(self._key)
-        connection.client_id = int(await connection.call("CLIENT", "ID"))
-        return connection
+        return await connect(self._client, self._key)
 
     async def wake_beyond(self, due_s: float) -> None:
         """Let reads return now that would wait longer than that."""
@@ -66,11 +63,7 @@ class BlockingReads:
     async def wake(self) -> None:
         """Let all reads return now. A hint: a read that is not woken ends by itself a moment later."""
         for connection in list(self._blocked):
-            if connection.client_id:
-                try:
-                    await self._client.call(self._key, "CLIENT", "UNBLOCK", connection.client_id)
-                except PenstockError:
-                    logger.debug("a read could not be woken", exc_info=True)  # forbidden, or Redis is away
+            await wake(self._client, self._key, connection)
 
     async def close(self) -> None:
         """Close the connections."""

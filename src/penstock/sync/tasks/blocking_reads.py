@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from penstock.errors import GroupLost, PenstockError
 from penstock.redis.blocking import Command, Connection, Reply
+from penstock.sync.redis.blocking_read import connect, wake
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.lost_reads import LostReads
 
-logger = logging.getLogger("penstock.sync.tasks")
 _REPLY_MARGIN_S = 2.0
 
 
@@ -55,9 +54,7 @@ class BlockingReads:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
-        connection = self._client.dedicated(self._key)
-        connection.client_id = int(connection.call("CLIENT", "ID"))
-        return connection
+        return connect(self._client, self._key)
 
     def wake_beyond(self, due_s: float) -> None:
         """Let reads return now that would wait longer than that."""
@@ -67,11 +64,7 @@ class BlockingReads:
     def wake(self) -> None:
         """Let all reads return now. A hint: a read that is not woken ends by itself a moment later."""
         for connection in list(self._blocked):
-            if connection.client_id:
-                try:
-                    self._client.call(self._key, "CLIENT", "UNBLOCK", connection.client_id)
-                except PenstockError:
-                    logger.debug("a read could not be woken", exc_info=True)  # forbidden, or Redis is away
+            wake(self._client, self._key, connection)
 
     def close(self) -> None:
         """Close the connections."""
