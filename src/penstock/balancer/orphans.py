@@ -10,11 +10,10 @@ from penstock import ids
 from penstock.balancer.commands import BalancerCommands, Pending
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings
-from penstock.balancer.messages import LBSInfo, LBSInputMessage, StreamExpired
+from penstock.balancer.messages import LBSInfo, StreamExpired
 from penstock.balancer.notice_queue import NoticeQueue
-from penstock.errors import MalformedEntry, PenstockError, PermanentError
+from penstock.errors import PenstockError, PermanentError
 from penstock.keys import MUTEX_KEY_SEP, BalancerKeys
-from penstock.policy import Reason
 from penstock.redis.aio import Connection
 from penstock.redis.client import StreamClient
 from penstock.redis.settings import Host
@@ -156,15 +155,9 @@ class Sweep:
             if fields is None:
                 await self._commands.forget(entry.id)
                 continue
-            try:
-                message = LBSInputMessage.of_entry(fields)
-            except MalformedEntry as error:
-                self._config.logger.warning("entry %s of %s: %s", entry.id, self._commands.keys.stream, error)
-                await self._commands.dead_letter(
-                    entry.id, fields, error, Reason.DECODE_ERROR, deliveries=entry.deliveries
-                )
-                continue
-            self._known[entry.id] = StreamExpired(LBSInfo(message.data_stream_name, entry.id), message.info)
+            message = await self._commands.message_of(entry.id, fields, entry.deliveries)
+            if message is not None:
+                self._known[entry.id] = StreamExpired(LBSInfo(message.data_stream_name, entry.id), message.info)
         return [self._known[entry.id] for entry in entries if entry.id in self._known]
 
 

@@ -7,8 +7,7 @@ from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import LBSInfo, LBSInputMessage, StreamAdded
 from penstock.balancer.notice_queue import NoticeQueue
-from penstock.errors import AlreadyClaimed, GroupLost, MalformedEntry, PenstockError, PermanentError, ReadOnlyServer
-from penstock.policy import Reason
+from penstock.errors import AlreadyClaimed, GroupLost, PenstockError, PermanentError, ReadOnlyServer
 from penstock.redis.aio import Command, Reply
 from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.client import StreamClient
@@ -119,13 +118,9 @@ class Reader:
 
     async def _own(self, rows: list[Row]) -> None:
         for entry_id, fields in rows:
-            try:
-                message = LBSInputMessage.of_entry(fields)
-            except MalformedEntry as error:
-                self._config.logger.warning("entry %s of %s: %s", entry_id, self._commands.keys.stream, error)
-                await self._commands.dead_letter(entry_id, fields, error, Reason.DECODE_ERROR)
-                continue
-            await self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
+            message = await self._commands.message_of(entry_id, fields)
+            if message is not None:
+                await self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
 
     async def _own_one(self, info: LBSInfo, message: LBSInputMessage) -> None:
         recorder = self._config.metrics_recorder

@@ -27,6 +27,7 @@ from penstock.errors import (
     ConnectionFailed,
     ConnectionLost,
     GroupLost,
+    MalformedEntry,
     OwnershipLost,
     PenstockError,
     ServerError,
@@ -265,6 +266,15 @@ class BalancerCommands:
         # Redis deletes a key whose time is over when somebody asks for it, or when it comes by: so somebody asks.
         self._ask_all([(info.lock, ("PTTL", info.lock)) for info in infos])
         return released
+
+    def message_of(self, entry_id: str, fields: list[bytes], deliveries: int = 1) -> LBSInputMessage | None:
+        """Read an entry; None = it names no data stream, and is a dead letter now."""
+        try:
+            return LBSInputMessage.of_entry(fields)
+        except MalformedEntry as error:
+            self._config.logger.warning("entry %s of %s: %s", entry_id, self.keys.stream, error)
+            self.dead_letter(entry_id, fields, error, Reason.DECODE_ERROR, deliveries=deliveries)
+            return None
 
     def dead_letter(self, entry_id: str, fields: list[bytes], error: Exception, reason: Reason, name: str = "",
                    deliveries: int = 1) -> bool:  # fmt: skip

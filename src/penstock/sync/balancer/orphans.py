@@ -10,10 +10,9 @@ from collections.abc import Callable
 from penstock import ids
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings
-from penstock.balancer.messages import LBSInfo, LBSInputMessage, StreamExpired
-from penstock.errors import MalformedEntry, PenstockError, PermanentError
+from penstock.balancer.messages import LBSInfo, StreamExpired
+from penstock.errors import PenstockError, PermanentError
 from penstock.keys import MUTEX_KEY_SEP, BalancerKeys
-from penstock.policy import Reason
 from penstock.redis.blocking import Connection
 from penstock.redis.settings import Host
 from penstock.runtime.threads import Event, TaskGroup, next_tick
@@ -157,13 +156,9 @@ class Sweep:
             if fields is None:
                 self._commands.forget(entry.id)
                 continue
-            try:
-                message = LBSInputMessage.of_entry(fields)
-            except MalformedEntry as error:
-                self._config.logger.warning("entry %s of %s: %s", entry.id, self._commands.keys.stream, error)
-                self._commands.dead_letter(entry.id, fields, error, Reason.DECODE_ERROR, deliveries=entry.deliveries)
-                continue
-            self._known[entry.id] = StreamExpired(LBSInfo(message.data_stream_name, entry.id), message.info)
+            message = self._commands.message_of(entry.id, fields, entry.deliveries)
+            if message is not None:
+                self._known[entry.id] = StreamExpired(LBSInfo(message.data_stream_name, entry.id), message.info)
         return [self._known[entry.id] for entry in entries if entry.id in self._known]
 
 

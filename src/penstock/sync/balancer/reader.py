@@ -6,8 +6,7 @@ from __future__ import annotations
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import LBSInfo, LBSInputMessage, StreamAdded
-from penstock.errors import AlreadyClaimed, GroupLost, MalformedEntry, PenstockError, PermanentError, ReadOnlyServer
-from penstock.policy import Reason
+from penstock.errors import AlreadyClaimed, GroupLost, PenstockError, PermanentError, ReadOnlyServer
 from penstock.redis.blocking import Command, Reply
 from penstock.redis.translate import Redirected
 from penstock.runtime.threads import Event, next_tick, pause
@@ -120,13 +119,9 @@ class Reader:
 
     def _own(self, rows: list[Row]) -> None:
         for entry_id, fields in rows:
-            try:
-                message = LBSInputMessage.of_entry(fields)
-            except MalformedEntry as error:
-                self._config.logger.warning("entry %s of %s: %s", entry_id, self._commands.keys.stream, error)
-                self._commands.dead_letter(entry_id, fields, error, Reason.DECODE_ERROR)
-                continue
-            self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
+            message = self._commands.message_of(entry_id, fields)
+            if message is not None:
+                self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
 
     def _own_one(self, info: LBSInfo, message: LBSInputMessage) -> None:
         recorder = self._config.metrics_recorder
