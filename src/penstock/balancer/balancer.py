@@ -15,7 +15,7 @@ from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.orphans import Listener, Sweep
 from penstock.balancer.owned_stream import OwnedStream
 from penstock.balancer.reader import Reader
-from penstock.balancer.runner import Runner, StreamHandler
+from penstock.balancer.runner import CLEANUP_TIMEOUT_S, Runner, StreamHandler
 from penstock.balancer.topic import Topic
 from penstock.balancer.topic_producer import check_prefix, wrong_number
 from penstock.config import check_number
@@ -26,9 +26,7 @@ from penstock.policy import Reason
 from penstock.redis.client import StreamClient
 from penstock.runtime.aio import IS_ASYNC, TaskGroup, call_in_loop, home, pause, shielded
 from penstock.serializers import JsonSerializer, Serializer
-from penstock.shutdown import SignalWatch
 
-_CLEANUP_TIMEOUT_S = 10.0
 _BEAT_POLL_S = 0.002
 
 
@@ -118,13 +116,13 @@ class StreamBalancer:
             return
         self._is_over = True
         if self._home is not None:  # it was started, or has claimed something
-            await shielded(_CLEANUP_TIMEOUT_S, self._leave)
+            await shielded(CLEANUP_TIMEOUT_S, self._leave)
 
     async def _leave(self) -> None:
         self._sweep.stop()
         self._listener.stop()
         await self._reader.stop()
-        await self._activities.join(_CLEANUP_TIMEOUT_S / 2)
+        await self._activities.join(CLEANUP_TIMEOUT_S / 2)
         await self._activities.cancel()
         self._heartbeat.stop()
         try:
@@ -133,7 +131,7 @@ class StreamBalancer:
         except PenstockError as error:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
-        await self._listener.end(_CLEANUP_TIMEOUT_S / 2)  # last: it is slow to end, and nobody waits for it
+        await self._listener.end(CLEANUP_TIMEOUT_S / 2)  # last: it is slow to end, and nobody waits for it
 
     async def _hand_over_all(self) -> None:
         owned = self._holdings.all()
@@ -295,12 +293,7 @@ class StreamBalancer:
         self._runner = Runner(self, self._commands, self._holdings, handler, serializer, rebalance, grace_s)
         if self._is_asked_to_stop:
             self._runner.stop()
-        watch = SignalWatch.subscribe(self.stop) if handle_signals else None
-        try:
-            await self._runner.run()
-        finally:
-            if watch is not None:
-                watch()
+        await self._runner.run(self.stop if handle_signals else None)
         if self._failure is not None:
             raise self._failure
 

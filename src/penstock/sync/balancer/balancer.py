@@ -18,18 +18,16 @@ from penstock.keys import BalancerKeys
 from penstock.policy import Reason
 from penstock.runtime.threads import IS_ASYNC, TaskGroup, call_in_loop, home, pause, shielded
 from penstock.serializers import JsonSerializer, Serializer
-from penstock.shutdown import SignalWatch
 from penstock.sync.balancer.commands import BalancerCommands, Exhausted
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.balancer.orphans import Listener, Sweep
 from penstock.sync.balancer.owned_stream import OwnedStream
 from penstock.sync.balancer.reader import Reader
-from penstock.sync.balancer.runner import Runner, StreamHandler
+from penstock.sync.balancer.runner import CLEANUP_TIMEOUT_S, Runner, StreamHandler
 from penstock.sync.balancer.topic_producer import check_prefix, wrong_number
 from penstock.sync.delivery.callables import is_async
 from penstock.sync.redis.client import StreamClient
 
-_CLEANUP_TIMEOUT_S = 10.0
 _BEAT_POLL_S = 0.002
 
 
@@ -119,13 +117,13 @@ class StreamBalancer:
             return
         self._is_over = True
         if self._home is not None:  # it was started, or has claimed something
-            shielded(_CLEANUP_TIMEOUT_S, self._leave)
+            shielded(CLEANUP_TIMEOUT_S, self._leave)
 
     def _leave(self) -> None:
         self._sweep.stop()
         self._listener.stop()
         self._reader.stop()
-        self._activities.join(_CLEANUP_TIMEOUT_S / 2)
+        self._activities.join(CLEANUP_TIMEOUT_S / 2)
         self._activities.cancel()
         self._heartbeat.stop()
         try:
@@ -134,7 +132,7 @@ class StreamBalancer:
         except PenstockError as error:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
-        self._listener.end(_CLEANUP_TIMEOUT_S / 2)  # last: it is slow to end, and nobody waits for it
+        self._listener.end(CLEANUP_TIMEOUT_S / 2)  # last: it is slow to end, and nobody waits for it
 
     def _hand_over_all(self) -> None:
         owned = self._holdings.all()
@@ -296,12 +294,7 @@ class StreamBalancer:
         self._runner = Runner(self, self._commands, self._holdings, handler, serializer, rebalance, grace_s)
         if self._is_asked_to_stop:
             self._runner.stop()
-        watch = SignalWatch.subscribe(self.stop) if handle_signals else None
-        try:
-            self._runner.run()
-        finally:
-            if watch is not None:
-                watch()
+        self._runner.run(self.stop if handle_signals else None)
         if self._failure is not None:
             raise self._failure
 

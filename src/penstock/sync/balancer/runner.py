@@ -11,27 +11,19 @@ from penstock.balancer.fairness import Peer, is_ahead, surplus
 from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import LBSInfo, StreamAdded, StreamExpired
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
-from penstock.runtime.threads import (
-    IS_ASYNC,
-    Activity,
-    Cancelled,
-    Event,
-    TaskGroup,
-    comes_from_outside,
-    pause,
-    shielded,
-)
+from penstock.runtime.threads import IS_ASYNC, Activity, Cancelled, Event, TaskGroup, comes_from_outside, pause
 from penstock.serializers import Serializer
 from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.balancer.owned_stream import OwnedStream, StreamWatcher
 from penstock.sync.delivery.callables import is_async
+from penstock.sync.delivery.drain import graceful_end
 
 if TYPE_CHECKING:
     from penstock.sync.balancer.balancer import StreamBalancer
 
 StreamHandler: TypeAlias = Callable[[OwnedStream], Any]
-_CLEANUP_TIMEOUT_S = 10.0
+CLEANUP_TIMEOUT_S = 10.0
 _SETTLE_RETRY_S = 0.2
 _POLITE_S, _POLITE_STEP_S = 0.3, 0.02  # how long a consumer that has more leaves a stream to those that have fewer
 _BURST_S = 1.0  # hints that follow each other sooner are of one burst, for which it is polite once
@@ -65,20 +57,14 @@ class Runner:
         """Make run() return; may be called from any thread and from signal handlers."""
         self._stopping.set_from_outside()
 
-    def run(self) -> None:
+    def run(self, on_signal: Callable[[], None] | None) -> None:
         """Run until stop(), or until the balancer cannot go on."""
-        is_wound_up = False
-        try:
+        with graceful_end(self._wind_up, self._grace_s, on_signal, CLEANUP_TIMEOUT_S):
             notices = self._balancer.start()
             self._activities.start(self._follow, notices)
             self._activities.start(self._watcher.run)
             self._activities.start(self._keep_balance)
             self._stopping.wait()
-            self._wind_up(self._grace_s)
-            is_wound_up = True
-        finally:
-            if not is_wound_up:
-                shielded(_CLEANUP_TIMEOUT_S, self._wind_up, 0.0)
         if self._exit is not None:
             raise self._exit
         self._activities.raise_failure()
