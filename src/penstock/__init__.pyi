@@ -2,8 +2,14 @@
 from penstock.balancer.balancer import StreamBalancer
 from penstock.balancer.config import RetryConfig
 from penstock.balancer.holdings import Ownership
-from penstock.balancer.messages import LBSInfo, LBSInputMessage
-from penstock.balancer.notices import StreamAdded, StreamDisowned, StreamExpired, StreamTerminated
+from penstock.balancer.messages import (
+    LBSInfo,
+    LBSInputMessage,
+    StreamAdded,
+    StreamDisowned,
+    StreamExpired,
+    StreamTerminated,
+)
 from penstock.balancer.owned_stream import OwnedStream
 from penstock.balancer.topic import Topic
 from penstock.balancer.topic_producer import TopicProducer

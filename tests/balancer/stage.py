@@ -11,9 +11,16 @@ import redis
 
 from penstock import StreamClient
 from penstock.balancer.balancer import StreamBalancer
-from penstock.balancer.messages import LBSInfo
-from penstock.balancer.notices import Notice, StreamAdded, StreamDisowned, StreamExpired, StreamTerminated, terminated
-from penstock.balancer.service import Notices
+from penstock.balancer.messages import (
+    LBSInfo,
+    Notice,
+    StreamAdded,
+    StreamDisowned,
+    StreamExpired,
+    StreamTerminated,
+    terminated,
+)
+from penstock.balancer.notice_queue import NoticeQueue
 from penstock.errors import AlreadyClaimed
 from tests.helpers.aio import DEADLINE_S, Task, join, start
 
@@ -46,7 +53,7 @@ class Follower:
         self.claimed: list[LBSInfo] = []
         self.refused: list[str] = []
 
-    async def follow(self, notices: Notices) -> None:
+    async def follow(self, notices: NoticeQueue) -> None:
         async for notice in notices:
             self.notices.append(notice)
             if isinstance(notice, StreamExpired) and self._claims:
@@ -118,12 +125,11 @@ async def crash(balancer: StreamBalancer) -> None:
     """Stops a balancer as a killed process stops, nothing is handed over; then lets the time of its locks pass."""
     balancer._heartbeat.stop()
     balancer._listener.stop()
-    balancer._stopping.set()
-    balancer._sweep_soon.set()
+    balancer._sweep.stop()
     with suppress(Exception):
         await balancer._reader.stop()
     assert await balancer._activities.join(DEADLINE_S)
-    assert await balancer._listening.join(DEADLINE_S)
+    assert await balancer._listener._listening.join(DEADLINE_S)
     balancer._is_over = True
     balancer._notices.close(terminated("killed"))
     await _outlive(balancer)

@@ -11,8 +11,8 @@ import redis
 
 from penstock import StreamClient
 from penstock.balancer.commands import BalancerCommands
+from penstock.balancer.config import MetricsRecorder
 from penstock.balancer.messages import LBSInfo
-from penstock.balancer.recorder import MetricsRecorder
 from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, StreamNotOwned
 from tests.balancer.stage import (
     GROUP,

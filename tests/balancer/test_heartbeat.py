@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from penstock import RetryConfig, StreamClient
-from penstock.balancer.recorder import MetricsRecorder
+from penstock.balancer.config import MetricsRecorder
 from penstock.errors import StreamNotOwned
 from penstock.testing import FaultProxy
 from tests.balancer.stage import (

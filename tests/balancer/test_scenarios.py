@@ -11,8 +11,7 @@ import pytest
 import redis
 
 from penstock import StreamClient
-from penstock.balancer.messages import LBSInfo
-from penstock.balancer.notices import StreamAdded
+from penstock.balancer.messages import LBSInfo, StreamAdded
 from penstock.balancer.reader import Reader
 from penstock.errors import AlreadyClaimed, ConnectionLost
 from tests.balancer.stage import LBS, SEP, add_raw, crash, following, locks, pending, plain, quick

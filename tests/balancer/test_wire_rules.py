@@ -9,8 +9,8 @@ import redis
 
 from penstock import StreamClient
 from penstock.balancer.balancer import StreamBalancer
-from penstock.balancer.listener import merged
 from penstock.balancer.messages import LBSInfo
+from penstock.balancer.orphans import merged
 from penstock.errors import AlreadyClaimed, ConfigurationError, StreamNotOwned
 from penstock.keys import BalancerKeys
 from tests.balancer.stage import (

@@ -8,7 +8,7 @@ import tomllib
 from tests.docs.pages import ROOT
 
 PACKAGE = ROOT / "src" / "penstock"
-READERS = ("settings/", "balancer/identity.py", "spark/", "cli/", "testing/")
+READERS = ("settings/", "balancer/config.py", "spark/", "cli/", "testing/")
 
 
 def test_the_order_of_imports_is_that_of_the_contract() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import penstock
 from penstock import LBSInfo, OwnedStream, StreamAdded, StreamExpired
-from penstock.balancer.listener import Listener
+from penstock.balancer.orphans import Listener
 from penstock.errors import AlreadyClaimed, OwnershipLost
 
 SERVICE = "svc"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from penstock.sync.balancer.orphans import Sweep
 from penstock.sync.balancer.runner import Runner
-from penstock.sync.balancer.sweep import Sweep
 
 
 class Ending:
@@ -71,7 +71,7 @@ def test_handlers_that_do_not_let_go_are_asked_in_turn(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("hasty_threads")
 def test_threads_hand_over_side_by_side() -> None:
-    sweep = Sweep(*[None] * 3)  # type: ignore[arg-type]
+    sweep = Sweep(*[None] * 4)  # type: ignore[arg-type]
 
     def hand_over(name: str) -> None:
         for number in range(300):

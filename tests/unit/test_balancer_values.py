@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import StreamBalancer, StreamClient
-from penstock.balancer.config import BalancerConfig, BalancerOptions, RetryConfig
-from penstock.balancer.identity import consumer_id
+from penstock.balancer.config import BalancerConfig, BalancerOptions, MetricsRecorder, RetryConfig, consumer_id
 from penstock.balancer.messages import LBSInputMessage
-from penstock.balancer.recorder import MetricsRecorder
 from penstock.errors import ConfigurationError, EncodeError, MalformedEntry, PayloadTooLarge
 from penstock.keys import BalancerKeys, hashed_part
 

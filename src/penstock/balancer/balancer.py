@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Unpack
 
-from penstock.balancer.config import BalancerConfig, BalancerOptions
-from penstock.balancer.identity import consumer_id
+from penstock.balancer.commands import BalancerCommands, Exhausted
+from penstock.balancer.config import BalancerConfig, BalancerOptions, consumer_id
+from penstock.balancer.heartbeat import Heartbeat
+from penstock.balancer.holdings import Holdings, Ownership
+from penstock.balancer.messages import Info, LBSInfo, LBSInputMessage, StreamDisowned, terminated
+from penstock.balancer.notice_queue import NoticeQueue
+from penstock.balancer.orphans import Listener, Sweep
 from penstock.balancer.owned_stream import OwnedStream
-from penstock.balancer.runner import Runner, StreamHandler
-from penstock.balancer.service import Service
+from penstock.balancer.reader import Reader
+from penstock.balancer.runner import CLEANUP_TIMEOUT_S, Runner, StreamHandler
 from penstock.balancer.topic import Topic
 from penstock.balancer.topic_producer import check_prefix, wrong_number
 from penstock.delivery.callables import is_async
-from penstock.errors import ConfigurationError
+from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, StreamNotOwned, text_of
+from penstock.keys import BalancerKeys
 from penstock.number_checks import check_number
+from penstock.policy import Reason
 from penstock.redis.client import StreamClient
-from penstock.runtime.aio import IS_ASYNC
+from penstock.runtime.aio import IS_ASYNC, TaskGroup, call_in_loop, home, pause, shielded
 from penstock.serializers import JsonSerializer, Serializer
-from penstock.shutdown import SignalWatch
+
+_BEAT_POLL_S = 0.002
 
 
-class StreamBalancer(Service):
+class StreamBalancer:
     """One consumer of a balanced service.
 
     Guarantees: a data stream has one owner at a time, known by a lock that this process extends from a thread of its
@@ -36,9 +46,227 @@ class StreamBalancer(Service):
         **options: Unpack[BalancerOptions],
     ) -> None:
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        super().__init__(client, service, consumer_id(id), BalancerConfig(**given))
+        config = BalancerConfig(**given)
+        self.client, self.service, self._id, self.config = client, service, consumer_id(id), config
+        self.keys, self._holdings = BalancerKeys.of(service), Holdings()
+        self._commands = BalancerCommands(client, self.keys, self._id, config)
+        self._notices = NoticeQueue(config.output_chan_size)
+        self._sweep = Sweep(self._commands, self._holdings, self._notices, config)
+        self._listener = Listener(client, config, self._sweep.look_into)
+        self._reader = Reader(client, self._commands, self._holdings, self._notices, config)
+        self._heartbeat = Heartbeat(client.settings, self.keys, self._id, config, self._holdings, self._told_lost)
+        self._activities = TaskGroup(lambda: None)
+        self._home: object = None
+        self._is_started = self._is_over = self._is_asked_to_stop = False
+        self._failure: Exception | None = None
         self._runner: Runner | None = None
-        self._is_asked_to_stop = False
+
+    @property
+    def id(self) -> str:
+        """The name of this consumer in the group, which is also the value of its locks."""
+        return self._id
+
+    @property
+    def owned(self) -> list[Ownership]:
+        """What this consumer owns now, oldest first."""
+        return self._holdings.all()
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> NoticeQueue:
+        """Start, and return the notices."""
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        """Hand over what is not finished."""
+        await self.done()
+
+    async def start(self) -> NoticeQueue:
+        """Join the service and return the notices, to be read by `async for`.
+
+        Creates stream and group if they are missing. Called once.
+        """
+        if self._is_started:
+            raise ConfigurationError("a balancer is started once: make a new one")
+        self._is_started = True
+        await self._commands.create_group()
+        await self._listener.start()
+        self._beat()
+        self._activities.start(self._guarded, self._reader.run)
+        # After each sweep, since a Go peer that has started meanwhile may have overwritten the setting.
+        self._activities.start(self._guarded, self._sweep.run, self._listener.switch_on)
+        return self._notices
+
+    def _beat(self) -> None:
+        self._home = home()
+        self._heartbeat.start()
+
+    async def _guarded(self, activity: Callable[..., Awaitable[None]], *args: object) -> None:
+        # An activity that cannot go on ends the notices, with its reason; locks are held until done() is called.
+        try:
+            await activity(*args)
+        except Exception as error:
+            self.config.logger.exception("the balancer of %s stops", self.service)
+            self._failure = error
+            self._notices.close(terminated(text_of(error)))
+
+    async def done(self) -> None:
+        """Leave the service: hand over what is not finished, tell the last notice, end. Nothing is marked finished."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._home is not None:  # it was started, or has claimed something
+            await shielded(CLEANUP_TIMEOUT_S, self._leave)
+
+    async def _leave(self) -> None:
+        self._sweep.stop()
+        self._listener.stop()
+        await self._reader.stop()
+        await self._activities.join(CLEANUP_TIMEOUT_S / 2)
+        await self._activities.cancel()
+        self._heartbeat.stop()
+        try:
+            await self._hand_over_all()
+            await self._commands.leave()
+        except PenstockError as error:
+            self.config.logger.warning("streams are left to run out: %s", error)
+        self._notices.close(terminated("done"))
+        await self._listener.end(CLEANUP_TIMEOUT_S / 2)  # last: it is slow to end, and nobody waits for it
+
+    async def _hand_over_all(self) -> None:
+        owned = self._holdings.all()
+        if owned:
+            await self._commands.release([ownership.payload for ownership in owned])
+        for ownership in owned:
+            self._forget(ownership)
+
+    # --- streams ------------------------------------------------------------------------------------
+
+    async def add_stream(self, name: str, info: Info | None = None) -> str:
+        """Add a data stream to the service; return the id of its entry in the load balancer stream.
+
+        A name that is there already waits until the entry before it is finished.
+        """
+        return await self._commands.add(LBSInputMessage(name, info))
+
+    async def claim(self, payload: LBSInfo) -> Ownership:
+        """Become the owner of a stream whose owner is gone; returning is the signal to begin, no notice follows.
+
+        Raises AlreadyClaimed when it has an owner (this consumer, maybe) or is finished: somebody was first.
+        """
+        began_s, recorder = time.monotonic(), self.config.metrics_recorder
+        name = payload.data_stream_name
+        try:
+            ownership = await self._claim(payload)
+        except PenstockError:
+            recorder.record_claim(name, is_success=False, duration_s=time.monotonic() - began_s)
+            raise
+        recorder.record_claim(name, is_success=True, duration_s=time.monotonic() - began_s)
+        recorder.record_processing_started(name)
+        return ownership
+
+    async def _claim(self, payload: LBSInfo) -> Ownership:
+        if self._is_over:
+            raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: this balancer is done")
+        capacity = self.config.capacity
+        if capacity is not None and len(self._holdings) >= capacity:
+            raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: capacity={capacity} is used up")
+        is_owned = self._holdings.get(payload.data_stream_name) is not None
+        claim = None if is_owned else self._holdings.begin_claim(payload)
+        if claim is None:
+            raise AlreadyClaimed(f"already claimed: {payload.data_stream_name!r} is with this very consumer")
+        try:
+            ownership = await self._commands.claim(claim, len(self._holdings))
+            self._holdings.add(ownership)
+        except Exhausted as error:
+            await self._give_up(payload, error)
+            raise
+        finally:
+            self._holdings.end_claim(claim)
+        self._beat()  # also for a claim before the start: nothing is owned without a heartbeat
+        if self._is_over:  # while the claim was under way; whoever hands over what is left may have passed by
+            await self._commands.release([payload])
+            self._forget(ownership)
+            raise AlreadyClaimed(f"{payload.data_stream_name!r} is handed on: this balancer is done")
+        return ownership
+
+    async def _give_up(self, payload: LBSInfo, error: Exhausted) -> None:
+        fields = (await self._commands.bodies([payload.id_in_lbs]))[0] or []
+        rejected = Rejected(payload.id_in_lbs, Reason.MAX_DELIVERIES, error, error.deliveries, 0, fields)
+        await self._commands.dead_letter(rejected, payload.data_stream_name)
+
+    async def done_stream(self, name: str) -> None:
+        """Finish a data stream: it is nobody's any more, and its entry is deleted.
+
+        Raises StreamNotOwned when this consumer does not own it; OwnershipLost when another one has taken it over.
+        """
+        ownership = self._settling(name, is_kept=True)
+        try:
+            await self._commands.done(ownership.payload)
+        except StreamNotOwned:
+            if self._holdings.remove(ownership):
+                self._lost([ownership])
+            raise
+        except BaseException:
+            self._holdings.resume(ownership)
+            raise
+        self._forget(ownership)
+
+    async def release(self, name: str) -> None:
+        """Hand a data stream over, unfinished: its lock runs out at once, which tells every peer, in Go as well.
+
+        This consumer leaves it to others for some seconds. Raises as done_stream().
+        """
+        ownership = self._settling(name, is_kept=False)
+        self._sweep.keep_away(ownership.payload.id_in_lbs)
+        try:
+            await self._wait_for_beat()
+            is_released = (await self._commands.release([ownership.payload]))[0]
+        except BaseException:
+            self._holdings.resume(ownership)
+            raise
+        self._forget(ownership)
+        if not is_released:
+            raise StreamNotOwned(f"{name!r} was not owned by {self._id} any more; nothing was changed")
+
+    async def _wait_for_beat(self) -> None:
+        # One that began before may extend the lock after it was given up.
+        number, deadline_s = self._heartbeat.begun, time.monotonic() + self.config.lock_ttl_ms / 1000
+        while self._heartbeat.is_under_way(number) and time.monotonic() < deadline_s:
+            await pause(_BEAT_POLL_S)
+
+    def _settling(self, name: str, *, is_kept: bool) -> Ownership:
+        ownership = self._holdings.get(name)
+        if ownership is None or not self._holdings.settle(ownership, is_kept=is_kept):
+            raise StreamNotOwned(f"data stream {name!r} not found: {self._id} does not own it (any more)")
+        return ownership
+
+    def _forget(self, ownership: Ownership) -> None:
+        if self._holdings.remove(ownership):
+            name, recorder = ownership.payload.data_stream_name, self.config.metrics_recorder
+            recorder.record_lock_released(name, is_success=True)
+            recorder.record_processing_ended(name, time.monotonic() - ownership.since_s)
+            self._reader.slot_is_free()
+            if name in self._commands.queued:
+                self._commands.queued.discard(name)
+                self._sweep.soon()  # another entry of the same name has waited for this
+
+    # --- what happens -------------------------------------------------------------------------------
+
+    def _told_lost(self, lost: list[Ownership]) -> None:
+        call_in_loop(self._home, self._lost, lost)  # from the heartbeat's thread
+
+    def _lost(self, lost: list[Ownership]) -> None:
+        for ownership in lost:
+            name = ownership.payload.data_stream_name
+            self.config.logger.warning("%s has lost %r: another consumer owns it", self._id, name)
+            self.config.metrics_recorder.record_processing_ended(name, time.monotonic() - ownership.since_s)
+            if self._runner is not None:
+                self._runner.lose(ownership)  # before any notice is read
+            self._notices.put(StreamDisowned(ownership.payload, ownership.additional_info))
+        self._reader.slot_is_free()
+
+    # --- running a handler -------------------------------------------------------------------------
 
     async def run(
         self,
@@ -61,15 +289,13 @@ class StreamBalancer(Service):
         check_number("shutdown_grace_ms", shutdown_grace_ms, may_be_zero=True)
         if self._runner is not None:
             raise ConfigurationError("a balancer runs once: make a new one")
-        self._runner = Runner(self, handler, serializer, rebalance, shutdown_grace_ms / 1000)
+        grace_s = shutdown_grace_ms / 1000
+        self._runner = Runner(self, self._commands, self._holdings, handler, serializer, rebalance, grace_s)
         if self._is_asked_to_stop:
             self._runner.stop()
-        watch = SignalWatch.subscribe(self.stop) if handle_signals else None
-        try:
-            await self._runner.run()
-        finally:
-            if watch is not None:
-                watch()
+        await self._runner.run(self.stop if handle_signals else None)
+        if self._failure is not None:
+            raise self._failure
 
     async def run_topic(
         self,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from penstock import envelope
 from penstock.balancer.config import BalancerConfig
+from penstock.balancer.fairness import Peer
 from penstock.balancer.holdings import Ownership, PendingClaim
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
 from penstock.dead_letter_record import Record
@@ -29,12 +30,14 @@ from penstock.errors import (
     ConnectionFailed,
     ConnectionLost,
     GroupLost,
+    MalformedEntry,
     OwnershipLost,
     PenstockError,
     ServerError,
 )
 from penstock.keys import BalancerKeys
-from penstock.redis.aio import Command, Connection, Reply
+from penstock.policy import Reason
+from penstock.redis.aio import Command, Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import Question, read_many
 from penstock.redis.retry import Repeat
@@ -112,20 +115,16 @@ class BalancerCommands:
         """Stop to count as a peer."""
         await self._client.call(self.keys.stream, "HDEL", self.keys.peers, self.me, repeat=Repeat.IDEMPOTENT)
 
-    async def peers(self) -> dict[str, tuple[int, int, int]]:
-        """Return the consumers that have registered: until when they count as alive (ms), owned, capacity."""
+    async def live_peers(self, owned: int) -> dict[str, Peer]:
+        """Return the consumers that have registered and are alive, this one included: `owned` is what it has."""
         reply = await self._client.call(self.keys.stream, "HGETALL", self.keys.peers)
-        found = {}
+        seconds, micros = await self._client.call(self.keys.stream, "TIME")
+        now_ms, found = int(seconds) * 1000 + int(micros) // 1000, {}
         for index in range(0, len(reply), 2):
             numbers = [number for word in reply[index + 1].split() if (number := envelope.number(word)) is not None]
-            if len(numbers) == 3:  # else no peer has written it
-                found[envelope.text(reply[index])] = (numbers[0], numbers[1], numbers[2])
-        return found
-
-    async def now_ms(self) -> int:
-        """Return the server's time."""
-        seconds, micros = await self._client.call(self.keys.stream, "TIME")
-        return int(seconds) * 1000 + int(micros) // 1000
+            if len(numbers) == 3 and numbers[0] >= now_ms:  # until when it counts as alive; others wrote no three
+                found[envelope.text(reply[index])] = Peer(numbers[1], numbers[2])
+        return {**found, self.me: Peer(owned, self._config.capacity or 0)}
 
     # --- new streams --------------------------------------------------------------------------------
 
@@ -266,6 +265,14 @@ class BalancerCommands:
         await self._ask_all([(info.lock, ("PTTL", info.lock)) for info in infos])
         return released
 
+    async def message_of(self, entry_id: str, fields: list[bytes], deliveries: int = 1) -> LBSInputMessage | None:
+        """Read an entry; None = it names no data stream, and is a dead letter now."""
+        try:
+            return LBSInputMessage.of_entry(fields)
+        except MalformedEntry as error:
+            await self.dead_letter(Rejected(entry_id, Reason.DECODE_ERROR, error, deliveries, 0, fields))
+            return None
+
     async def dead_letter(self, entry: Rejected, name: str = "") -> bool:
         """Move an entry, of the data stream if it names one, to the dead letters; False = somebody else has it."""
         keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]
@@ -330,10 +337,6 @@ class BalancerCommands:
         """Acknowledge an entry that was deleted while it was pending."""
         stream = self.keys.stream
         await self._client.call(stream, "XACK", stream, self.keys.group, entry_id, repeat=Repeat.IDEMPOTENT)
-
-    async def dedicated(self) -> Connection:
-        """Open a connection to wait on."""
-        return await self._client.dedicated(self.keys.stream)
 
 
 def _pending(row: Reply) -> Pending:

@@ -1,13 +1,15 @@
-"""How a balancer behaves: one frozen value, checked once, cross-field rules side by side."""
+"""How a balancer behaves, who it is and where its numbers go: settings that are checked once."""
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
-from penstock.balancer.recorder import MetricsRecorder
 from penstock.errors import ConfigurationError
+from penstock.keys import CONSUMER_PREFIX, MAX_NAME, check_name
 from penstock.number_checks import check_number
 from penstock.policy import doubling
 
@@ -16,6 +18,57 @@ _WHOLE = (
 )  # fmt: skip
 _MAY_BE_NONE = ("capacity", "max_deliveries")
 _LEAST_KSP_TIMEOUT_S = 60
+
+
+def consumer_id(given: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """Return `redis-consumer-<name>`, from the given name, or POD_NAME, or POD_IP.
+
+    Locks hold this text, so no two running processes may share it: neither two of ours nor one of ours and a Go pod.
+    """
+    name = given if given is not None else environment.get("POD_NAME") or environment.get("POD_IP")
+    if not name:
+        raise ConfigurationError(
+            "pod name or pod IP is missing: give id=..., or set the environment variable POD_NAME or POD_IP"
+        )
+    check_name("id", name, MAX_NAME - len(CONSUMER_PREFIX))
+    return name if name.startswith(CONSUMER_PREFIX) else f"{CONSUMER_PREFIX}{name}"
+
+
+class MetricsRecorder:
+    """Where a balancer's numbers go: derive from it and override what you count; each method records nothing.
+
+    The nine methods are those of the Go client's recorder, in Python's spelling. They are called from several threads
+    and must return at once.
+    """
+
+    def record_startup_recovery(self, count: int, duration_s: float) -> None:
+        """The first sweep is done and found so many streams without an owner."""
+
+    def record_claim(self, stream: str, is_success: bool, duration_s: float) -> None:
+        """A claim was answered; one that came too late is no success."""
+
+    def record_lock_acquired(self, stream: str, is_success: bool) -> None:
+        """The lock of a new stream was asked for."""
+
+    def record_locks_extended(self, count: int, lost: int) -> None:
+        """A heartbeat is done."""
+
+    def record_lock_released(self, stream: str, is_success: bool) -> None:
+        """A stream was finished or handed over."""
+
+    def record_processing_started(self, stream: str) -> None:
+        """The ownership of a stream begins."""
+
+    def record_processing_ended(self, stream: str, duration_s: float) -> None:
+        """The ownership of a stream ends."""
+
+    def record_ksp_received(self, count: int) -> None:
+        """So many hints came from the server."""
+
+    def record_ksp_dropped(self, count: int) -> None:
+        """So many hints were dropped for want of room; the next sweep finds what they told."""
+
+
 _LOGGER, _NO_RECORDER = logging.getLogger("penstock.balancer"), MetricsRecorder()
 
 

@@ -1,11 +1,11 @@
-"""What is said about data streams on the wire: JSON as redis-stream-client-go writes and reads it."""
+"""What is said about data streams: on the wire, in the JSON of redis-stream-client-go, and to the application."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from penstock.errors import ConfigurationError, EncodeError, MalformedEntry, PayloadTooLarge, text_of
 from penstock.keys import MUTEX_KEY_SEP, BalancerKeys, check_name
@@ -97,3 +97,51 @@ class LBSInputMessage:
             if fields[index] == FIELD.encode():
                 return cls.decode(fields[index + 1])
         raise MalformedEntry(f"the entry has no field {FIELD}")
+
+
+# --- to the application ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something happened to a data stream."""
+
+    type: ClassVar[int] = 0
+    """The number of the kind, as in redis-stream-client-go."""
+
+    payload: LBSInfo
+    additional_info: Info | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAdded(Notice):
+    """This consumer owns a data stream from now on; `token` is greater than that of every owner before it."""
+
+    type: ClassVar[int] = 1
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDisowned(Notice):
+    """Another consumer owns the data stream now: stop working on it."""
+
+    type: ClassVar[int] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StreamExpired(Notice):
+    """The owner of a data stream is gone: claim it."""
+
+    type: ClassVar[int] = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTerminated(Notice):
+    """The last notice; `additional_info["info"]` says why."""
+
+    type: ClassVar[int] = 4
+
+
+def terminated(reason: str) -> StreamTerminated:
+    """Return the last notice."""
+    return StreamTerminated(LBSInfo("", ""), {"info": reason})

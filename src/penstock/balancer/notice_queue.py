@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import AsyncIterator
 
-from penstock.balancer.notices import Notice, StreamExpired
+from penstock.balancer.messages import Notice, StreamExpired
 from penstock.runtime.aio import Event
 
 
 class NoticeQueue:
-    """Holds what the application has not read yet.
+    """Holds what the application has not read yet, which reads it by `async for`.
 
     Whoever brings new work waits for room first, which is the back-pressure; a hint that a stream has no owner is
     refused when there is none; the loss of a stream is taken in always, of which there are never more than streams.
@@ -26,11 +27,6 @@ class NoticeQueue:
     def room(self) -> int:
         """How many more notices of new work there is room for."""
         return max(0, self._size - len(self._waiting))
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing more will come."""
-        return self._is_closed
 
     def put(self, notice: Notice) -> None:
         """Take a notice in, whether there is room or not."""
@@ -57,14 +53,16 @@ class NoticeQueue:
                 await self._has_room.wait(timeout_s)
         return bool(self.room)
 
-    async def get(self) -> Notice | None:
-        """Return the next notice; None = there will be no more."""
+    def __aiter__(self) -> AsyncIterator[Notice]:
+        return self
+
+    async def __anext__(self) -> Notice:
         while True:
             try:
-                notice = self._waiting.popleft()
+                notice = self._waiting.popleft()  # not asked for before: another thread may take the last one
             except IndexError:
                 if self._is_closed:
-                    return None
+                    raise StopAsyncIteration from None
                 self._arrived.clear()
                 if not self._waiting and not self._is_closed:
                     await self._arrived.wait()

@@ -1,4 +1,4 @@
-"""OwnedStream: a data stream in the hands of its owner, entry by entry."""
+"""OwnedStream: a data stream in the hands of its owner: its entries, the wait for more, and how far the owner is."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 from penstock import envelope
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
-from penstock.balancer.positions import Positions
-from penstock.balancer.stream_watcher import StreamWatcher
 from penstock.dead_letter_record import Record
 from penstock.delivery.dead_letters import DeadLetterWriter
 from penstock.delivery.decoding import Decoder, Rejected
-from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost
+from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost, PenstockError
 from penstock.keys import BalancerKeys
 from penstock.model import StreamMessage
+from penstock.redis.aio import Command
+from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import Activity, Event
@@ -25,6 +25,73 @@ from penstock.serializers import Serializer
 logger = logging.getLogger("penstock.balancer")
 _PAGE = 100
 _WAIT_S = 1.0
+_WATCH_MS = 100  # who begins to wait joins the next round
+_REPLY_MARGIN_S = 5.0
+_ROUND = 2_000  # streams of one round
+_BEGINNING = "0-0"
+_KEPT_AFTER_THE_END_MS = 7 * 24 * 3600 * 1000
+
+
+class StreamWatcher:
+    """Wakes whoever waits for a stream when it has something new. A cluster is asked stream by stream instead."""
+
+    def __init__(self, client: StreamClient) -> None:
+        self._client = client
+        self._waiting: dict[str, tuple[str, Event]] = {}
+        self._changed, self._stopping = Event(), Event()
+        self._blocking: BlockingRead | None = None
+
+    def stop(self) -> None:
+        """Let run() end."""
+        self._stopping.set()
+        self._changed.set()
+
+    async def wait(self, key: str, after: str, wake: Event, timeout_s: float) -> None:
+        """Wait until the stream has an entry after the given one, the event is set, or the time is over."""
+        if self._client.is_cluster:
+            await self._wait_alone(key, after, timeout_s)
+            return
+        self._waiting[key] = (after, wake)
+        self._changed.set()
+        await wake.wait(timeout_s)
+        self._waiting.pop(key, None)
+
+    async def _wait_alone(self, key: str, after: str, timeout_s: float) -> None:
+        connection = await self._client.dedicated(key)
+        try:
+            command = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(timeout_s * 1000)), "STREAMS", key, after)
+            await connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
+        finally:
+            connection.abort()
+
+    async def run(self) -> None:
+        """Watch until stop()."""
+        while not self._stopping.is_set():
+            waiting = list(self._waiting.items())[:_ROUND]
+            if not waiting:
+                self._changed.clear()
+                if not self._waiting:
+                    await self._changed.wait(_WATCH_MS / 1000)
+                continue
+            try:
+                ready = await self._watch([key for key, _ in waiting], [after for _, (after, _) in waiting])
+            except PenstockError:
+                # Whoever waits reads for himself and meets the error: it may be of one stream alone.
+                ready = [key for key, _ in waiting]
+                await self._stopping.wait(_WATCH_MS / 1000)
+            for key in ready:
+                found = self._waiting.pop(key, None)
+                if found is not None:
+                    found[1].set()
+        if self._blocking is not None:
+            self._blocking.abort()
+
+    async def _watch(self, keys: list[str], after: list[str]) -> list[str]:
+        if self._blocking is None or not self._blocking.is_open:
+            self._blocking = BlockingRead(self._client, keys[0])
+        command: Command = ("XREAD", "COUNT", 1, "BLOCK", _WATCH_MS, "STREAMS", *keys, *after)
+        reply = await self._blocking.call(command, _WATCH_MS / 1000 + _REPLY_MARGIN_S)
+        return [row[0].decode() for row in reply or ()]
 
 
 class OwnedStream:
@@ -35,10 +102,10 @@ class OwnedStream:
     """
 
     def __init__(
-        self, client: StreamClient, ownership: Ownership, positions: Positions, watcher: StreamWatcher,
+        self, client: StreamClient, keys: BalancerKeys, ownership: Ownership, watcher: StreamWatcher,
         serializer: Serializer | None,
     ) -> None:  # fmt: skip
-        self._client, self.ownership, self._positions, self._watcher = client, ownership, positions, watcher
+        self._client, self._keys, self.ownership, self._watcher = client, keys, ownership, watcher
         self._decoder = Decoder(self.name, serializer, self.name, client.protection) if serializer is not None else None
         self._wake = Event()
         self._buffer: deque[StreamMessage] = deque()
@@ -72,7 +139,7 @@ class OwnedStream:
 
     async def open(self) -> None:
         """Find where the owner before has come to, and close the stream to it."""
-        self._position = self._read_up_to = await self._positions.open(self.name, self.token)
+        self._position = self._read_up_to = await self._record("")
 
     def __aiter__(self) -> AsyncIterator[StreamMessage]:
         return self
@@ -140,11 +207,26 @@ class OwnedStream:
         if not position:
             raise ConfigurationError(f"nothing of {self.name!r} was handed out yet: there is nothing to commit")
         try:
-            await self._positions.commit(self.name, self.token, position)
+            await self._record(position)
         except OwnershipLost:
             self.lose()
             raise
         self._position = position
+
+    async def close(self) -> None:
+        """Let the position of the finished stream run out, some day; adding it again before goes on from there."""
+        await self._record("", _KEPT_AFTER_THE_END_MS)
+
+    async def _record(self, position: str, ttl_ms: int | str = "") -> str:
+        # From the first time on, nothing that an owner before this one says is heard.
+        keys, args = [self._keys.position(self.name)], (self.token, position, ttl_ms)
+        found, is_heard = await self._client.run("balancer/position", keys, args, Repeat.IDEMPOTENT)
+        if not is_heard:
+            raise OwnershipLost(
+                f"the position of {self.name!r} is refused: a newer owner has opened the stream (token {self.token} is "
+                f"old)"
+            )
+        return found.decode() or _BEGINNING
 
     def finish(self) -> None:
         """Say that the stream is done for good, also if it is being handed over: it will not be handed out again."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 from penstock.balancer.commands import BalancerCommands, Row
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings, Ownership
-from penstock.balancer.messages import LBSInfo, LBSInputMessage
+from penstock.balancer.messages import LBSInfo, LBSInputMessage, StreamAdded
 from penstock.balancer.notice_queue import NoticeQueue
-from penstock.balancer.notices import StreamAdded
-from penstock.delivery.decoding import Rejected
-from penstock.errors import AlreadyClaimed, GroupLost, MalformedEntry, PenstockError, PermanentError, ReadOnlyServer
-from penstock.policy import Reason
-from penstock.redis.aio import Command, Connection, Reply
+from penstock.errors import AlreadyClaimed, GroupLost, PenstockError, PermanentError, ReadOnlyServer
+from penstock.redis.aio import Command, Reply
+from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.client import StreamClient
-from penstock.redis.retry import Repeat
 from penstock.redis.translate import Redirected
 from penstock.runtime.aio import Event, next_tick, pause
 
@@ -40,11 +37,8 @@ class Reader:
     ) -> None:
         self._client, self._commands, self._holdings, self._notices = client, commands, holdings, notices
         self._config = config
-        self._stopping = Event()
-        self._has_slot = Event()
-        self._connection: Connection | None = None
-        self._client_id = 0
-        self._is_blocked = False
+        self._stopping, self._has_slot = Event(), Event()
+        self._blocking = BlockingRead(client, commands.keys.stream)
 
     async def run(self) -> None:
         """Read until stop(); raise what cannot be mended."""
@@ -61,10 +55,11 @@ class Reader:
                 if delay_s is None:
                     raise
                 self._config.logger.warning("reading %s failed: %s", self._commands.keys.stream, error)
-                await self._hang_up(error)
+                self._blocking.abort()
+                if isinstance(error, Redirected | ReadOnlyServer):
+                    await self._client.refresh()
                 await self._stopping.wait(delay_s)
-        if self._connection is not None:
-            self._connection.abort()
+        self._blocking.abort()
 
     async def _read_on(self) -> None:
         try:
@@ -78,9 +73,7 @@ class Reader:
         """Let run() end; what it has read by then is locked and told first."""
         self._stopping.set()
         self._has_slot.set()
-        if self._is_blocked:
-            key = self._commands.keys.stream
-            await self._client.call(key, "CLIENT", "UNBLOCK", self._client_id, repeat=Repeat.IDEMPOTENT)
+        await self._blocking.wake()  # where it may not, the read ends by itself a moment later
 
     def slot_is_free(self) -> None:
         """Take note that a stream was finished, handed over or lost."""
@@ -117,36 +110,17 @@ class Reader:
         return len(self._holdings) < capacity
 
     async def _block(self, command: Command) -> Reply:
-        connection = self._connection
-        if connection is None or not connection.is_open:
-            connection = self._connection = await self._commands.dedicated()
-            self._client_id = int(await connection.call("CLIENT", "ID"))
+        if not self._blocking.is_open:
+            await self._blocking.open()
         if self._stopping.is_set():
             return None
-        self._is_blocked = True
-        try:
-            return await connection.call(*command, timeout_s=_BLOCK_MS / 1000 + _REPLY_MARGIN_S)
-        except BaseException:
-            connection.abort()  # out of step, or cancelled: a stream may have been handed to nobody
-            raise
-        finally:
-            self._is_blocked = False
-
-    async def _hang_up(self, error: PenstockError) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abort()
-        if isinstance(error, Redirected | ReadOnlyServer):
-            await self._client.refresh()
+        return await self._blocking.call(command, _BLOCK_MS / 1000 + _REPLY_MARGIN_S)
 
     async def _own(self, rows: list[Row]) -> None:
         for entry_id, fields in rows:
-            try:
-                message = LBSInputMessage.of_entry(fields)
-            except MalformedEntry as error:
-                await self._commands.dead_letter(Rejected(entry_id, Reason.DECODE_ERROR, error, 1, 0, fields))
-                continue
-            await self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
+            message = await self._commands.message_of(entry_id, fields)
+            if message is not None:
+                await self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
 
     async def _own_one(self, info: LBSInfo, message: LBSInputMessage) -> None:
         recorder = self._config.metrics_recorder

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from penstock.balancer.commands import BalancerCommands
 from penstock.balancer.fairness import Peer, is_ahead, surplus
-from penstock.balancer.holdings import Ownership
-from penstock.balancer.messages import LBSInfo
-from penstock.balancer.notices import StreamAdded, StreamExpired
-from penstock.balancer.owned_stream import OwnedStream
-from penstock.balancer.positions import Positions
-from penstock.balancer.service import Notices, Service
-from penstock.balancer.stream_watcher import StreamWatcher
+from penstock.balancer.holdings import Holdings, Ownership
+from penstock.balancer.messages import LBSInfo, StreamAdded, StreamExpired
+from penstock.balancer.notice_queue import NoticeQueue
+from penstock.balancer.owned_stream import OwnedStream, StreamWatcher
 from penstock.delivery.callables import is_async
+from penstock.delivery.drain import graceful_end
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
-from penstock.runtime.aio import IS_ASYNC, Activity, Cancelled, Event, TaskGroup, comes_from_outside, pause, shielded
+from penstock.runtime.aio import IS_ASYNC, Activity, Cancelled, Event, TaskGroup, comes_from_outside, pause
 from penstock.serializers import Serializer
 
+if TYPE_CHECKING:
+    from penstock.balancer.balancer import StreamBalancer
+
 StreamHandler: TypeAlias = Callable[[OwnedStream], Awaitable[Any]]
-_CLEANUP_TIMEOUT_S = 10.0
+CLEANUP_TIMEOUT_S = 10.0
 _SETTLE_RETRY_S = 0.2
 _POLITE_S, _POLITE_STEP_S = 0.3, 0.02  # how long a consumer that has more leaves a stream to those that have fewer
 _BURST_S = 1.0  # hints that follow each other sooner are of one burst, for which it is polite once
@@ -28,25 +30,23 @@ _PATIENCE_S = 10.0  # how long a handler may take to let a stream go that is to 
 
 
 class Runner:
-    """One run of a handler over the streams of a service."""
+    """One run of a handler over the streams of a balancer."""
 
     def __init__(
-        self, service: Service, handler: StreamHandler, serializer: Serializer | None, rebalances: bool, grace_s: float
-    ) -> None:
+        self, balancer: StreamBalancer, commands: BalancerCommands, holdings: Holdings, handler: StreamHandler,
+        serializer: Serializer | None, rebalances: bool, grace_s: float,
+    ) -> None:  # fmt: skip
         given: object = handler
         if not callable(given) or is_async(given) is not IS_ASYNC:
             kind = "an async function" if IS_ASYNC else "a plain function"
             raise ConfigurationError(f"handler must be {kind} that takes one stream, not {handler!r}")
-        self._service, self._handler, self._serializer = service, handler, serializer
-        self._rebalances, self._grace_s = rebalances, grace_s
-        self._positions = Positions(service.client, service.keys)
-        self._watcher = StreamWatcher(service.client)
+        self._balancer, self._commands, self._holdings, self._handler = balancer, commands, holdings, handler
+        self._serializer, self._rebalances, self._grace_s = serializer, rebalances, grace_s
+        self._logger, self._watcher = balancer.config.logger, StreamWatcher(balancer.client)
         self._stopping = Event()
         self._streams: dict[str, OwnedStream] = {}
-        self._handlers, self._activities = (
-            TaskGroup(self._stopping.set_from_outside),
-            TaskGroup(self._stopping.set_from_outside),
-        )
+        stop = self._stopping.set_from_outside
+        self._handlers, self._activities = TaskGroup(stop), TaskGroup(stop)
         self._peers: dict[str, Peer] = {}
         self._moving: dict[str, tuple[OwnedStream, float]] = {}  # by entry: who was asked to let go, and until when
         self._last_hint_s = self._polite_until_s = 0.0
@@ -56,25 +56,17 @@ class Runner:
         """Make run() return; may be called from any thread and from signal handlers."""
         self._stopping.set_from_outside()
 
-    async def run(self) -> None:
-        """Run until stop(), or until the service cannot go on, which is raised."""
-        self._service.on_lost(self._lose)
-        is_wound_up = False
-        try:
-            notices = await self._service.start()
+    async def run(self, on_signal: Callable[[], None] | None) -> None:
+        """Run until stop(), or until the balancer cannot go on."""
+        async with graceful_end(self._wind_up, self._grace_s, on_signal, CLEANUP_TIMEOUT_S):
+            notices = await self._balancer.start()
             self._activities.start(self._follow, notices)
             self._activities.start(self._watcher.run)
             self._activities.start(self._keep_balance)
             await self._stopping.wait()
-            await self._wind_up(self._grace_s)
-            is_wound_up = True
-        finally:
-            if not is_wound_up:
-                await shielded(_CLEANUP_TIMEOUT_S, self._wind_up, 0.0)
         if self._exit is not None:
             raise self._exit
         self._activities.raise_failure()
-        self._service.raise_failure()
 
     async def _wind_up(self, grace_s: float) -> None:
         self._stopping.set()
@@ -84,18 +76,18 @@ class Runner:
         for stream in list(self._streams.values()):
             stream.lose()  # its handler does not end: it is refused from now on
         await self._handlers.cancel()
-        await self._service.done()
+        await self._balancer.done()
         self._watcher.stop()
         if not await self._activities.join(1.0):
             await self._activities.cancel()
 
     # --- what the balancer tells --------------------------------------------------------------------
 
-    async def _follow(self, notices: Notices) -> None:
+    async def _follow(self, notices: NoticeQueue) -> None:
         async for notice in notices:
             if isinstance(notice, StreamAdded):
-                ownership = self._service.ownership(notice.payload)
-                if ownership is not None:  # else it was lost before it was told
+                ownership = self._holdings.get(notice.payload.data_stream_name)
+                if ownership is not None and ownership.payload == notice.payload:  # else it was lost before it was told
                     self._begin(ownership)
             elif isinstance(notice, StreamExpired) and not self._stopping.is_set():
                 await self._claim(notice.payload)
@@ -109,27 +101,28 @@ class Runner:
         while self._rebalances and time.monotonic() < self._polite_until_s and await self._is_ahead():
             await pause(_POLITE_STEP_S)
         try:
-            self._begin(await self._service.claim(payload))
+            self._begin(await self._balancer.claim(payload))
         except AlreadyClaimed:
             pass
         except PenstockError as error:
-            self._service.logger.warning("claim of %r failed: %s", payload.data_stream_name, error)
+            self._logger.warning("claim of %r failed: %s", payload.data_stream_name, error)
 
     async def _is_ahead(self) -> bool:
         try:
-            self._peers = await self._service.live_peers()
+            self._peers = await self._commands.live_peers(len(self._holdings))
         except PenstockError:
             return False
-        return is_ahead(self._peers, self._service.id, len(self._streams))
+        return is_ahead(self._peers, self._commands.me, len(self._streams))
 
     def _begin(self, ownership: Ownership) -> None:
-        stream = OwnedStream(self._service.client, ownership, self._positions, self._watcher, self._serializer)
+        stream = OwnedStream(self._balancer.client, self._commands.keys, ownership, self._watcher, self._serializer)
         self._streams[ownership.payload.id_in_lbs] = stream
         if self._stopping.is_set():
             stream.drain()
         stream.job = self._handlers.start(self._serve, stream)
 
-    def _lose(self, ownership: Ownership) -> None:
+    def lose(self, ownership: Ownership) -> None:
+        """Cancel the handler of a stream that another consumer owns."""
         stream = self._streams.get(ownership.payload.id_in_lbs)
         if stream is not None and stream.ownership is ownership:
             stream.lose()
@@ -145,7 +138,7 @@ class Runner:
             await self._handler(stream)
         except OwnershipLost as error:
             stream.lose()
-            self._service.logger.warning("%s", error)
+            self._logger.warning("%s", error)
         except Cancelled:
             if not stream.is_lost or self._stopping.is_set():
                 raise
@@ -157,28 +150,26 @@ class Runner:
                 self._exit = error
                 self._stopping.set_from_outside()
             is_failed = True
-            self._service.logger.exception("the handler of %r failed: the stream is handed over", stream.name)
+            self._logger.exception("the handler of %r failed: the stream is handed over", stream.name)
         finally:
             self._streams.pop(stream.ownership.payload.id_in_lbs, None)
         await self._settle(stream, is_failed=is_failed)
 
     async def _settle(self, stream: OwnedStream, *, is_failed: bool) -> None:
         # Until it is heard: a stream whose handler is gone must not stay ours.
-        is_done = not is_failed and (stream.is_finished or not stream.is_draining)
-        while True:
+        is_done = not is_failed and not stream.is_lost and (stream.is_finished or not stream.is_draining)
+        while self._holdings.get(stream.name) is stream.ownership:  # else it is another ownership's by now
             try:
-                if stream.is_lost:
-                    await self._service.give_back(stream.ownership)
-                elif is_done:
-                    await self._service.finish(stream.ownership)
-                    await self._positions.close(stream.name, stream.token)
+                if is_done:
+                    await self._balancer.done_stream(stream.name)
+                    await stream.close()
                 else:
-                    await self._service.give_back(stream.ownership)
+                    await self._balancer.release(stream.name)
                 return
             except StreamNotOwned:
                 return
             except PenstockError as error:
-                self._service.logger.warning("%r is not settled yet: %s", stream.name, error)
+                self._logger.warning("%r is not settled yet: %s", stream.name, error)
                 if self._stopping.is_set():
                     return  # whoever ends the service hands over what it holds
                 await self._stopping.wait(_SETTLE_RETRY_S)
@@ -187,15 +178,15 @@ class Runner:
 
     async def _keep_balance(self) -> None:
         while not self._stopping.is_set():
-            await self._stopping.wait(self._service.config.heartbeat_ms / 1000)
+            await self._stopping.wait(self._balancer.config.heartbeat_ms / 1000)
             if not self._rebalances or self._stopping.is_set():
                 continue
             try:
-                self._peers = await self._service.live_peers()
+                self._peers = await self._commands.live_peers(len(self._holdings))
             except PenstockError:
                 continue
             if not self._stopping.is_set():  # else all are asked to let go, and none is to be told to stay
-                self._move(surplus(self._peers, self._service.id))
+                self._move(surplus(self._peers, self._commands.me))
 
     def _move(self, count: int) -> None:
         # A handler that does not let go in time keeps its stream, and is asked again when the others had their turn.

@@ -1,10 +1,11 @@
-"""How a consumer parts with its messages: handlers may finish, the rest is handed back without counting an attempt."""
+"""How a run ends, and how a consumer parts with its messages: running handlers may finish, the rest is handed back."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.counters import Tally
@@ -14,14 +15,37 @@ from penstock.delivery.inbox import Inbox
 from penstock.delivery.reader import MessageReader
 from penstock.errors import PenstockError
 from penstock.events import Emit, EventName
-from penstock.runtime.aio import TaskGroup
+from penstock.runtime.aio import TaskGroup, shielded
+from penstock.shutdown import SignalWatch
 
 logger = logging.getLogger("penstock.streams")
+CLEANUP_TIMEOUT_S = 5.0
 _FLUSH_EVERY_S = 0.1
 
 
+@asynccontextmanager
+async def graceful_end(
+    wind_up: Callable[[float], Awaitable[None]], grace_s: float, on_signal: Callable[[], None] | None,
+    cleanup_s: float = CLEANUP_TIMEOUT_S,
+) -> AsyncIterator[None]:  # fmt: skip
+    """Wind up with a grace when the work inside has ended; after an error, or when cancelled, without one.
+
+    Until then SIGTERM and SIGINT call `on_signal`, if it is given.
+    """
+    unsubscribe = SignalWatch.subscribe(on_signal) if on_signal is not None else None
+    try:
+        yield
+        await wind_up(grace_s)
+    except BaseException:  # also when asked a second time, while winding up
+        await shielded(cleanup_s, wind_up, 0.0)
+        raise
+    finally:
+        if unsubscribe is not None:
+            unsubscribe()
+
+
 class Drain:
-    """Hands back what a consumer holds; another one, or its next run, takes it at once."""
+    """Hands back what a consumer holds, without counting an attempt; another one, or its next run, takes it at once."""
 
     def __init__(
         self, commands: GroupCommands, inbox: Inbox, reader: MessageReader, acks: AckBuffer, tally: Tally, emit: Emit,

@@ -12,6 +12,7 @@ from penstock.delivery.group_commands import GroupCommands, Redelivery, parse_ro
 from penstock.errors import ConnectionLost, PenstockError
 from penstock.keys import StreamKeys
 from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.blocking_read import connect
 from penstock.redis.client import StreamClient
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
@@ -154,9 +155,7 @@ class ConsumerSlot:
     async def _open(self) -> Connection:
         connection = self._connection
         if connection is None or not connection.is_open or self._home is not home():
-            connection = self._connection = await self._client.dedicated(self._stream, self._asked)
-            reply = (await connection.pipeline([("CLIENT", "ID")]))[0]
-            connection.client_id = reply if isinstance(reply, int) else 0  # it may be forbidden to ask
+            connection = self._connection = await connect(self._client, self._stream, self._asked)
             self._home = home()
         return connection
 

@@ -8,6 +8,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, ClassVar
 
 from penstock.config import ConsumerConfig
@@ -16,7 +17,7 @@ from penstock.delivery.ack_buffer import AckBuffer
 from penstock.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
 from penstock.delivery.dead_letters import DeadLetterWriter
 from penstock.delivery.decoding import Decoded, Decoder, Rejected
-from penstock.delivery.drain import Drain
+from penstock.delivery.drain import CLEANUP_TIMEOUT_S, Drain, graceful_end
 from penstock.delivery.group import ConsumerGroup
 from penstock.delivery.group_commands import GroupCommands
 from penstock.delivery.heartbeat import Heartbeat
@@ -34,12 +35,10 @@ from penstock.redis.client import StreamClient
 from penstock.redis.retry import pause_s
 from penstock.runtime.aio import Event, TaskGroup, Threads, call_in_loop, home, shielded
 from penstock.serializers import Serializer
-from penstock.shutdown import SignalWatch
 from penstock.streams.workers import Workers
 
 logger = logging.getLogger("penstock.streams")
 _MESSAGE_WORKERS = 16
-_CLEANUP_TIMEOUT_S = 5.0
 
 
 class StreamConsumer:
@@ -140,26 +139,17 @@ class StreamConsumer:
         handed back at once without counting an attempt. Cancelling run() hands back too. A handler that calls
         sys.exit() has failed like any other; then run() ends, and raises SystemExit.
         """
-        watch = SignalWatch.subscribe(self.stop) if self.config.handle_signals else None
         activities, workers = TaskGroup(self._stopping.set_from_outside), TaskGroup(self._stopping.set_from_outside)
+        grace_s, on_signal = self.config.shutdown_grace_ms / 1000, self.stop if self.config.handle_signals else None
         self._inbox.reopen()
-        is_wound_up = False
         try:
-            await self._persist(self._open)
-            self._heartbeat.start()
-            self._start(activities, workers)
-            await self._stopping.wait()
-            await self._wind_up(activities, workers, self.config.shutdown_grace_ms / 1000)
-            is_wound_up = True
+            async with graceful_end(partial(self._wind_up, activities, workers), grace_s, on_signal):
+                await self._persist(self._open)
+                self._heartbeat.start()
+                self._start(activities, workers)
+                await self._stopping.wait()
         finally:
-            try:
-                if not is_wound_up:
-                    # Cancelled, or asked a second time while winding up: no more grace.
-                    await shielded(_CLEANUP_TIMEOUT_S, self._wind_up, activities, workers, 0.0)
-            finally:
-                self._heartbeat.stop()  # whatever happened: nobody renews leases for a consumer that is gone
-                if watch is not None:
-                    watch()
+            self._heartbeat.stop()  # whatever happened: nobody renews leases for a consumer that is gone
         self._raise_exit()
         activities.raise_failure()
         workers.raise_failure()
@@ -181,7 +171,7 @@ class StreamConsumer:
             await self._janitor.run_due()
         except BaseException:
             # Cancelled or cut off in the middle: the next pass would pass over what this one still holds.
-            await shielded(_CLEANUP_TIMEOUT_S, self._drain.let_go)
+            await shielded(CLEANUP_TIMEOUT_S, self._drain.let_go)
             raise
         finally:
             self._heartbeat.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +11,12 @@ from penstock import envelope
 from penstock.delivery.group_commands import Redelivery
 from penstock.errors import PenstockError
 from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.blocking_read import connect, wake
 from penstock.redis.client import StreamClient
 from penstock.tasks.entries import runs_elsewhere
 from penstock.tasks.lanes import Lane
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 
-logger = logging.getLogger("penstock.tasks")
 _REPLY_MARGIN_S = 2.0
 
 
@@ -110,10 +109,7 @@ class BlockingReads:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
-        connection = await self._client.dedicated(self._key)
-        if self._lost is not None:
-            connection.client_id = int(await connection.call("CLIENT", "ID"))
-        return connection
+        return await connect(self._client, self._key)
 
     async def kill_abandoned(self) -> None:
         """End reads that were given up: only then tells a look what they have handed out."""
@@ -123,11 +119,7 @@ class BlockingReads:
     async def wake(self) -> None:
         """Let all reads return now. A hint: a read that is not woken ends by itself a moment later."""
         for connection in list(self._blocked):
-            if connection.client_id:
-                try:
-                    await self._client.call(self._key, "CLIENT", "UNBLOCK", connection.client_id)
-                except PenstockError:
-                    logger.debug("a read could not be woken", exc_info=True)  # forbidden, or Redis is away
+            await wake(self._client, self._key, connection)
 
     # --- what is due --------------------------------------------------------------------------------
 

@@ -10,12 +10,19 @@ from typing import Any
 
 import redis
 
-from penstock.balancer.messages import LBSInfo
-from penstock.balancer.notices import Notice, StreamAdded, StreamDisowned, StreamExpired, StreamTerminated, terminated
+from penstock.balancer.messages import (
+    LBSInfo,
+    Notice,
+    StreamAdded,
+    StreamDisowned,
+    StreamExpired,
+    StreamTerminated,
+    terminated,
+)
 from penstock.errors import AlreadyClaimed
 from penstock.sync import StreamClient
 from penstock.sync.balancer.balancer import StreamBalancer
-from penstock.sync.balancer.service import Notices
+from penstock.sync.balancer.notice_queue import NoticeQueue
 from tests.helpers.threads import DEADLINE_S, Task, join, start
 
 SERVICE = "svc"
@@ -47,7 +54,7 @@ class Follower:
         self.claimed: list[LBSInfo] = []
         self.refused: list[str] = []
 
-    def follow(self, notices: Notices) -> None:
+    def follow(self, notices: NoticeQueue) -> None:
         for notice in notices:
             self.notices.append(notice)
             if isinstance(notice, StreamExpired) and self._claims:
@@ -119,12 +126,11 @@ def crash(balancer: StreamBalancer) -> None:
     """Stops a balancer as a killed process stops, nothing is handed over; then lets the time of its locks pass."""
     balancer._heartbeat.stop()
     balancer._listener.stop()
-    balancer._stopping.set()
-    balancer._sweep_soon.set()
+    balancer._sweep.stop()
     with suppress(Exception):
         balancer._reader.stop()
     assert balancer._activities.join(DEADLINE_S)
-    assert balancer._listening.join(DEADLINE_S)
+    assert balancer._listener._listening.join(DEADLINE_S)
     balancer._is_over = True
     balancer._notices.close(terminated("killed"))
     _outlive(balancer)

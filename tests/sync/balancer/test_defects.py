@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
+from penstock.balancer.config import MetricsRecorder
 from penstock.balancer.messages import LBSInfo
-from penstock.balancer.recorder import MetricsRecorder
 from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, StreamNotOwned
 from penstock.sync import StreamClient
 from penstock.sync.balancer.commands import BalancerCommands

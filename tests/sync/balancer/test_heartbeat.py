@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.balancer.recorder import MetricsRecorder
+from penstock.balancer.config import MetricsRecorder
 from penstock.errors import StreamNotOwned
 from penstock.sync import RetryConfig, StreamClient
 from penstock.testing import FaultProxy

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.balancer.messages import LBSInfo
-from penstock.balancer.notices import StreamAdded
+from penstock.balancer.messages import LBSInfo, StreamAdded
 from penstock.errors import AlreadyClaimed, ConnectionLost
 from penstock.sync import StreamClient
 from penstock.sync.balancer.reader import Reader

@@ -13,7 +13,7 @@ from penstock.errors import AlreadyClaimed, ConfigurationError, StreamNotOwned
 from penstock.keys import BalancerKeys
 from penstock.sync import StreamClient
 from penstock.sync.balancer.balancer import StreamBalancer
-from penstock.sync.balancer.listener import merged
+from penstock.sync.balancer.orphans import merged
 from tests.helpers.threads import eventually, throughout
 from tests.sync.balancer.stage import (
     GROUP,

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings, Ownership
-from penstock.balancer.messages import LBSInfo, LBSInputMessage
-from penstock.balancer.notices import StreamAdded
-from penstock.errors import AlreadyClaimed, GroupLost, MalformedEntry, PenstockError, PermanentError, ReadOnlyServer
-from penstock.policy import Reason
-from penstock.redis.blocking import Command, Connection, Reply
-from penstock.redis.retry import Repeat
+from penstock.balancer.messages import LBSInfo, LBSInputMessage, StreamAdded
+from penstock.errors import AlreadyClaimed, GroupLost, PenstockError, PermanentError, ReadOnlyServer
+from penstock.redis.blocking import Command, Reply
 from penstock.redis.translate import Redirected
 from penstock.runtime.threads import Event, next_tick, pause
 from penstock.sync.balancer.commands import BalancerCommands, Row
 from penstock.sync.balancer.notice_queue import NoticeQueue
-from penstock.sync.delivery.decoding import Rejected
+from penstock.sync.redis.blocking_read import BlockingRead
 from penstock.sync.redis.client import StreamClient
 
 _BLOCK_MS = 1_000
@@ -41,11 +38,8 @@ class Reader:
     ) -> None:
         self._client, self._commands, self._holdings, self._notices = client, commands, holdings, notices
         self._config = config
-        self._stopping = Event()
-        self._has_slot = Event()
-        self._connection: Connection | None = None
-        self._client_id = 0
-        self._is_blocked = False
+        self._stopping, self._has_slot = Event(), Event()
+        self._blocking = BlockingRead(client, commands.keys.stream)
 
     def run(self) -> None:
         """Read until stop(); raise what cannot be mended."""
@@ -62,10 +56,11 @@ class Reader:
                 if delay_s is None:
                     raise
                 self._config.logger.warning("reading %s failed: %s", self._commands.keys.stream, error)
-                self._hang_up(error)
+                self._blocking.abort()
+                if isinstance(error, Redirected | ReadOnlyServer):
+                    self._client.refresh()
                 self._stopping.wait(delay_s)
-        if self._connection is not None:
-            self._connection.abort()
+        self._blocking.abort()
 
     def _read_on(self) -> None:
         try:
@@ -79,9 +74,7 @@ class Reader:
         """Let run() end; what it has read by then is locked and told first."""
         self._stopping.set()
         self._has_slot.set()
-        if self._is_blocked:
-            key = self._commands.keys.stream
-            self._client.call(key, "CLIENT", "UNBLOCK", self._client_id, repeat=Repeat.IDEMPOTENT)
+        self._blocking.wake()  # where it may not, the read ends by itself a moment later
 
     def slot_is_free(self) -> None:
         """Take note that a stream was finished, handed over or lost."""
@@ -118,36 +111,17 @@ class Reader:
         return len(self._holdings) < capacity
 
     def _block(self, command: Command) -> Reply:
-        connection = self._connection
-        if connection is None or not connection.is_open:
-            connection = self._connection = self._commands.dedicated()
-            self._client_id = int(connection.call("CLIENT", "ID"))
+        if not self._blocking.is_open:
+            self._blocking.open()
         if self._stopping.is_set():
             return None
-        self._is_blocked = True
-        try:
-            return connection.call(*command, timeout_s=_BLOCK_MS / 1000 + _REPLY_MARGIN_S)
-        except BaseException:
-            connection.abort()  # out of step, or cancelled: a stream may have been handed to nobody
-            raise
-        finally:
-            self._is_blocked = False
-
-    def _hang_up(self, error: PenstockError) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abort()
-        if isinstance(error, Redirected | ReadOnlyServer):
-            self._client.refresh()
+        return self._blocking.call(command, _BLOCK_MS / 1000 + _REPLY_MARGIN_S)
 
     def _own(self, rows: list[Row]) -> None:
         for entry_id, fields in rows:
-            try:
-                message = LBSInputMessage.of_entry(fields)
-            except MalformedEntry as error:
-                self._commands.dead_letter(Rejected(entry_id, Reason.DECODE_ERROR, error, 1, 0, fields))
-                continue
-            self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
+            message = self._commands.message_of(entry_id, fields)
+            if message is not None:
+                self._own_one(LBSInfo(message.data_stream_name, entry_id), message)
 
     def _own_one(self, info: LBSInfo, message: LBSInputMessage) -> None:
         recorder = self._config.metrics_recorder

@@ -10,7 +10,7 @@ from penstock.counters import Tally
 from penstock.delivery.in_flight import Row
 from penstock.errors import PenstockError, ReadOnlyServer
 from penstock.events import Emit, EventName
-from penstock.redis.blocking import Command, Connection, Reply
+from penstock.redis.blocking import Command, Reply
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
@@ -19,6 +19,7 @@ from penstock.sync.delivery.ack_buffer import AckBuffer
 from penstock.sync.delivery.decoding import Decoded, Decoder
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands, Redelivery, parse_rows
 from penstock.sync.delivery.inbox import Inbox
+from penstock.sync.redis.blocking_read import BlockingRead
 from penstock.sync.redis.client import StreamClient
 
 REPLY_MARGIN_S = 2.0
@@ -61,10 +62,8 @@ class MessageReader:
         self._client, self._commands, self._inbox, self._acks = client, commands, inbox, acks
         self._decoder, self._tally, self._emit, self._prefetch = decoder, tally, emit, prefetch
         self._sweep_interval_s, self._on_rejected = sweep_interval_s, on_rejected
-        self._connection: Connection | None = None
+        self._blocking = BlockingRead(client, commands.keys.stream)
         self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is on the move
-        self._abandoned: Connection | None = None  # its last read may be on its way still
-        self._is_reading = False
         self._must_sweep = True
         self.has_read = False
         self._is_exact = False  # the server's list of what is pending here and ours were compared and agree
@@ -74,7 +73,7 @@ class MessageReader:
 
     def read(self, count: int, block_ms: int | None) -> int:
         """Read new messages once, carrying acknowledgements along; return how many came."""
-        connection = self._ready()
+        self._ready()
         acks = self._acks.take_along(is_calm=self._is_exact and not self.claiming.locked())
         commands: list[Command] = [self._acks.command(acks)] if acks else []
         commands.append(self._commands.read_command(count, block_ms))
@@ -95,25 +94,25 @@ class MessageReader:
                 answered = True
                 self._acks.answered(acks, reply)
 
-        self._is_reading = self.has_read = self._inbox.is_read_under_way = True
+        self.has_read = self._inbox.is_read_under_way = True
         try:
-            replies = connection.pipeline(commands, timeout_s=timeout_s, on_reply=on_reply)
+            replies = self._blocking.send(commands, timeout_s, on_reply)
         except BaseException:
             # Cancelled, timed out or broken: the server may have handed messages to nobody.
             self._must_sweep = True
-            self._abort(connection)
             if acks is not None and not answered:
                 self._acks.put_back(acks)
             raise
         finally:
-            self._is_reading = self._inbox.is_read_under_way = False
+            self._inbox.is_read_under_way = False
         for reply in reversed(replies[step - 1 :: step]):
             if isinstance(reply, PenstockError):
-                self._refused(connection, reply)
+                self._refused(reply)
         return found
 
-    def _refused(self, connection: Connection, error: PenstockError) -> None:
-        if isinstance(error, ScriptMissing):
+    def _refused(self, error: PenstockError) -> None:
+        connection = self._blocking.connection
+        if isinstance(error, ScriptMissing) and connection is not None:
             self._client.load(connection, [script("streams/ack")])
             return
         if isinstance(error, Redirected | ReadOnlyServer):
@@ -158,27 +157,19 @@ class MessageReader:
         elif found < count:
             next_tick()  # a trickle: the worker first, the next read has time
 
-    def _ready(self) -> Connection:
-        connection = self._connection
-        if connection is None or not connection.is_open:
-            was_connected = connection is not None
+    def _ready(self) -> None:
+        if not self._blocking.is_open:
+            was_connected = self._blocking.connection is not None
             if was_connected and self._asked is None:
                 self._client.refresh()  # another server may serve the stream by now
-            connection = self._connection = self._connect()
+            asked, self._asked = self._asked, None
+            self._blocking.open(asked, ("SCRIPT", "LOAD", script("streams/ack").source))
+            self._asked = asked  # only now: a node that cannot be reached is not asked again
             self._must_sweep = True
             if was_connected:
                 self._emit(EventName.RECONNECTED)
         if self._must_sweep or time.monotonic() - self._last_sweep_s > self._sweep_interval_s:
             self.sweep()
-        return connection
-
-    def _connect(self) -> Connection:
-        asked, self._asked = self._asked, None
-        connection = self._client.dedicated(self._commands.keys.stream, asked)
-        replies = connection.pipeline([("CLIENT", "ID"), ("SCRIPT", "LOAD", script("streams/ack").source)])
-        connection.client_id = replies[0] if isinstance(replies[0], int) else 0
-        self._asked = asked  # only now: a node that cannot be reached is not asked again
-        return connection
 
     def sweep(self) -> int:
         """Take up whatever is pending with this consumer and not held by it. No read may be under way."""
@@ -222,30 +213,15 @@ class MessageReader:
         self._end_read()
 
     def _end_read(self) -> None:
-        if not self._is_reading or self._connection is None:
-            return
-        try:
-            if client_id := self._connection.client_id:
-                unblocked = self._client.call(self._commands.keys.stream, "CLIENT", "UNBLOCK", client_id)
-                if unblocked and not self._asked:
-                    return
-        except PenstockError:
-            pass  # forbidden, or Redis is away: breaking the connection ends the read as well
-        self._abort(self._connection)
-
-    def _abort(self, connection: Connection) -> None:
-        if connection.is_open or connection.has_timed_out:  # else the server has hung up
-            self._abandoned = connection
-        connection.abort()
+        if self._blocking.is_under_way and (not self._blocking.wake() or self._asked):
+            self._blocking.abort()  # forbidden, or Redis is away: breaking the connection ends the read as well
 
     def kill_abandoned_read(self) -> None:
         """Keep a read that was given up from being executed later: only then tells a look what it handed out."""
-        abandoned, self._abandoned = self._abandoned, None
-        self._client.kill_abandoned(self._commands.keys.stream, abandoned)
+        self._blocking.kill_abandoned()
 
     def close(self) -> None:
         """Close the connection."""
         self._must_sweep = True
         self.quiet.clear()
-        if self._connection is not None:
-            self._connection.close()
+        self._blocking.close()

@@ -16,6 +16,7 @@ from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
 from penstock.runtime.threads import home
 from penstock.sync.delivery.group_commands import GroupCommands, Redelivery, parse_rows
+from penstock.sync.redis.blocking_read import connect
 from penstock.sync.redis.client import StreamClient
 
 
@@ -155,9 +156,7 @@ class ConsumerSlot:
     def _open(self) -> Connection:
         connection = self._connection
         if connection is None or not connection.is_open or self._home is not home():
-            connection = self._connection = self._client.dedicated(self._stream, self._asked)
-            reply = (connection.pipeline([("CLIENT", "ID")]))[0]
-            connection.client_id = reply if isinstance(reply, int) else 0  # it may be forbidden to ask
+            connection = self._connection = connect(self._client, self._stream, self._asked)
             self._home = home()
         return connection
 

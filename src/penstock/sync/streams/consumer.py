@@ -9,6 +9,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 from penstock.config import ConsumerConfig
@@ -23,12 +24,11 @@ from penstock.model import ConsumerMetrics, PassReport, StreamMessage
 from penstock.redis.retry import pause_s
 from penstock.runtime.threads import Event, TaskGroup, Threads, call_in_loop, home, shielded
 from penstock.serializers import Serializer
-from penstock.shutdown import SignalWatch
 from penstock.sync.delivery.ack_buffer import AckBuffer
 from penstock.sync.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
 from penstock.sync.delivery.dead_letters import DeadLetterWriter
 from penstock.sync.delivery.decoding import Decoded, Decoder, Rejected
-from penstock.sync.delivery.drain import Drain
+from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S, Drain, graceful_end
 from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.delivery.group_commands import GroupCommands
 from penstock.sync.delivery.inbox import Inbox
@@ -40,7 +40,6 @@ from penstock.sync.streams.workers import Workers
 
 logger = logging.getLogger("penstock.sync.streams")
 _MESSAGE_WORKERS = 16
-_CLEANUP_TIMEOUT_S = 5.0
 
 
 class StreamConsumer:
@@ -141,26 +140,17 @@ class StreamConsumer:
         handed back at once without counting an attempt. Cancelling run() hands back too. A handler that calls
         sys.exit() has failed like any other; then run() ends, and raises SystemExit.
         """
-        watch = SignalWatch.subscribe(self.stop) if self.config.handle_signals else None
         activities, workers = TaskGroup(self._stopping.set_from_outside), TaskGroup(self._stopping.set_from_outside)
+        grace_s, on_signal = self.config.shutdown_grace_ms / 1000, self.stop if self.config.handle_signals else None
         self._inbox.reopen()
-        is_wound_up = False
         try:
-            self._persist(self._open)
-            self._heartbeat.start()
-            self._start(activities, workers)
-            self._stopping.wait()
-            self._wind_up(activities, workers, self.config.shutdown_grace_ms / 1000)
-            is_wound_up = True
+            with graceful_end(partial(self._wind_up, activities, workers), grace_s, on_signal):
+                self._persist(self._open)
+                self._heartbeat.start()
+                self._start(activities, workers)
+                self._stopping.wait()
         finally:
-            try:
-                if not is_wound_up:
-                    # Cancelled, or asked a second time while winding up: no more grace.
-                    shielded(_CLEANUP_TIMEOUT_S, self._wind_up, activities, workers, 0.0)
-            finally:
-                self._heartbeat.stop()  # whatever happened: nobody renews leases for a consumer that is gone
-                if watch is not None:
-                    watch()
+            self._heartbeat.stop()  # whatever happened: nobody renews leases for a consumer that is gone
         self._raise_exit()
         activities.raise_failure()
         workers.raise_failure()
@@ -182,7 +172,7 @@ class StreamConsumer:
             self._janitor.run_due()
         except BaseException:
             # Cancelled or cut off in the middle: the next pass would pass over what this one still holds.
-            shielded(_CLEANUP_TIMEOUT_S, self._drain.let_go)
+            shielded(CLEANUP_TIMEOUT_S, self._drain.let_go)
             raise
         finally:
             self._heartbeat.stop()

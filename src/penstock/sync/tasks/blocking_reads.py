@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,12 +12,12 @@ from penstock import envelope
 from penstock.errors import PenstockError
 from penstock.redis.blocking import Command, Connection, Reply
 from penstock.sync.delivery.group_commands import Redelivery
+from penstock.sync.redis.blocking_read import connect, wake
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.entries import runs_elsewhere
 from penstock.tasks.lanes import Lane
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 
-logger = logging.getLogger("penstock.sync.tasks")
 _REPLY_MARGIN_S = 2.0
 
 
@@ -111,10 +110,7 @@ class BlockingReads:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
-        connection = self._client.dedicated(self._key)
-        if self._lost is not None:
-            connection.client_id = int(connection.call("CLIENT", "ID"))
-        return connection
+        return connect(self._client, self._key)
 
     def kill_abandoned(self) -> None:
         """End reads that were given up: only then tells a look what they have handed out."""
@@ -124,11 +120,7 @@ class BlockingReads:
     def wake(self) -> None:
         """Let all reads return now. A hint: a read that is not woken ends by itself a moment later."""
         for connection in list(self._blocked):
-            if connection.client_id:
-                try:
-                    self._client.call(self._key, "CLIENT", "UNBLOCK", connection.client_id)
-                except PenstockError:
-                    logger.debug("a read could not be woken", exc_info=True)  # forbidden, or Redis is away
+            wake(self._client, self._key, connection)
 
     # --- what is due --------------------------------------------------------------------------------
 

@@ -1,0 +1,300 @@
+"""Finds streams that were handed out and have no owner: by sweeps, which are the guarantee, and by hints of Redis."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+from penstock import ids
+from penstock.balancer.commands import BalancerCommands, Pending
+from penstock.balancer.config import BalancerConfig
+from penstock.balancer.holdings import Holdings
+from penstock.balancer.messages import LBSInfo, StreamExpired
+from penstock.balancer.notice_queue import NoticeQueue
+from penstock.errors import PenstockError, PermanentError
+from penstock.keys import MUTEX_KEY_SEP, BalancerKeys
+from penstock.redis.aio import Connection
+from penstock.redis.client import StreamClient
+from penstock.redis.settings import Host
+from penstock.redis.subscription import Subscription
+from penstock.runtime.aio import Event, TaskGroup, next_tick
+
+_KEPT_AWAY_S = 5.0  # how long a consumer leaves to others what it has handed over
+_SWARM_S = 0.2  # after a hint: those of one dead consumer come together, but Redis notices the last of them late
+_MOST_SWEEPING = 5  # hints make a consumer sweep for no more than one part in so many of its time
+_ROOM_S = 0.5  # how soon a full queue of notices is looked at again, should the application read nothing
+_NEEDED = "KEx"
+_SETTING = "notify-keyspace-events"
+_POLL_S = 0.5
+_GATHER_S = 0.01  # events of one dead consumer come in a swarm and are looked into together
+_RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
+
+
+class Sweep:
+    """Looks through the pending entries, page by page, for those whose lock is gone, and tells the application."""
+
+    def __init__(
+        self, commands: BalancerCommands, holdings: Holdings, notices: NoticeQueue, config: BalancerConfig
+    ) -> None:
+        self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, config
+        self._known: dict[str, StreamExpired] = {}
+        self._handed_over: dict[str, float] = {}
+        self._stopping, self._soon = Event(), Event()
+        self._took_s, self._not_before_s = 0.0, 0.0
+
+    def stop(self) -> None:
+        """Let run() end."""
+        self._stopping.set()
+        self._soon.set()
+
+    def soon(self) -> None:
+        """Sweep without waiting for the interval to pass."""
+        self._soon.set()
+
+    def keep_away(self, entry_id: str) -> None:
+        """Leave an entry to others for a while: this consumer has handed it over."""
+        now_s = time.monotonic()
+        for old, until_s in self._handed_over.copy().items():  # several threads may hand over at once
+            if until_s <= now_s:
+                self._handed_over.pop(old, None)
+        self._handed_over[entry_id] = now_s + _KEPT_AWAY_S
+
+    # --- pass by pass -------------------------------------------------------------------------------
+
+    async def run(self, after_each: Callable[[], Awaitable[None]]) -> None:
+        """Sweep until stop(); raise what cannot be mended."""
+        interval_s, is_first = self._config.sweep_interval_ms / 1000, True
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            # Lowered before the look, so that whatever is told meanwhile leads to another one.
+            self._soon.clear()
+            try:
+                if await self._notices.wait_for_room(interval_s):
+                    found = await self.run_once()
+                    self._took_s = time.monotonic() - began_s
+                    if is_first:
+                        self._config.metrics_recorder.record_startup_recovery(found, self._took_s)
+                        is_first = False
+                await after_each()
+            except PermanentError:
+                raise
+            except PenstockError as error:
+                self._config.logger.warning("sweep of %s failed: %s", self._commands.keys.stream, error)
+            if not self._stopping.is_set():
+                # Peers that were started together do not sweep together.
+                await self._soon.wait(interval_s * random.uniform(0.8, 1.0))
+                await self._stopping.wait(max(0.0, self._not_before_s - time.monotonic()))
+
+    async def run_once(self) -> int:
+        """Look through all pending entries; tell of those without an owner page by page; return how many there are."""
+        start, found = "-", 0
+        seen: set[str] = set()
+        while True:
+            page = await self._commands.pending(start, self._config.lbs_recovery_count)
+            seen.update(entry.id for entry in page)
+            orphans = await self._orphans([entry for entry in page if self._may_be_orphan(entry)])
+            found += len(orphans)
+            # The application is waited for, so that one look at the pending entries is enough for all of them.
+            for hint in orphans:
+                while not self._stopping.is_set() and not self._notices.offer(hint):
+                    await self._notices.wait_for_room(_ROOM_S)
+            if len(page) < self._config.lbs_recovery_count:
+                break
+            start = f"({page[-1].id}"
+            await next_tick()
+        self._known = {entry_id: hint for entry_id, hint in self._known.items() if entry_id in seen}
+        return found
+
+    async def look_into(self, names: dict[str, str]) -> None:
+        """Follow hints: the names of data streams by the ids of the entries whose locks ran out."""
+        # Locks do not name their service: only those count whose entry is pending here, under the same name.
+        wanted = [entry_id for entry_id in names if "-" in entry_id and ids.is_id(entry_id)]
+        if not wanted:
+            return
+        try:
+            pending = [entry for entry in await self._commands.pending_of(wanted) if entry is not None]
+            orphans = await self._orphans([entry for entry in pending if self._concerns_us(entry)])
+        except PenstockError as error:
+            self._config.logger.warning("a hint was not followed: %s", error)
+            return
+        hints = [hint for hint in orphans if names[hint.payload.id_in_lbs] == hint.payload.data_stream_name]
+        refused = sum(not self._notices.offer(hint) for hint in hints)
+        if refused:
+            self._config.metrics_recorder.record_ksp_dropped(refused)
+        if hints and not self._soon.is_set():
+            # Redis tells of a lock when it deletes it, which may be seconds after it ran out. The sweep asks for all.
+            rest_s = min(_MOST_SWEEPING * self._took_s, self._config.sweep_interval_ms / 1000)
+            self._not_before_s = time.monotonic() + max(_SWARM_S, rest_s)
+            self._soon.set()
+
+    # --- entry by entry -----------------------------------------------------------------------------
+
+    def _may_be_orphan(self, entry: Pending) -> bool:
+        # One that was read a moment ago is about to be locked by whoever read it.
+        return entry.idle_ms >= self._config.lock_ttl_ms and self._concerns_us(entry)
+
+    def _concerns_us(self, entry: Pending) -> bool:
+        # Not if we own it or have just handed it over.
+        if self._holdings.has_entry(entry.id):
+            return False
+        # Whoever took it since has died with it: nobody is left to leave it to.
+        return entry.consumer != self._commands.me or self._handed_over.get(entry.id, 0.0) <= time.monotonic()
+
+    async def _orphans(self, entries: list[Pending]) -> list[StreamExpired]:
+        # Those whose lock is gone, in random order: peers begin at different ends.
+        hints = await self._describe(entries)
+        are_locked = await self._commands.are_locked([hint.payload for hint in hints])
+        found = [hint for hint, is_locked in zip(hints, are_locked, strict=True) if not is_locked]
+        random.shuffle(found)
+        return found
+
+    async def _describe(self, entries: list[Pending]) -> list[StreamExpired]:
+        unknown = [entry for entry in entries if entry.id not in self._known]
+        for entry, fields in zip(unknown, await self._commands.bodies([entry.id for entry in unknown]), strict=True):
+            if fields is None:
+                await self._commands.forget(entry.id)
+                continue
+            message = await self._commands.message_of(entry.id, fields, entry.deliveries)
+            if message is not None:
+                self._known[entry.id] = StreamExpired(LBSInfo(message.data_stream_name, entry.id), message.info)
+        return [self._known[entry.id] for entry in entries if entry.id in self._known]
+
+
+def merged(flags: str) -> str:
+    """Return the flags of notify-keyspace-events with those added that a balancer needs; none is taken away."""
+    has = set(flags) | (set("x") if "A" in flags else set())
+    return flags + "".join(flag for flag in _NEEDED if flag not in has)
+
+
+class Listener:
+    """Listens for locks that run out, a hint that lets peers take over at once instead of at the next sweep.
+
+    Both flavours of events are heard, since a Go peer of another version may have switched one of them off.
+    """
+
+    def __init__(
+        self, client: StreamClient, config: BalancerConfig, on_expired: Callable[[dict[str, str]], Awaitable[None]]
+    ) -> None:
+        self._client, self._config, self._on_expired = client, config, on_expired
+        self._stopping = Event()
+        self._listening = TaskGroup(lambda: None)
+        db = client.settings.db
+        self._events = f"__keyevent@{db}__:expired"
+        self._spaces = f"__keyspace@{db}__:"
+        self._patterns = [self._events, f"{self._spaces}*{MUTEX_KEY_SEP}*"]
+        self._is_told, self._failures = False, 0
+        self._hosts: set[Host] = set()  # that somebody listens to
+
+    async def start(self) -> None:
+        """Listen to every server, beside whatever else runs, until stop()."""
+        await self.switch_on()
+        subscriptions = [(host, await self.open(host)) for host in await self._client.masters()]
+        for host, subscription in subscriptions:
+            self._listening.start(self._run, host, subscription)
+
+    def stop(self) -> None:
+        """Let the listening end."""
+        self._stopping.set()
+
+    async def end(self, timeout_s: float) -> None:
+        """Wait after stop() until nobody listens any more, but not for longer."""
+        await self._listening.join(timeout_s)
+        await self._listening.cancel()
+
+    async def switch_on(self) -> None:
+        """Have the servers send events, beside those that others have asked for; forbidden is fine."""
+        for connection in await self._client.to_masters():
+            try:
+                await self._switch_on(connection)
+            except PenstockError as error:
+                if not self._is_told:
+                    self._config.logger.info("no events of Redis (%s): sweeps find streams without an owner", error)
+                self._is_told = True
+
+    @staticmethod
+    async def _switch_on(connection: Connection) -> None:
+        reply = await connection.call("CONFIG", "GET", _SETTING)
+        flags = reply[1].decode() if len(reply) > 1 else ""
+        if merged(flags) != flags:
+            await connection.call("CONFIG", "SET", _SETTING, merged(flags))
+
+    async def open(self, host: Host) -> Subscription | None:
+        """Subscribe; None = not now, it is tried again."""
+        subscription = Subscription(self._client.settings, host, self._patterns)
+        try:
+            await subscription.open()
+        except PenstockError as error:
+            if not self._failures:  # told once, not with each try
+                self._config.logger.warning("cannot listen for events: %s; sweeps do without", error)
+            self._failures += 1
+            await subscription.close()
+            return None
+        self._failures = 0
+        return subscription
+
+    async def _run(self, host: Host, subscription: Subscription | None) -> None:
+        # A broken subscription is made anew, and what it missed is left to the sweep.
+        self._hosts.add(host)
+        while not self._stopping.is_set():
+            if subscription is None:
+                host = await self._follow(host)
+                subscription = await self.open(host)
+            if subscription is not None:
+                try:
+                    await self._listen(subscription)
+                except PenstockError as error:
+                    self._config.logger.warning("no events for now: %s", error)
+                except Exception:
+                    self._config.logger.exception("no events for now")  # sweeps go on
+                await subscription.close()
+                subscription = None
+            if not self._stopping.is_set():
+                await self._stopping.wait(min(_RETRY_S * 2 ** min(self._failures, 16), _LONGEST_RETRY_S))
+
+    async def _follow(self, host: Host) -> Host:
+        # A server that was replaced has no locks any more, or those of the past.
+        try:
+            masters = await self._client.masters()
+            new = [master for master in masters if master not in self._hosts]
+            if host not in masters and new:
+                self._hosts = {*self._hosts, new[0]} - {host}
+                host = new[0]
+                await self.switch_on()
+        except PenstockError as error:
+            self._config.logger.debug("no events for now: %s", error)
+        return host
+
+    async def _listen(self, subscription: Subscription) -> None:
+        heard_s = time.monotonic()
+        while not self._stopping.is_set():
+            first = await subscription.next(_POLL_S)
+            if first is not None:
+                heard_s = time.monotonic()
+                await self._on_expired(await self._gather(subscription, first))
+            elif time.monotonic() - heard_s > self._config.ksp_chan_timeout:
+                heard_s = time.monotonic()
+                await subscription.ping()
+
+    async def _gather(self, subscription: Subscription, first: tuple[str, str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        until_s, message = time.monotonic() + _GATHER_S, first
+        while True:
+            lock = self._lock_of(*message)
+            if lock is not None:
+                found[lock[1]] = lock[0]
+            if time.monotonic() > until_s or len(found) >= self._config.ksp_chan_size:
+                break  # the rest waits in the connection
+            following = await subscription.next(0)
+            if following is None:
+                break
+            message = following
+        self._config.metrics_recorder.record_ksp_received(len(found))
+        return found
+
+    def _lock_of(self, channel: str, text: str) -> tuple[str, str] | None:
+        if channel == self._events:
+            return BalancerKeys.split_lock(text)
+        if text == "expired" and channel.startswith(self._spaces):
+            return BalancerKeys.split_lock(channel[len(self._spaces) :])
+        return None

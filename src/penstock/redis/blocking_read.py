@@ -1,0 +1,98 @@
+"""BlockingRead: a connection on which reads wait at the server until something comes, or somebody wakes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from penstock.errors import PenstockError
+from penstock.redis.aio import Command, Connection, OnReply, Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.settings import Host
+
+
+async def connect(client: StreamClient, key: str, asked: Host | None = None, *along: Command) -> Connection:
+    """Open a connection to read on, whose number at the server is known; send further commands along."""
+    connection = await client.dedicated(key, asked)
+    try:
+        number = (await connection.pipeline([("CLIENT", "ID"), *along]))[0]
+    except BaseException:
+        connection.abort()  # nobody knows of it yet
+        raise
+    connection.client_id = number if isinstance(number, int) else 0  # it may be forbidden to ask
+    return connection
+
+
+async def wake(client: StreamClient, key: str, connection: Connection) -> bool:
+    """Have the server answer a read that waits; False = none does, it is forbidden, or Redis is away."""
+    with suppress(PenstockError):
+        if connection.client_id:
+            return bool(await client.call(key, "CLIENT", "UNBLOCK", connection.client_id))
+    return False
+
+
+class BlockingRead:
+    """One read at a time from the server of a key.
+
+    Guarantees: a read is sent once. One that was cancelled or timed out may be executed even later, and hand something
+    to nobody; after kill_abandoned() it is not, so that a look then tells all that it handed out.
+    """
+
+    def __init__(self, client: StreamClient, key: str) -> None:
+        self._client, self._key = client, key
+        self.connection: Connection | None = None
+        self.is_under_way = False
+        self._abandoned: Connection | None = None  # its last read may be on its way still
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that has not broken."""
+        return self.connection is not None and self.connection.is_open
+
+    async def open(self, asked: Host | None = None, *along: Command) -> None:
+        """Connect to the server of the key, or to the one that a cluster said to ask; send further commands along."""
+        self.connection = await connect(self._client, self._key, asked, *along)
+
+    async def call(self, command: Command, timeout_s: float) -> Reply:
+        """Send a read, on a new connection where none is open, and return its reply; raise what an error says."""
+        if not self.is_open:
+            await self.open()
+        reply = (await self.send([command], timeout_s))[0]
+        if isinstance(reply, PenstockError):
+            await self.close()  # another server may serve the key by now
+            raise reply
+        return reply
+
+    async def send(self, commands: Sequence[Command], timeout_s: float, on_reply: OnReply | None = None) -> list[Reply]:
+        """Send commands of which the last one reads, as Connection.pipeline() does."""
+        assert self.connection is not None, "open() comes first"
+        self.is_under_way = True
+        try:
+            return await self.connection.pipeline(commands, timeout_s, on_reply)
+        except BaseException:
+            self.abort()  # cancelled, timed out or broken
+            raise
+        finally:
+            self.is_under_way = False
+
+    async def wake(self) -> bool:
+        """Let a read that waits return now; False = none does, it is forbidden, or Redis is away."""
+        connection = self.connection if self.is_under_way else None
+        return connection is not None and await wake(self._client, self._key, connection)
+
+    def abort(self) -> None:
+        """Break the connection off, and the read under way with it."""
+        if self.connection is not None:
+            if self.connection.is_open or self.connection.has_timed_out:  # else the server has hung up
+                self._abandoned = self.connection
+            self.connection.abort()
+
+    async def close(self) -> None:
+        """Close the connection, on which nothing is under way."""
+        if self.connection is not None:
+            await self.connection.close()
+
+    async def kill_abandoned(self) -> None:
+        """Keep a read that was given up from being executed later."""
+        abandoned, self._abandoned = self._abandoned, None
+        await self._client.kill_abandoned(self._key, abandoned)
