@@ -19,6 +19,7 @@ from penstock.balancer.runner import CLEANUP_TIMEOUT_S, Runner, StreamHandler
 from penstock.balancer.topic import Topic
 from penstock.balancer.topic_producer import check_prefix, wrong_number
 from penstock.delivery.callables import is_async
+from penstock.delivery.decoding import Rejected
 from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, StreamNotOwned, text_of
 from penstock.keys import BalancerKeys
 from penstock.number_checks import check_number

@@ -26,6 +26,7 @@ from penstock.sync.balancer.reader import Reader
 from penstock.sync.balancer.runner import CLEANUP_TIMEOUT_S, Runner, StreamHandler
 from penstock.sync.balancer.topic_producer import check_prefix, wrong_number
 from penstock.sync.delivery.callables import is_async
+from penstock.sync.delivery.decoding import Rejected
 from penstock.sync.redis.client import StreamClient
 
 _BEAT_POLL_S = 0.002
