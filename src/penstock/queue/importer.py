@@ -11,9 +11,8 @@ from penstock import dead_letter_record
 from penstock.errors import ConfigurationError
 from penstock.keys import ListQueueKeys, QueueKeys
 from penstock.policy import Reason
-from penstock.queue.model import ImportReport
+from penstock.queue.model import GROUP, ImportReport
 from penstock.queue.payload import shortened_key
-from penstock.queue.queue_consumer import GROUP
 from penstock.queue.stored_message import StoredMessage
 from penstock.redis.client import StreamClient
 from penstock.redis.from_driver import client_of, is_cluster

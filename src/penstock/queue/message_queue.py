@@ -12,19 +12,18 @@ from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.queue.abstract_gateway import AbstractRedisGateway
-from penstock.queue.administration import Administration
-from penstock.queue.announcer import tell
-from penstock.queue.gateway import RedisGateway
-from penstock.queue.gateway_options import Overload, check_interrupt
+from penstock.queue.gateway import RedisGateway, tell
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import QueueStats
 from penstock.queue.options import (
     UNSET,
     DedupKey,
     OnFailure,
+    Overload,
     QueueOptions,
     Unset,
     check_count,
+    check_interrupt,
     check_seconds,
     check_sink,
     checked_backoff,
@@ -102,7 +101,7 @@ class RedisMessageQueue:
             given["interrupt"] = interrupt if interrupt is not None and isinstance(gateway, RedisGateway) else UNSET
             _check_gateway(gateway, given)
             self._gateway = gateway
-            if on_event is not None and isinstance(gateway, RedisGateway):
+            if on_event is not None:
                 gateway.listen(self.key.pending, on_event)
         else:
             self._gateway = self._make_gateway(client, given, pending_overload_policy)
@@ -189,13 +188,13 @@ class RedisMessageQueue:
     def _is_stopped(self) -> bool:
         if self._is_draining or (self._interrupt is not None and self._interrupt.is_interrupted()):
             return True
-        return isinstance(self._gateway, RedisGateway) and self._gateway.is_interrupted()
+        return self._gateway.is_interrupted()
 
     # --- administration -----------------------------------------------------------------------------
 
     async def stats(self) -> QueueStats:
         """Return how many messages are in which state."""
-        found = await self._administration().stats()
+        found = await self._gateway.administration(self.key).stats()
         return QueueStats(
             found.pending,
             found.processing,
@@ -210,28 +209,20 @@ class RedisMessageQueue:
 
         `source` is pending, processing, retrying, completed, failed or dead_letter.
         """
-        return await self._administration().peek(check_count("count", count), source)
+        return await self._gateway.administration(self.key).peek(check_count("count", count), source)
 
     async def redrive_dead_letters(self, max_messages: int | None = None) -> int:
         """Put dead letters back into the queue, the oldest first; return how many."""
         if max_messages is not None:
             check_count("max_messages", max_messages)
-        return await self._administration().redrive(max_messages)
+        return await self._gateway.administration(self.key).redrive(max_messages)
 
     async def purge(self, *, target: str) -> int:
         """Delete what is pending, or the completed or failed log, or the dead letters; return how many.
 
         What is being processed stays. The deduplication keys of purged messages are free again.
         """
-        return await self._administration().purge(target)
-
-    def _administration(self) -> Administration:
-        if not isinstance(self._gateway, RedisGateway):
-            raise ConfigurationTypeError(
-                f"stats(), peek(), purge() and redrive_dead_letters() look into Redis Streams: ask the broker behind "
-                f"{type(self._gateway).__name__} instead"
-            )
-        return Administration(self._gateway.client, self.key, self._gateway.dead_letter_queue, self._gateway.is_text)
+        return await self._gateway.administration(self.key).purge(target)
 
     # --- the end ------------------------------------------------------------------------------------
 
@@ -254,8 +245,7 @@ class RedisMessageQueue:
             if others & self._in_hand:
                 await self._fewer_in_hand.wait(None if deadline is None else deadline - time.monotonic())
         is_complete = not others & self._in_hand
-        if isinstance(self._gateway, RedisGateway):
-            is_complete = await self._gateway.hand_back() and is_complete
+        is_complete = await self._gateway.hand_back() and is_complete
         self._emit(EventName.DRAINED, is_complete=is_complete)
         return is_complete
 

@@ -1,4 +1,4 @@
-"""What a queue may be told, checked at once: each rule with a message that names the fix."""
+"""What a queue and its gateway may be told, checked at once: each rule with a message that names the fix."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError
 from penstock.policy import Backoff
+from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.payload import Message, content_key, literal_key
 
 OnFailure: TypeAlias = Literal["retry", "terminal"]
+Overload: TypeAlias = Literal["raise", "block", "drop_oldest"]
 DedupKey: TypeAlias = Callable[[Message], str] | Callable[[Message], Awaitable[str]]
 _DEFAULT_LENGTH = 1_000
 _JITTER = 0.1
@@ -169,3 +171,60 @@ def checked_backoff(policy: object, delay: object, longest: object) -> Backoff:
     if first_s > longest_s:
         raise ConfigurationError(f"retry_delay_seconds={first_s} must not exceed max_retry_delay_seconds={longest_s}")
     return Backoff(max(1, round(first_s * 1000)), max(1, round(longest_s * 1000)), _JITTER)
+
+
+# --- of gateways ------------------------------------------------------------------------------------
+
+
+def check_retries(budget_s: object, initial_s: float, longest_s: float) -> None:
+    """Raise unless it is clear how long, and how often, what failed is tried again."""
+    check_seconds("retry_budget_seconds", budget_s, may_be_zero=True)
+    check_seconds("retry_max_delay_seconds", longest_s)
+    check_seconds("retry_initial_delay_seconds", initial_s)
+    if initial_s > longest_s:
+        raise ConfigurationError(
+            f"retry_initial_delay_seconds={initial_s} must not exceed retry_max_delay_seconds={longest_s}"
+        )
+
+
+def check_interrupt(interrupt: object) -> BaseGracefulInterruptHandler | None:
+    """Return the handler if it is one."""
+    if interrupt is not None and not isinstance(interrupt, BaseGracefulInterruptHandler):
+        raise ConfigurationTypeError(
+            f"interrupt must be a GracefulInterruptHandler, an EventDrivenInterruptHandler or another "
+            f"BaseGracefulInterruptHandler, not {type(interrupt).__name__}"
+        )
+    return interrupt
+
+
+def check_leases(lease_s: float | None, max_deliveries: int | None, dead_letters: str | None) -> None:
+    """Raise unless lease, limit and dead letters go together."""
+    if lease_s is not None:
+        check_seconds("message_visibility_timeout_seconds", lease_s)
+    if max_deliveries is not None:
+        check_count("max_delivery_count", max_deliveries)
+        if lease_s is None:
+            raise ConfigurationError(
+                "max_delivery_count needs message_visibility_timeout_seconds: without leases a message is handed out "
+                "once"
+            )
+        if dead_letters is None:
+            raise ConfigurationError(
+                "max_delivery_count needs dead_letter_queue, the name of the queue for messages beyond it"
+            )
+    if dead_letters is not None:
+        if not isinstance(dead_letters, str):
+            raise ConfigurationTypeError(f"dead_letter_queue must be a str, not {type(dead_letters).__name__}")
+        if not dead_letters.strip():
+            raise ConfigurationError("dead_letter_queue must not be blank: name it, for example 'orders::dlq'")
+
+
+def check_overload(max_pending: int | None, policy: object, block_timeout_s: float) -> None:
+    """Raise unless it is clear what becomes of a message for which there is no room."""
+    if max_pending is not None:
+        check_count("max_pending_length", max_pending)
+    if policy not in get_args(Overload):
+        raise ConfigurationError(f"pending_overload_policy={policy!r} must be one of {', '.join(get_args(Overload))}")
+    if policy != "raise" and max_pending is None:
+        raise ConfigurationError(f"pending_overload_policy={policy!r} needs max_pending_length")
+    check_seconds("pending_block_timeout_seconds", block_timeout_s)

@@ -12,11 +12,10 @@ from penstock import dead_letter_record
 from penstock.errors import ConfigurationError
 from penstock.keys import ListQueueKeys, QueueKeys
 from penstock.policy import Reason
-from penstock.queue.model import ImportReport
+from penstock.queue.model import GROUP, ImportReport
 from penstock.queue.payload import shortened_key
 from penstock.queue.stored_message import StoredMessage
 from penstock.redis.retry import Repeat
-from penstock.sync.queue.queue_consumer import GROUP
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.from_driver import client_of, is_cluster
 
