@@ -115,16 +115,17 @@ def checked_log_length(kind: str, is_on: object, length: int | None) -> int | No
     return length if is_on else 0
 
 
-def checked_lease(timeout: object, max_deliveries: object) -> tuple[float | None, int | None]:
-    """Return the lease in seconds and how often a message may be handed out; None, None = at most once."""
-    lease_s = None if timeout is None else check_seconds("visibility_timeout_seconds", timeout)
-    most = None if max_deliveries is None else check_count("max_delivery_count", max_deliveries)
-    if lease_s is None and most is not None:
-        raise ConfigurationError(
-            "visibility_timeout_seconds=None hands every message out once and takes none back: say "
-            "max_delivery_count=None too, or set a timeout"
-        )
-    return lease_s, most
+def check_leases(name: str, timeout: object, max_deliveries: object) -> None:
+    """Raise unless the lease, an option of that name, and the limit of deliveries go together."""
+    if timeout is not None:
+        check_seconds(name, timeout)
+    if max_deliveries is not None:
+        check_count("max_delivery_count", max_deliveries)
+        if timeout is None:
+            raise ConfigurationError(
+                f"max_delivery_count needs {name}: None hands every message out once and takes none back; say "
+                f"max_delivery_count=None too, or set a timeout"
+            )
 
 
 def checked_heartbeat(interval: object, lease_s: float | None, on_failure: object, *, is_async: bool) -> float | None:
@@ -197,26 +198,17 @@ def check_interrupt(interrupt: object) -> BaseGracefulInterruptHandler | None:
     return interrupt
 
 
-def check_leases(lease_s: float | None, max_deliveries: int | None, dead_letters: str | None) -> None:
-    """Raise unless lease, limit and dead letters go together."""
-    if lease_s is not None:
-        check_seconds("message_visibility_timeout_seconds", lease_s)
-    if max_deliveries is not None:
-        check_count("max_delivery_count", max_deliveries)
-        if lease_s is None:
-            raise ConfigurationError(
-                "max_delivery_count needs message_visibility_timeout_seconds: without leases a message is handed out "
-                "once"
-            )
-        if dead_letters is None:
+def check_dead_letter_queue(name: object, max_deliveries: int | None) -> None:
+    """Raise unless messages beyond the limit of deliveries have a place to go."""
+    if name is None:
+        if max_deliveries is not None:
             raise ConfigurationError(
                 "max_delivery_count needs dead_letter_queue, the name of the queue for messages beyond it"
             )
-    if dead_letters is not None:
-        if not isinstance(dead_letters, str):
-            raise ConfigurationTypeError(f"dead_letter_queue must be a str, not {type(dead_letters).__name__}")
-        if not dead_letters.strip():
-            raise ConfigurationError("dead_letter_queue must not be blank: name it, for example 'orders::dlq'")
+    elif not isinstance(name, str):
+        raise ConfigurationTypeError(f"dead_letter_queue must be a str, not {type(name).__name__}")
+    elif not name.strip():
+        raise ConfigurationError("dead_letter_queue must not be blank: name it, for example 'orders::dlq'")
 
 
 def check_overload(max_pending: int | None, policy: object, block_timeout_s: float) -> None:

@@ -109,7 +109,7 @@ class QueueConsumer:
         if self._unsettled:
             await self._settle_again()
         slot, delivery = await self.slots.borrow(), None  # before the clock starts: this may wait for a hand-back
-        started_s, trial, may_take_new, has_looked = time.monotonic(), None, True, False
+        started_s, trial, may_take_new = time.monotonic(), None, True
         self._brisk_turns = self._brisk_turns + 1 if started_s - self._ended_s < _BRISK_S else 0
         deadline = started_s + wait_s
         try:
@@ -123,15 +123,14 @@ class QueueConsumer:
                     if is_stopped():
                         raise
                     trial = trial or self.settings.retry.start(started_s)
-                    await self._recuperate(slot, error, trial, deadline, has_looked)
+                    await self._recuperate(slot, error, trial, deadline, has_looked=not may_take_new)
                     may_take_new = time.monotonic() < deadline
-                    has_looked = not may_take_new
         finally:
             if delivery is None:
                 self.slots.put_back(slot)
 
     async def _recuperate(
-        self, slot: ConsumerSlot, error: PenstockError, trial: Trial, deadline: float, has_looked: bool
+        self, slot: ConsumerSlot, error: PenstockError, trial: Trial, deadline: float, *, has_looked: bool
     ) -> None:
         # After the deadline there is one more look at what a lost reply may have handed out, however late it is by
         # then, and hardly more than that.

@@ -18,6 +18,7 @@ from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import GROUP, ClaimedMessage
 from penstock.queue.options import (
     Overload,
+    check_dead_letter_queue,
     check_interrupt,
     check_leases,
     check_overload,
@@ -74,7 +75,8 @@ class RedisGateway(AbstractRedisGateway):
         check_retries(retry_budget_seconds, retry_initial_delay_seconds, retry_max_delay_seconds)
         check_seconds("message_deduplication_log_ttl_seconds", message_deduplication_log_ttl_seconds)
         check_seconds("message_wait_interval_seconds", message_wait_interval_seconds, may_be_zero=True)
-        check_leases(message_visibility_timeout_seconds, max_delivery_count, dead_letter_queue)
+        check_leases("message_visibility_timeout_seconds", message_visibility_timeout_seconds, max_delivery_count)
+        check_dead_letter_queue(dead_letter_queue, max_delivery_count)
         check_overload(max_pending_length, pending_overload_policy, pending_block_timeout_seconds)
         self.message_visibility_timeout_seconds = message_visibility_timeout_seconds
         self.is_at_most_once = message_visibility_timeout_seconds is None
