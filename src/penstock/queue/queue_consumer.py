@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from penstock import envelope
 from penstock.config import ConsumerConfig
@@ -38,7 +38,7 @@ from penstock.runtime.aio import pause
 from penstock.serializers import PayloadLimits
 
 logger = logging.getLogger("penstock.queue")
-Step: TypeAlias = Callable[[], Awaitable[Any]]
+Step: TypeAlias = Callable[[], Awaitable[bool]]
 UNLIMITED = (1 << 63) - 1
 _LOOK_EVERY_S = 1.0  # for messages that are due: other processes may have put some aside
 _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
@@ -282,7 +282,7 @@ class QueueConsumer:
         trial = self.settings.retry.start()
         while True:
             try:
-                is_done = bool(await step())
+                is_done = await step()
             except GroupLost:
                 is_done = False  # the pending list went with the group
             except PASSING as error:

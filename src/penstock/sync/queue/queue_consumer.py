@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from penstock import envelope
 from penstock.config import ConsumerConfig
@@ -39,7 +39,7 @@ from penstock.sync.queue.stream_delivery import StreamDelivery
 from penstock.sync.redis.client import StreamClient
 
 logger = logging.getLogger("penstock.sync.queue")
-Step: TypeAlias = Callable[[], Any]
+Step: TypeAlias = Callable[[], bool]
 UNLIMITED = (1 << 63) - 1
 _LOOK_EVERY_S = 1.0  # for messages that are due: other processes may have put some aside
 _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
@@ -281,7 +281,7 @@ class QueueConsumer:
         trial = self.settings.retry.start()
         while True:
             try:
-                is_done = bool(step())
+                is_done = step()
             except GroupLost:
                 is_done = False  # the pending list went with the group
             except PASSING as error:

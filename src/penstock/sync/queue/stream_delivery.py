@@ -45,7 +45,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
     attempts: int
     expires_at: float  # of time.monotonic(), unless it is renewed
     payload: MessageData = b""
-    token: str = ""  # who holds the message, and for the how-manieth time it was handed out: no two are alike
+    token: str = ""  # deliveries, id and consumer: no two deliveries have the same
 
     def finish(self, log: str | None = None, max_length: int | None = None) -> bool:
         """End the life of the message, with a record in a log that keeps `max_length` of them if one is given."""
