@@ -22,6 +22,7 @@ from penstock.queue import message_queue
 from penstock.queue.options import UNSET
 from penstock.queue.processing import Processing
 from penstock.redis.scripts import names
+from penstock.serializers import DEFAULT_MAX_BYTES
 from tests.docs.pages import ROOT, prose, table_column
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -31,7 +32,7 @@ STANDS_FOR = {
     "get_deduplication_key": "SHA-256",
     "visibility_timeout_seconds": str(message_queue._DEFAULT_LEASE_S),
     "max_delivery_count": str(message_queue._DEFAULT_DELIVERIES),
-    "max_payload_bytes": f"{message_queue.DEFAULT_MAX_BYTES:_}",
+    "max_payload_bytes": f"{DEFAULT_MAX_BYTES:_}",
 }
 
 

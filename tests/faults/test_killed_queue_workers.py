@@ -15,8 +15,8 @@ import redis.asyncio
 import penstock
 from penstock import sync
 from penstock.errors import OutOfMemory, TransientError
-from penstock.queue.prefetch_returner import PrefetchReturner
 from penstock.redis.embedded import EmbeddedServer
+from penstock.sync.queue.consumer_slots import ConsumerSlots
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
 from tests.helpers.ageing import LEASE_MS, Ageing
@@ -166,7 +166,7 @@ def test_a_forked_process_has_slots_of_its_own(server: EmbeddedServer, raw: redi
 def test_a_forked_process_that_closes_the_queue_leaves_the_messages_of_its_parent_alone(
     server: EmbeddedServer, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PrefetchReturner, "start", lambda _self: None)
+    monkeypatch.setattr(ConsumerSlots, "_watch", lambda _self: None)
     client = redis.Redis.from_url(server.url, decode_responses=True)
     gateway = sync.RedisGateway(redis_client=client, message_visibility_timeout_seconds=60)
     gateway._consumer_of(QUEUE)._take_ahead_after = 0

@@ -8,7 +8,7 @@ import redis
 from penstock import QueueStats, RedisMessageQueue, StreamClient
 from penstock.errors import ConfigurationError, FatalError, QueueDrained
 from penstock.events import Event, EventName
-from penstock.queue.queue_consumer import GROUP
+from penstock.queue.model import GROUP
 from tests.helpers.aio import Event as Signal
 from tests.helpers.aio import eventually, is_done, join, outcomes, start, wait_for
 from tests.helpers.commandstats import calls

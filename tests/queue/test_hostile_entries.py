@@ -7,7 +7,7 @@ import redis
 
 from penstock import StreamClient
 from penstock.errors import ConfigurationError, EncodeError, PayloadTooLarge
-from penstock.queue.stored_message import StoredMessage
+from penstock.queue.importer import StoredMessage
 from tests.helpers.hostile import MANY_FIELDS, NO_NUMBERS, wide
 from tests.queue.stage import COMPLETED, DEAD_LETTERS, NAME, make_queue, take, take_all
 

@@ -15,7 +15,7 @@ import redis
 from penstock import RedisGateway, RedisMessageQueue, StreamClient
 from penstock.delivery.group_commands import GroupCommands
 from penstock.errors import ConnectionLost
-from penstock.queue.prefetch_returner import PrefetchReturner
+from penstock.queue.consumer_slots import ConsumerSlots
 from penstock.queue.queue_consumer import QueueConsumer
 from penstock.redis.script_runner import ScriptRunner
 from penstock.redis.scripts import script
@@ -42,7 +42,7 @@ def consumer_of(gateway: RedisGateway) -> QueueConsumer:
 
 
 def ahead_of(gateway: RedisGateway) -> list[str]:
-    return [slot.ahead_id for slot in consumer_of(gateway)._slots._free if slot.has_ahead]
+    return [slot.ahead[0] for slot in consumer_of(gateway).slots._free if slot.ahead is not None]
 
 
 async def publish(queue: RedisMessageQueue, count: int) -> list[str]:
@@ -64,7 +64,7 @@ async def process(queue: RedisMessageQueue, count: int) -> list[Any]:
 @pytest.fixture
 def no_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody puts back what was taken ahead."""
-    monkeypatch.setattr(PrefetchReturner, "start", lambda _self: None)
+    monkeypatch.setattr(ConsumerSlots, "_watch", lambda _self: None)
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ async def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: re
     queue = queue_of(gateway)
     await publish(queue, 3)
     await process(queue, 1)
-    await eventually(lambda: not ahead_of(gateway) and consumer_of(gateway)._slots._returner is None)
+    await eventually(lambda: not ahead_of(gateway) and consumer_of(gateway).slots._returner is None)
     assert await process(queue, 2) == ["message 1", "message 2"]
     await queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -351,13 +351,13 @@ async def test_what_could_not_be_put_back_is_found_by_the_next_call(
         refused.set()
         raise ConnectionLost("not now")
 
-    monkeypatch.setattr("penstock.queue.prefetch_returner.ScriptRunner.run", refuse)
+    monkeypatch.setattr("penstock.queue.consumer_slots.ScriptRunner.run", refuse)
     gateway = always_ahead(client)
     queue = queue_of(gateway)
     await publish(queue, 2)
     await process(queue, 1)
     await eventually(refused.is_set)
-    await eventually(lambda: consumer_of(gateway)._slots._returner is None)
+    await eventually(lambda: consumer_of(gateway).slots._returner is None)
     held = await taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     await held.end()
@@ -369,7 +369,7 @@ async def test_what_could_not_be_put_back_is_found_by_the_next_call(
 async def test_a_return_without_an_answer_does_not_hold_the_next_caller_up_for_ever(
     fault_proxy: FaultProxy, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lose: Callable[..., Fault]
 ) -> None:
-    monkeypatch.setattr("penstock.queue.prefetch_returner._LONGEST_S", 0.2)
+    monkeypatch.setattr("penstock.queue.consumer_slots._LONGEST_RETURN_S", 0.2)
     raw.script_load(script("queue/hand_back").source)
     async with StreamClient.from_url(fault_proxy.url) as client:
         queue = queue_of(always_ahead(client))
@@ -405,7 +405,7 @@ async def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
     queue = queue_of(gateway)
     await publish(queue, 2)
     await process(queue, 1)
-    await eventually(lambda: sent and consumer_of(gateway)._slots._returner is None)
+    await eventually(lambda: sent and consumer_of(gateway).slots._returner is None)
     held = await taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     assert sent == []
@@ -423,7 +423,7 @@ async def test_who_was_frozen_does_not_begin_what_another_has_by_now(
     queue = queue_of(gateway)
     await publish(queue, 3)
     await process(queue, 1)
-    for slot in consumer_of(gateway)._slots._free:
+    for slot in consumer_of(gateway).slots._free:
         slot.ahead_since -= 1.0
     age(raw)
     other = queue_of(quick_gateway(client))
@@ -443,10 +443,10 @@ async def test_a_message_that_was_taken_ahead_has_its_lease_from_then_on(
     queue = queue_of(gateway)
     await publish(queue, 2)
     await process(queue, 1)
-    (slot,) = [slot for slot in consumer_of(gateway)._slots._free if slot.has_ahead]
+    (slot,) = [slot for slot in consumer_of(gateway).slots._free if slot.ahead is not None]
     slot.ahead_since -= 0.05
     held = await taken(queue)
-    (_, claim), *_ = gateway._claims.values()
-    assert claim.expires_at == slot.ahead_since + 60.0
+    (delivery,) = gateway._held.values()
+    assert delivery.expires_at == slot.ahead_since + 60.0
     await held.end()
     await queue.close()

@@ -1,18 +1,167 @@
-"""ConsumerSlots: the consumers of one process at one queue, and who may have the next one."""
+"""The consumers of one process at one queue: each is a consumer of the group that holds one message at most.
+
+So what is pending with a slot after a lost reply is what that reply handed out, and a message that another slot of the
+same process has taken over is refused to this one like to a stranger.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from penstock.delivery.group_commands import GroupCommands, Redelivery, Row, parse_rows
+from penstock.errors import ConnectionLost, PenstockError
 from penstock.keys import StreamKeys
-from penstock.queue.consumer_slot import ConsumerSlot
-from penstock.queue.prefetch_returner import PATIENCE_S, PrefetchReturner
+from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.blocking_read import connect
 from penstock.redis.client import StreamClient
-from penstock.runtime.aio import Event
+from penstock.redis.script_runner import ScriptRunner
+from penstock.redis.scripts import script
+from penstock.redis.settings import Host
+from penstock.redis.translate import Redirected
+from penstock.runtime.aio import Event, home
 from penstock.worker_name import unique_worker_name
+
+logger = logging.getLogger("penstock.queue")
+PATIENCE_S = 0.05  # how long a message that was taken ahead waits for its caller
+_LONGEST_RETURN_S = 2.0  # for the command that puts one back: the next caller waits for it
+
+
+class ConsumerSlot:
+    """One consumer, and the connection on which it waits for messages."""
+
+    def __init__(self, client: StreamClient, keys: StreamKeys, group: str, consumer: str, dead_letters: str) -> None:
+        self._client, self._stream = client, keys.stream
+        self.consumer = consumer
+        self.commands = GroupCommands(client, keys, group, consumer, dead_letters)
+        self.is_doubtful = False  # a message may be pending here that nobody holds: until it is in a caller's hands
+        self.is_given_up = False  # it keeps a message that can be settled in no way
+        self._has_read = False  # what is in doubt was new; else it was taken from another consumer
+        self._connection: Connection | None = None
+        self._abandoned: Connection | None = None  # its last read may be on its way still
+        self._home: object = None
+        self._asked: Host | None = None
+        self._begun: tuple[str, int, int] | None = None  # told to the server, which may not have answered
+        self.ahead: Row | None = None  # what was taken ahead, and waits here for a caller
+        self.ahead_since = 0.0
+        self.read_ahead = self.commands.read_command(1, None)
+
+    def _doubt(self, *, has_read: bool) -> None:
+        self.is_doubtful, self._has_read, self._begun, self.ahead = True, has_read, None, None
+
+    def is_sure(self) -> None:
+        """Take note that what is pending here is in a caller's hands, or that nothing is."""
+        self.is_doubtful, self._begun, self.ahead = False, None, None
+
+    # --- taken ahead --------------------------------------------------------------------------------
+
+    def begin_ahead(self) -> None:
+        """Take note that `read_ahead` is sent, by whomever."""
+        self._doubt(has_read=True)
+        self.ahead_since = time.monotonic()
+
+    def end_ahead(self, reply: Reply) -> bool:
+        """Keep what came for whoever asks next; False = nothing did."""
+        if isinstance(reply, ConnectionLost):
+            return False  # in doubt
+        rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
+        self.is_doubtful = bool(rows)
+        self.ahead = (rows[0][0].decode(), rows[0][1]) if rows else None
+        return bool(rows)
+
+    def take_ahead(self, not_before_s: float) -> Row | None:
+        """Return the message that was taken ahead; None = there is none, or it may be somebody else's by now."""
+        row, self.ahead = self.ahead, None
+        return row if self.ahead_since >= not_before_s else None
+
+    # --- taking -------------------------------------------------------------------------------------
+
+    async def read(self, block_ms: int | None) -> Row | None:
+        """Take the next new message, waiting for one; None = none came in time."""
+        connection = await self._open()
+        command = self.commands.read_command(1, block_ms)
+        commands: list[Command] = [("ASKING",), command] if self._asked else [command]
+        timeout_s = self._client.settings.socket_timeout_s + (block_ms or 0) / 1000
+        self._doubt(has_read=True)
+        try:
+            reply = (await connection.pipeline(commands, timeout_s=timeout_s))[-1]
+        except PenstockError as error:
+            self.is_doubtful = isinstance(error, ConnectionLost)
+            if connection.has_timed_out:
+                self._abandoned = connection
+            raise
+        except BaseException:  # cancelled, or interrupted: the server must not hand a message to nobody
+            self._abandoned = connection
+            connection.abort()
+            raise
+        rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
+        self.is_doubtful = bool(rows)
+        if isinstance(reply, PenstockError):
+            raise reply
+        return (rows[0][0].decode(), rows[0][1]) if rows else None
+
+    async def take_due(self) -> tuple[int | None, list[Redelivery], list[str]]:
+        """Take a message whose waiting time is over; return also the ms until the next one is due."""
+        self._doubt(has_read=False)
+        wait_ms, claims, missing = await self.commands.take_due(1)
+        self.is_doubtful = bool(claims)
+        return wait_ms, claims, missing
+
+    async def recover(self, lease_ms: int, cursor: str, page: int) -> tuple[str, list[Redelivery], list[str]]:
+        """Take a message whose holder has been silent for a lease; return also where to look next."""
+        self._doubt(has_read=False)
+        following, claims, missing = await self.commands.recover(lease_ms, 1, cursor, page)
+        self.is_doubtful = bool(claims)
+        return following, claims, missing
+
+    async def take_lost(self) -> tuple[list[Redelivery], list[str]]:
+        """Take what a lost reply had handed out, if it had."""
+        abandoned, self._abandoned = self._abandoned, None
+        await self._client.kill_abandoned(self._stream, abandoned)
+        claims, missing = list[Redelivery](), list[str]()
+        async for own in self.commands.own_pending():
+            # Among them are those that wait for their retry, which are passed over.
+            claims, missing = await self.commands.take(own, is_own_read=self._has_read) if own else ([], [])
+            if claims or missing:
+                break
+        self.is_doubtful = bool(claims)
+        return claims, missing
+
+    async def begin(self, entry_id: str, deliveries: int, attempts: int) -> bool:
+        """Count the coming run of a message that was handed out before; False = it is not ours any more."""
+        self._begun = entry_id, deliveries, attempts
+        (is_begun,) = await self.commands.begin([self._begun])
+        return is_begun
+
+    def counts_of(self, found: Redelivery) -> tuple[int, int]:
+        """Return deliveries and attempts of a message before its coming run: a run that never was is no attempt."""
+        if self._begun is not None and self._begun[0] == found.id:
+            return self._begun[1:]
+        return found.deliveries, found.attempts
+
+    async def leave(self, error: PenstockError) -> None:
+        """Look elsewhere after an error that says that another server may serve the stream by now."""
+        await self._client.leave(self._connection, error)
+        self._asked = error.asked if isinstance(error, Redirected) else None
+        if self._asked is not None or not isinstance(error, ConnectionLost):
+            self.close()
+
+    async def _open(self) -> Connection:
+        connection = self._connection
+        if connection is None or not connection.is_open or self._home is not home():
+            connection = self._connection = await connect(self._client, self._stream, self._asked)
+            self._home = home()
+        return connection
+
+    def close(self) -> None:
+        """Give up the connection."""
+        if self._connection is not None and self._home is home():
+            self._connection.abort()
+        self._connection = None
 
 
 class ConsumerSlots:
@@ -31,8 +180,8 @@ class ConsumerSlots:
         self.name, self._made, self._process = unique_worker_name(group), 0, os.getpid()
         self._free: list[ConsumerSlot] = []
         self._lock = threading.Lock()
-        self._returner: PrefetchReturner[ConsumerSlot] | None = None
-        self._is_returning = False  # whether the returner is putting a message back now
+        self._returner: threading.Thread | None = None  # puts back what nobody comes for
+        self._is_returning = False  # whether it is putting a message back now
         self._waiting: list[Event] = []  # one for each caller who waits for that: they may be in several event loops
         self._has_taken_ahead = False  # since the returner looked last
         self.may_take_ahead = True
@@ -70,7 +219,7 @@ class ConsumerSlots:
         with self._lock:
             if slot.is_given_up or self.is_foreign or not slot.consumer.startswith(self.name):
                 return
-            if slot.has_ahead:
+            if slot.ahead is not None:
                 self._watch()
             is_next = slot.is_doubtful or not self._is_one_doubtful
             self._free.insert(len(self._free) if is_next else 0, slot)
@@ -95,37 +244,68 @@ class ConsumerSlots:
     # --- what was taken ahead -----------------------------------------------------------------------
 
     def _watch(self) -> None:
+        # A thread that lives as long as messages are taken ahead. The interpreter waits for it: a program that ends
+        # without a word leaves nothing behind that a lease must run out for.
         self._has_taken_ahead = True
         if self._returner is None:
-            returner = PrefetchReturner(
-                self._client.settings, self._keys, self._group, self._abandoned, self._take_back
-            )
+            returner = threading.Thread(target=self._return_abandoned, name="penstock-returns", daemon=False)
             try:
                 returner.start()
                 self._returner = returner
             except RuntimeError:  # no more threads, or the interpreter is about to end: the next call looks after it
                 self.may_take_ahead = False
 
-    def _abandoned(self) -> list[ConsumerSlot] | None:
-        # For the thread of the returner, which has what it gets.
-        with self._lock:
-            if not threading.main_thread().is_alive():
-                self.may_take_ahead = False  # the interpreter waits for that thread
-            latest_s = time.monotonic() - PATIENCE_S
-            waiting = [slot for slot in self._free if slot.has_ahead]
-            if not waiting and not self._has_taken_ahead:
-                self._returner = None
-                return None
-            self._has_taken_ahead = False
-            # One at a time: callers who come meanwhile have the others, and wait for this one only.
-            abandoned = [slot for slot in waiting if slot.ahead_since < latest_s][:1]
-            if abandoned:
-                self._free.remove(abandoned[0])
-                self._is_returning = True
-            return abandoned
+    def _return_abandoned(self) -> None:
+        settings = self._client.settings
+        settings = replace(
+            settings,
+            socket_timeout_s=min(settings.socket_timeout_s, _LONGEST_RETURN_S),
+            connect_timeout_s=min(settings.connect_timeout_s, _LONGEST_RETURN_S),
+        )
+        runner = ScriptRunner(settings, self._keys.stream)
+        try:
+            while True:
+                with self._lock:
+                    if not self._is_needed():
+                        self._returner = None
+                        return
+                    slot = self._next_abandoned()
+                if slot is None:
+                    time.sleep(PATIENCE_S / 2)
+                else:
+                    self._return(runner, slot)
+        finally:
+            runner.close()
 
-    def _take_back(self, slot: ConsumerSlot) -> None:
-        slot.forget_ahead()
+    def _is_needed(self) -> bool:
+        if not threading.main_thread().is_alive():
+            self.may_take_ahead = False  # the interpreter waits for this thread
+        is_needed, self._has_taken_ahead = self._has_taken_ahead, False
+        return is_needed or any(slot.ahead is not None for slot in self._free)
+
+    def _next_abandoned(self) -> ConsumerSlot | None:
+        # One at a time: callers who come meanwhile have the others, and wait for this one only.
+        latest_s = time.monotonic() - PATIENCE_S
+        for slot in self._free:
+            if slot.ahead is not None and slot.ahead_since < latest_s:
+                self._free.remove(slot)
+                self._is_returning = True
+                return slot
+        return None
+
+    def _return(self, runner: ScriptRunner, slot: ConsumerSlot) -> None:
+        keys, group, (entry_id, _) = self._keys, self._group, slot.ahead or ("", [])
+        names = (keys.stream, keys.retries(group), keys.attempts(group))
+        slot.ahead = None  # from here on it is in doubt until the server has answered
+        try:
+            runner.run(script("queue/hand_back"), (len(names), *names, group, slot.consumer, entry_id))
+            slot.is_sure()
+        except PenstockError as error:
+            # The next call of the queue looks after it, or close(). From then on the command, if it is still on its
+            # way, changes nothing.
+            logger.warning("%s was taken ahead and not put back: %s", entry_id, error)
+        except Exception:
+            logger.exception("%s was taken ahead and not put back", entry_id)
         self._on_return()
         self.put_back(slot)
         with self._lock:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from penstock import dead_letter_record
+from penstock import dead_letter_record, envelope
 from penstock.errors import ConfigurationError
 from penstock.keys import ListQueueKeys, QueueKeys
 from penstock.policy import Reason
-from penstock.queue.model import ImportReport
-from penstock.queue.payload import shortened_key
-from penstock.queue.queue_consumer import GROUP
-from penstock.queue.stored_message import StoredMessage
+from penstock.queue.model import GROUP, ImportReport
+from penstock.queue.payload import TEXT_TYPE, shortened_key
 from penstock.redis.client import StreamClient
 from penstock.redis.from_driver import client_of, is_cluster
 from penstock.redis.retry import Repeat
@@ -22,6 +22,7 @@ from penstock.redis.retry import Repeat
 _PAGE = 100  # messages a look, and a script call at most
 _CALL_BYTES = 1_000_000  # a script call sends every payload twice
 _SEARCH = 1_000  # how far a message may have moved in its list since we looked
+_ENVELOPE = b"\x1eRMQ1:"  # begins a message with an id; what has none is the bare payload
 _NO_ENTRY = "0-0"  # stands for the id of an entry that never was
 _MOVED, _LEASED, _WITHOUT_LEASE, _MOVED_WITH_KEY = 1, 2, 3, 4
 _OF_AN_OPERATION = re.compile(r":publish_operation_result:[0-9a-f]{32}$")
@@ -233,3 +234,46 @@ def _parts(page: Sequence[bytes]) -> Iterator[list[bytes]]:
         size += len(value)
     if part:
         yield part
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """What a value of a list of redis-message-queue holds."""
+
+    payload: bytes
+    message_id: str | None
+
+    @classmethod
+    def of(cls, stored: bytes) -> StoredMessage:
+        """Read a value; what is no envelope is a payload."""
+        if stored.startswith(_ENVELOPE):
+            try:
+                found = json.loads(stored[len(_ENVELOPE) :])
+                payload, message_id = found["payload"], found["id"]
+            except (ValueError, TypeError, KeyError, RecursionError):
+                return cls(stored, None)
+            if isinstance(payload, str) and isinstance(message_id, str):
+                return cls(payload.encode(errors="surrogatepass"), message_id)
+        return cls(stored, None)
+
+    @property
+    def default_key(self) -> str:
+        """The deduplication key that both libraries give the message unless they are told another one."""
+        return hashlib.sha256(self.payload).hexdigest()
+
+    def fields(self) -> list[bytes | str]:
+        """Return the fields of its entry in a stream."""
+        fields: list[bytes | str] = [envelope.DATA, self.payload]
+        if self.message_id:
+            fields += [envelope.MESSAGE_ID, self.message_id.encode(errors="replace")]
+        if _is_text(self.payload):
+            fields += [envelope.CONTENT_TYPE, TEXT_TYPE]
+        return fields
+
+
+def _is_text(payload: bytes) -> bool:
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

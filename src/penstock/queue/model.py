@@ -8,6 +8,8 @@ import msgspec
 
 from penstock.queue.payload import MessageData
 
+GROUP = "queue"  # of the stream of every queue
+
 
 class ClaimedMessage(msgspec.Struct, frozen=True):
     """A message that was handed out under a lease; whoever settles or renews it shows the token."""

@@ -1,4 +1,4 @@
-"""What a queue may be told, checked at once: each rule with a message that names the fix."""
+"""What a queue and its gateway may be told, checked at once: each rule with a message that names the fix."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, Literal, TypeAlias, get_args
 from penstock.errors import ConfigurationError, ConfigurationTypeError
 from penstock.number_checks import check_number, check_seconds
 from penstock.policy import Backoff
+from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.payload import Message, content_key, literal_key
 
 OnFailure: TypeAlias = Literal["retry", "terminal"]
+Overload: TypeAlias = Literal["raise", "block", "drop_oldest"]
 DedupKey: TypeAlias = Callable[[Message], str] | Callable[[Message], Awaitable[str]]
 _DEFAULT_LENGTH = 1_000
 _JITTER = 0.1
@@ -94,17 +96,17 @@ def checked_log_length(kind: str, is_on: object, length: int | None) -> int | No
     return length if is_on else 0
 
 
-def checked_lease(timeout: object, most: int | None) -> tuple[float | None, int | None]:
-    """Return the lease in seconds and how often a message may be handed out; None, None = at most once."""
-    lease_s = None if timeout is None else check_seconds("visibility_timeout_seconds", timeout)
-    if most is not None:
-        check_number("max_delivery_count", most)
-    if lease_s is None and most is not None:
-        raise ConfigurationError(
-            "visibility_timeout_seconds=None hands every message out once and takes none back: say "
-            "max_delivery_count=None too, or set a timeout"
-        )
-    return lease_s, most
+def check_leases(name: str, timeout: object, max_deliveries: object) -> None:
+    """Raise unless the lease, an option of that name, and the limit of deliveries go together."""
+    if timeout is not None:
+        check_seconds(name, timeout)
+    if max_deliveries is not None:
+        check_number("max_delivery_count", max_deliveries)
+        if timeout is None:
+            raise ConfigurationError(
+                f"max_delivery_count needs {name}: None hands every message out once and takes none back; say "
+                f"max_delivery_count=None too, or set a timeout"
+            )
 
 
 def checked_heartbeat(interval: object, lease_s: float | None, on_failure: object, *, is_async: bool) -> float | None:
@@ -151,3 +153,51 @@ def checked_backoff(policy: object, delay: object, longest: object) -> Backoff:
     if first_s > longest_s:
         raise ConfigurationError(f"retry_delay_seconds={first_s} must not exceed max_retry_delay_seconds={longest_s}")
     return Backoff(max(1, round(first_s * 1000)), max(1, round(longest_s * 1000)), _JITTER)
+
+
+# --- of gateways ------------------------------------------------------------------------------------
+
+
+def check_retries(budget_s: object, initial_s: float, longest_s: float) -> None:
+    """Raise unless it is clear how long, and how often, what failed is tried again."""
+    check_seconds("retry_budget_seconds", budget_s, may_be_zero=True)
+    check_seconds("retry_max_delay_seconds", longest_s)
+    check_seconds("retry_initial_delay_seconds", initial_s)
+    if initial_s > longest_s:
+        raise ConfigurationError(
+            f"retry_initial_delay_seconds={initial_s} must not exceed retry_max_delay_seconds={longest_s}"
+        )
+
+
+def check_interrupt(interrupt: object) -> BaseGracefulInterruptHandler | None:
+    """Return the handler if it is one."""
+    if interrupt is not None and not isinstance(interrupt, BaseGracefulInterruptHandler):
+        raise ConfigurationTypeError(
+            f"interrupt must be a GracefulInterruptHandler, an EventDrivenInterruptHandler or another "
+            f"BaseGracefulInterruptHandler, not {type(interrupt).__name__}"
+        )
+    return interrupt
+
+
+def check_dead_letter_queue(name: object, max_deliveries: int | None) -> None:
+    """Raise unless messages beyond the limit of deliveries have a place to go."""
+    if name is None:
+        if max_deliveries is not None:
+            raise ConfigurationError(
+                "max_delivery_count needs dead_letter_queue, the name of the queue for messages beyond it"
+            )
+    elif not isinstance(name, str):
+        raise ConfigurationTypeError(f"dead_letter_queue must be a str, not {type(name).__name__}")
+    elif not name.strip():
+        raise ConfigurationError("dead_letter_queue must not be blank: name it, for example 'orders::dlq'")
+
+
+def check_overload(max_pending: int | None, policy: object, block_timeout_s: float) -> None:
+    """Raise unless it is clear what becomes of a message for which there is no room."""
+    if max_pending is not None:
+        check_number("max_pending_length", max_pending)
+    if policy not in get_args(Overload):
+        raise ConfigurationError(f"pending_overload_policy={policy!r} must be one of {', '.join(get_args(Overload))}")
+    if policy != "raise" and max_pending is None:
+        raise ConfigurationError(f"pending_overload_policy={policy!r} needs max_pending_length")
+    check_seconds("pending_block_timeout_seconds", block_timeout_s)

@@ -79,7 +79,7 @@ def take_ahead_and_pause(stage: Stage) -> None:
     for message in ("a", "b", "c"):
         stage.do(queue.publish, message)
     stage.end(stage.take(queue))
-    slots = queue._gateway._consumer_of(QUEUE)._slots  # type: ignore[attr-defined]
+    slots = queue._gateway._consumer_of(QUEUE).slots  # type: ignore[attr-defined]
     eventually(lambda: slots._returner is None)
     for _ in range(2):
         stage.end(stage.take(queue))

@@ -8,8 +8,8 @@ import redis
 
 from penstock.errors import ConfigurationError, FatalError, QueueDrained
 from penstock.events import Event, EventName
+from penstock.queue.model import GROUP
 from penstock.sync import QueueStats, RedisMessageQueue, StreamClient
-from penstock.sync.queue.queue_consumer import GROUP
 from tests.helpers.commandstats import calls
 from tests.helpers.threads import Event as Signal
 from tests.helpers.threads import eventually, is_done, join, outcomes, start, wait_for

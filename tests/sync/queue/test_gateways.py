@@ -144,6 +144,30 @@ def test_what_looks_into_streams_says_that_it_cannot_look_elsewhere() -> None:
     queue.close()
 
 
+class Counting(RedisGateway):
+    """A gateway of a user's own that is ours but for one method."""
+
+    removed = 0
+
+    def remove_message(self, queue: str, message: Any, *, lease_token: str | None = None) -> bool:
+        self.removed += 1
+        return super().remove_message(queue, message, lease_token=lease_token)
+
+
+@pytest.mark.usefixtures("default_server")
+def test_what_a_subclass_of_our_gateway_does_in_its_own_way_is_done_so(client: StreamClient) -> None:
+    gateway = Counting(
+        redis_client=client, message_visibility_timeout_seconds=30, message_wait_interval_seconds=0.2,
+        max_delivery_count=3, dead_letter_queue="orders::dlq",
+    )  # fmt: skip
+    queue = RedisMessageQueue(NAME, gateway=gateway, retry_delay_seconds=0.001)
+    queue.publish("hello")
+    assert fail(queue) == ("hello", 1, 1)
+    assert eventually(lambda: take(queue)) == "hello"
+    assert (gateway.removed, (queue.stats()).processing) == (1, 0)
+    queue.close()
+
+
 # --- failing closed -----------------------------------------------------------------------------------
 
 

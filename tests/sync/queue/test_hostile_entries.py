@@ -7,8 +7,8 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError, EncodeError, PayloadTooLarge
-from penstock.queue.stored_message import StoredMessage
 from penstock.sync import StreamClient
+from penstock.sync.queue.importer import StoredMessage
 from tests.helpers.hostile import MANY_FIELDS, NO_NUMBERS, wide
 from tests.sync.queue.stage import COMPLETED, DEAD_LETTERS, NAME, make_queue, take, take_all
 

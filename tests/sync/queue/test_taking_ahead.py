@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from penstock.errors import ConnectionLost
-from penstock.queue.prefetch_returner import PrefetchReturner
 from penstock.redis.script_runner import ScriptRunner
 from penstock.redis.scripts import script
 from penstock.runtime.threads import Event
 from penstock.sync import RedisGateway, RedisMessageQueue, StreamClient
 from penstock.sync.delivery.group_commands import GroupCommands
+from penstock.sync.queue.consumer_slots import ConsumerSlots
 from penstock.sync.queue.queue_consumer import QueueConsumer
 from penstock.testing import Fault, FaultProxy
 from tests.helpers.threads import eventually
@@ -42,7 +42,7 @@ def consumer_of(gateway: RedisGateway) -> QueueConsumer:
 
 
 def ahead_of(gateway: RedisGateway) -> list[str]:
-    return [slot.ahead_id for slot in consumer_of(gateway)._slots._free if slot.has_ahead]
+    return [slot.ahead[0] for slot in consumer_of(gateway).slots._free if slot.ahead is not None]
 
 
 def publish(queue: RedisMessageQueue, count: int) -> list[str]:
@@ -64,7 +64,7 @@ def process(queue: RedisMessageQueue, count: int) -> list[Any]:
 @pytest.fixture
 def no_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody puts back what was taken ahead."""
-    monkeypatch.setattr(PrefetchReturner, "start", lambda _self: None)
+    monkeypatch.setattr(ConsumerSlots, "_watch", lambda _self: None)
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: redis.Re
     queue = queue_of(gateway)
     publish(queue, 3)
     process(queue, 1)
-    eventually(lambda: not ahead_of(gateway) and consumer_of(gateway)._slots._returner is None)
+    eventually(lambda: not ahead_of(gateway) and consumer_of(gateway).slots._returner is None)
     assert process(queue, 2) == ["message 1", "message 2"]
     queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -324,13 +324,13 @@ def test_what_could_not_be_put_back_is_found_by_the_next_call(
         refused.set()
         raise ConnectionLost("not now")
 
-    monkeypatch.setattr("penstock.queue.prefetch_returner.ScriptRunner.run", refuse)
+    monkeypatch.setattr("penstock.sync.queue.consumer_slots.ScriptRunner.run", refuse)
     gateway = always_ahead(client)
     queue = queue_of(gateway)
     publish(queue, 2)
     process(queue, 1)
     eventually(refused.is_set)
-    eventually(lambda: consumer_of(gateway)._slots._returner is None)
+    eventually(lambda: consumer_of(gateway).slots._returner is None)
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     held.end()
@@ -342,7 +342,7 @@ def test_what_could_not_be_put_back_is_found_by_the_next_call(
 def test_a_return_without_an_answer_does_not_hold_the_next_caller_up_for_ever(
     fault_proxy: FaultProxy, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lose: Callable[..., Fault]
 ) -> None:
-    monkeypatch.setattr("penstock.queue.prefetch_returner._LONGEST_S", 0.2)
+    monkeypatch.setattr("penstock.sync.queue.consumer_slots._LONGEST_RETURN_S", 0.2)
     raw.script_load(script("queue/hand_back").source)
     with StreamClient.from_url(fault_proxy.url) as client:
         queue = queue_of(always_ahead(client))
@@ -378,7 +378,7 @@ def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
     queue = queue_of(gateway)
     publish(queue, 2)
     process(queue, 1)
-    eventually(lambda: sent and consumer_of(gateway)._slots._returner is None)
+    eventually(lambda: sent and consumer_of(gateway).slots._returner is None)
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     assert sent == []
@@ -396,7 +396,7 @@ def test_who_was_frozen_does_not_begin_what_another_has_by_now(
     queue = queue_of(gateway)
     publish(queue, 3)
     process(queue, 1)
-    for slot in consumer_of(gateway)._slots._free:
+    for slot in consumer_of(gateway).slots._free:
         slot.ahead_since -= 1.0
     age(raw)
     other = queue_of(quick_gateway(client))
@@ -414,10 +414,10 @@ def test_a_message_that_was_taken_ahead_has_its_lease_from_then_on(client: Strea
     queue = queue_of(gateway)
     publish(queue, 2)
     process(queue, 1)
-    (slot,) = [slot for slot in consumer_of(gateway)._slots._free if slot.has_ahead]
+    (slot,) = [slot for slot in consumer_of(gateway).slots._free if slot.ahead is not None]
     slot.ahead_since -= 0.05
     held = taken(queue)
-    (_, claim), *_ = gateway._claims.values()
-    assert claim.expires_at == slot.ahead_since + 60.0
+    (delivery,) = gateway._held.values()
+    assert delivery.expires_at == slot.ahead_since + 60.0
     held.end()
     queue.close()

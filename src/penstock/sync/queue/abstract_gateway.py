@@ -5,14 +5,67 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
+from penstock.errors import ConfigurationTypeError, GatewayContractError
+from penstock.events import EventSink
+from penstock.keys import QueueKeys
 from penstock.policy import Reason
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.payload import MessageData
+from penstock.sync.queue.administration import Administration
 from penstock.sync.queue.gateway_renewal import GatewayRenewal
 
 StopRenewal: TypeAlias = Callable[[], None]
+
+
+class Delivery(Protocol):
+    """A message in hand. Each of finish, discard, retry and dead_letter ends that; False = it is another's by now.
+
+    `log` is the name of a log for a record of the message, which keeps the newest `max_length` records.
+    """
+
+    payload: MessageData
+
+    @property
+    def id(self) -> str | None:
+        """The id of the message, where the broker knows one."""
+
+    @property
+    def token(self) -> str | None:
+        """What tells this delivery from every other one of the message; None without leases."""
+
+    @property
+    def deliveries(self) -> int:
+        """How often the message was handed out, this time included; 0 = the broker does not count."""
+
+    @property
+    def attempts(self) -> int:
+        """How often a handler began with it, this time included; 0 = the broker does not count."""
+
+    def finish(self, log: str | None, max_length: int | None) -> bool:
+        """End the life of a message that was processed."""
+
+    def finish_quickly(self, is_stopped: Callable[[], bool]) -> tuple[bool, BaseException | None]:
+        """Finish it in the shortest way; return False where finish() is needed, and a cancellation that came meanwhile.
+
+        Unless `is_stopped` says that there will be no next message, that may be taken along.
+        """
+
+    def discard(self, error: BaseException, log: str | None, max_length: int | None) -> bool:
+        """End the life of a message that failed and is not tried again."""
+
+    def note_failure(self, error: BaseException, log: str, max_length: int | None) -> None:
+        """Record that an attempt failed, whatever becomes of the message."""
+
+    def retry(self, delay_s: float, *, counts: bool) -> bool:
+        """Have it handed out again after the delay; `counts` tells that this was an attempt."""
+
+    def dead_letter(self, reason: Reason | None, error: BaseException) -> bool:
+        """Move it to the dead letters."""
+
+    def keep_lease(self, interval_s: float, max_s: float, on_lost: Callable[[str], None]) -> StopRenewal:
+        """Renew its lease every interval, and say when that fails; the function that is returned ends it."""
 
 
 class AbstractRedisGateway(ABC):
@@ -142,3 +195,123 @@ class AbstractRedisGateway(ABC):
 
     def close(self) -> None:  # noqa: B027  most brokers have nothing to give up
         """Give up what was opened."""
+
+    # --- what a queue asks; what is above answers it ------------------------------------------------
+
+    def take(self, key: QueueKeys, is_stopped: Callable[[], bool]) -> Delivery | None:  # noqa: ARG002
+        """Take the next message of a queue; None = there was none."""
+        found = self.wait_for_message_and_move(key.pending, key.processing)
+        return None if found is None else GatewayDelivery(self, key, found)
+
+    def is_interrupted(self) -> bool:
+        """Return whether nothing new should be begun."""
+        return False
+
+    def listen(self, queue: str, sink: EventSink) -> None:  # noqa: B027  the queue tells of most events itself
+        """Tell a sink what happens in the broker to the messages of a queue."""
+
+    def hand_back(self) -> bool:
+        """Put back what nobody holds; False = some could not be."""
+        return True
+
+    def administration(self, key: QueueKeys) -> Administration:  # noqa: ARG002
+        """Return what looks into a queue."""
+        raise ConfigurationTypeError(
+            f"stats(), peek(), purge() and redrive_dead_letters() look into Redis Streams: ask the broker behind "
+            f"{type(self).__name__} instead"
+        )
+
+
+class GatewayDelivery:
+    """A message that was taken through the contract of AbstractRedisGateway, and is settled through it.
+
+    Raises GatewayContractError where the gateway breaks it; nothing is settled then.
+    """
+
+    def __init__(self, gateway: AbstractRedisGateway, key: QueueKeys, found: ClaimedMessage | MessageData) -> None:
+        self._gateway, self._key, self._name = gateway, key, type(gateway).__name__
+        self._claimed = found if isinstance(found, ClaimedMessage) else None
+        self.payload = found.stored_message if isinstance(found, ClaimedMessage) else found
+        self.id = self._claimed.message_id if self._claimed else None
+        self.token = self._claimed.lease_token if self._claimed else None
+        self.deliveries = self._claimed.delivery_count if self._claimed else 0
+        self.attempts = self._claimed.attempts if self._claimed else 0
+        if gateway.message_visibility_timeout_seconds is not None:
+            self._check_token()
+        if not isinstance(self.payload, str | bytes):
+            raise GatewayContractError(
+                f"{self._name} returned a {type(self.payload).__name__}: return ClaimedMessage, str or bytes"
+            )
+
+    def _check_token(self) -> None:
+        if self._claimed is None:
+            raise GatewayContractError(
+                f"{self._name} has message_visibility_timeout_seconds but returned a plain "
+                f"{type(self.payload).__name__}: return ClaimedMessage(stored_message, lease_token)"
+            )
+        if not self.token:
+            raise GatewayContractError(
+                f"{self._name} has leases but returned a message without a lease_token: settling it could settle the "
+                f"message of another consumer"
+            )
+        if not isinstance(self.token, str):
+            raise GatewayContractError(f"lease_token must be a str, not {type(self.token).__name__}")
+
+    def _checked(self, answer: object) -> bool:
+        if not isinstance(answer, bool):
+            raise GatewayContractError(
+                f"{self._name} must return True or False, not {answer!r}, when a message is settled"
+            )
+        return answer
+
+    def finish(self, log: str | None, max_length: int | None) -> bool:
+        """Remove the message, or move it to the log."""
+        gateway, processing = self._gateway, self._key.processing
+        if log is None:
+            return self._checked(gateway.remove_message(processing, self.payload, lease_token=self.token))
+        return self._checked(
+            gateway.log_message(processing, log, self.payload, lease_token=self.token, max_length=max_length)
+        )
+
+    def finish_quickly(self, is_stopped: Callable[[], bool]) -> tuple[bool, BaseException | None]:  # noqa: ARG002
+        """Return that there is no shorter way."""
+        return False, None
+
+    def discard(self, error: BaseException, log: str | None, max_length: int | None) -> bool:
+        """Discard the message, or move it to the log."""
+        gateway, processing, token = self._gateway, self._key.processing, self.token
+        if log is None:
+            answer = gateway.discard_message(processing, self.payload, lease_token=token, error=error)
+        else:
+            answer = gateway.log_message(
+                processing, log, self.payload, lease_token=token, max_length=max_length, error=error
+            )
+        return self._checked(answer)
+
+    def note_failure(self, error: BaseException, log: str, max_length: int | None) -> None:
+        """Have the gateway record it."""
+        if self._claimed is not None:
+            self._gateway.note_failure(log, self._claimed, error, max_length)
+
+    def retry(self, delay_s: float, *, counts: bool) -> bool:
+        """Return the message to what is pending."""
+        key, token = self._key, self.token
+        return self._checked(
+            self._gateway.return_message(
+                key.processing, key.pending, self.payload, lease_token=token, delay_seconds=delay_s, counts=counts
+            )
+        )
+
+    def dead_letter(self, reason: Reason | None, error: BaseException) -> bool:
+        """Move the message to the dead letters, for the gateway's own reason where none is given."""
+        why = {} if reason is None else {"reason": reason}
+        return self._checked(
+            self._gateway.dead_letter_message(
+                self._key.processing, self.payload, lease_token=self.token, error=error, **why
+            )
+        )
+
+    def keep_lease(self, interval_s: float, max_s: float, on_lost: Callable[[str], None]) -> StopRenewal:
+        """Have the gateway renew the lease."""
+        assert self._claimed is not None  # heartbeats need leases, and leases a ClaimedMessage
+        return self._gateway.keep_lease(self._key.processing, self._claimed, interval_s, max_s, on_lost)

@@ -10,13 +10,11 @@ from penstock import envelope
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import QueueKeys
 from penstock.protection import payload_of
-from penstock.queue.model import QueueStats
+from penstock.queue.model import GROUP, QueueStats
 from penstock.queue.payload import MessageData, decode_payload
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.delivery.dead_letters import DeadLetters
 from penstock.sync.delivery.retention import count_after
-from penstock.sync.queue.dropping import drop_unread
-from penstock.sync.queue.queue_consumer import GROUP
 from penstock.sync.redis.client import StreamClient
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
@@ -99,3 +97,23 @@ class Administration:
         while (dropped := drop_unread(self._client, self._key.pending, _STEP)) is not None:
             total += len(dropped)
         return total
+
+
+def drop_unread(client: StreamClient, queue: str, count: int, at_least: int = 0) -> list[str] | None:
+    """Drop the oldest messages that were never handed out, with their deduplication keys; None = there are none.
+
+    Nothing is dropped from a queue of fewer than `at_least` messages. An empty list says that there was nothing left to
+    do, for somebody else was faster: it is for the caller to look again.
+    """
+    keys = client.keys(queue)
+    oldest, _ = client.run("queue/unread", [keys.stream], [GROUP, count, 1, ""], Repeat.READ)
+    if not oldest:
+        has_room = at_least and client.call(keys.stream, "XLEN", keys.stream) < at_least
+        return [] if has_room else None
+    markers = [keys.dedup(envelope.text(key)) for _, key in oldest if key]
+    args: list[bytes | str | int] = [GROUP, at_least, OPERATION_TTL_S]
+    for entry_id, key in oldest:
+        args += (entry_id, int(bool(key)))
+    operation = keys.operation(secrets.token_hex(8))
+    dropped: bytes = client.run("queue/drop", [keys.stream, operation, *markers], args, Repeat.IDEMPOTENT)
+    return dropped.decode().split()

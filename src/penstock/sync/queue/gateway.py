@@ -4,35 +4,37 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from penstock import envelope, ids
 from penstock.delivery.encoding import Encoded
-from penstock.errors import ConfigurationError, PayloadTooLarge, PenstockError, QueueFull, StreamFull
-from penstock.events import EventName, EventSink
+from penstock.errors import PayloadTooLarge, PenstockError, QueueFull, StreamFull
+from penstock.events import Event, EventName, EventSink
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_seconds
 from penstock.policy import Limits, Reason
-from penstock.queue.gateway_options import Overload, check_interrupt, check_leases, check_overload
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
-from penstock.queue.lease_keeper import Lease, LeaseKeeper
-from penstock.queue.model import ClaimedMessage
-from penstock.queue.options import check_sink
+from penstock.queue.model import GROUP, ClaimedMessage
+from penstock.queue.options import (
+    Overload,
+    check_dead_letter_queue,
+    check_interrupt,
+    check_leases,
+    check_overload,
+    check_retries,
+    check_sink,
+)
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
-from penstock.queue.queue_consumer_settings import QueueConsumerSettings
-from penstock.redis.retry import OPERATION_TTL_S, Repeat, RetryBudget
-from penstock.runtime.threads import call_in_loop, home
+from penstock.redis.retry import Repeat, RetryBudget
 from penstock.serializers import DEFAULT_MAX_BYTES, PayloadLimits
 from penstock.sync.delivery.outbox import Outbox
 from penstock.sync.delivery.publisher import Answer, Duplicate, Publisher, PublishSettings
-from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, StopRenewal
-from penstock.sync.queue.announcer import Announcer
-from penstock.sync.queue.claim import Claim
-from penstock.sync.queue.dropping import drop_unread
-from penstock.sync.queue.log_record import log_record
-from penstock.sync.queue.queue_consumer import GROUP, QueueConsumer
+from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, Delivery, GatewayDelivery, StopRenewal
+from penstock.sync.queue.administration import Administration, drop_unread
+from penstock.sync.queue.queue_consumer import QueueConsumer, QueueConsumerSettings
+from penstock.sync.queue.stream_delivery import StreamDelivery
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.from_driver import client_of, decodes, is_cluster
 
@@ -70,17 +72,11 @@ class RedisGateway(AbstractRedisGateway):
         self._is_text = decodes(redis_client)
         self.is_redis_cluster = is_cluster(redis_client)
         check_sink(on_event)
-        check_seconds("retry_budget_seconds", retry_budget_seconds, may_be_zero=True)
-        check_seconds("retry_max_delay_seconds", retry_max_delay_seconds)
-        check_seconds("retry_initial_delay_seconds", retry_initial_delay_seconds)
+        check_retries(retry_budget_seconds, retry_initial_delay_seconds, retry_max_delay_seconds)
         check_seconds("message_deduplication_log_ttl_seconds", message_deduplication_log_ttl_seconds)
         check_seconds("message_wait_interval_seconds", message_wait_interval_seconds, may_be_zero=True)
-        if retry_initial_delay_seconds > retry_max_delay_seconds:
-            raise ConfigurationError(
-                f"retry_initial_delay_seconds={retry_initial_delay_seconds} must not exceed "
-                f"retry_max_delay_seconds={retry_max_delay_seconds}"
-            )
-        check_leases(message_visibility_timeout_seconds, max_delivery_count, dead_letter_queue)
+        check_leases("message_visibility_timeout_seconds", message_visibility_timeout_seconds, max_delivery_count)
+        check_dead_letter_queue(dead_letter_queue, max_delivery_count)
         check_overload(max_pending_length, pending_overload_policy, pending_block_timeout_seconds)
         self.message_visibility_timeout_seconds = message_visibility_timeout_seconds
         self.is_at_most_once = message_visibility_timeout_seconds is None
@@ -103,8 +99,7 @@ class RedisGateway(AbstractRedisGateway):
         self._new_id = ids.MessageIds().make
         self._outboxes: dict[str, Outbox] = {}
         self._consumers: dict[str, QueueConsumer] = {}
-        self._keepers: dict[str, LeaseKeeper] = {}
-        self._claims: dict[str, tuple[QueueConsumer, Claim]] = {}
+        self._held: dict[str, StreamDelivery] = {}  # by token: for those who settle by it
         self._stopped: Callable[[], bool] = lambda: False
 
     def stop_when(self, is_stopped: Callable[[], bool]) -> None:
@@ -182,6 +177,13 @@ class RedisGateway(AbstractRedisGateway):
 
     # --- taking -------------------------------------------------------------------------------------
 
+    def take(self, key: QueueKeys, is_stopped: Callable[[], bool]) -> Delivery | None:
+        """Take the next message of a queue; what a subclass has of its own is asked by the contract of all gateways."""
+        if type(self) is RedisGateway:
+            return self._claim(key.pending, is_stopped)
+        found = self.wait_for_message_and_move(key.pending, key.processing, is_stopped=is_stopped)
+        return None if found is None else GatewayDelivery(self, key, found)
+
     def wait_for_message_and_move(
         self, from_queue: str, to_queue: str, *, is_stopped: Callable[[], bool] | None = None
     ) -> ClaimedMessage | None:
@@ -189,14 +191,16 @@ class RedisGateway(AbstractRedisGateway):
 
         The wait ends soon after `is_stopped` says so, in place of is_interrupted(); nothing new is taken from then on.
         """
-        consumer = self._consumer_of(from_queue)
-        claim = consumer.claim(self.message_wait_interval_seconds, is_stopped or self.is_interrupted)
-        if claim is None:
-            self._emit(from_queue, EventName.EMPTY)
+        found = self._claim(from_queue, is_stopped or self.is_interrupted)
+        if found is None:
             return None
-        token = claim.token
-        self._claims[token] = consumer, claim
-        return ClaimedMessage(claim.payload, token, claim.entry_id, claim.deliveries, claim.attempts)
+        return ClaimedMessage(found.payload, found.token, found.id, found.deliveries, found.attempts)
+
+    def _claim(self, queue: str, is_stopped: Callable[[], bool]) -> StreamDelivery | None:
+        found = self._consumer_of(queue).claim(self.message_wait_interval_seconds, is_stopped)
+        if found is None:
+            self._emit(queue, EventName.EMPTY)
+        return found
 
     def _consumer_of(self, queue: str) -> QueueConsumer:
         consumer = self._consumers.get(queue)
@@ -216,9 +220,8 @@ class RedisGateway(AbstractRedisGateway):
                 can_be_interrupted=self._interrupt is not None,
                 payload=self._payload,
             )
-            made = QueueConsumer(
-                self._client, queue, settings, lambda name, **fields: self._emit(queue, name, **fields)
-            )
+            emit = partial(self._emit, queue)
+            made = QueueConsumer(self._client, queue, settings, emit, self._held)
             consumer = self._consumers.setdefault(queue, made)
         return consumer
 
@@ -226,32 +229,19 @@ class RedisGateway(AbstractRedisGateway):
         if self.is_redis_cluster:
             QueueKeys(queue).check_one_slot(self.dead_letter_queue)
 
-    # --- settling -----------------------------------------------------------------------------------
+    # --- settling by token --------------------------------------------------------------------------
 
     def remove_message(self, queue: str, message: MessageData, *, lease_token: str | None = None) -> bool:
         """Remove a message that was taken; False if it belongs to somebody else by now."""
-        found = self._claims.pop(lease_token or "", None)
-        return found is not None and found[0].finish(found[1])
+        held = self._held.get(lease_token or "")
+        return held is not None and held.finish()
 
     def discard_message(
         self, queue: str, message: MessageData, *, lease_token: str | None = None, error: BaseException | None = None
     ) -> bool:
         """Remove a message whose handler failed and which is not tried again; its deduplication key is free again."""
-        found = self._claims.pop(lease_token or "", None)
-        return found is not None and found[0].finish(found[1], came_to_nothing=True)
-
-    def remove_quickly(self, lease_token: str, is_stopped: Callable[[], bool]) -> tuple[bool, BaseException | None]:
-        """Remove a message that was taken, in the shortest way; False = nothing is known yet, ask remove_message().
-
-        Unless `is_stopped` says that there will be no next one, that may be taken along.
-        """
-        found = self._claims.get(lease_token)
-        if found is None:
-            return False, None
-        is_done, cancelled = found[0].finish_quickly(found[1], is_stopped)
-        if is_done:
-            del self._claims[lease_token]
-        return is_done, cancelled
+        held = self._held.get(lease_token or "")
+        return held is not None and held.discard(error)
 
     def move_message(
         self, from_queue: str, to_queue: str, message: MessageData, *, lease_token: str | None = None
@@ -260,114 +250,52 @@ class RedisGateway(AbstractRedisGateway):
         return self.log_message(from_queue, to_queue, message, lease_token=lease_token)
 
     def log_message(
-        self,
-        from_queue: str,
-        to_queue: str,
-        message: MessageData,
-        *,
-        lease_token: str | None = None,
-        max_length: int | None = None,
-        error: BaseException | None = None,
-    ) -> bool:
+        self, from_queue: str, to_queue: str, message: MessageData, *, lease_token: str | None = None,
+        max_length: int | None = None, error: BaseException | None = None,
+    ) -> bool:  # fmt: skip
         """Move a message that was taken to a log and keep only the newest records of that, in one step."""
-        found = self._claims.pop(lease_token or "", None)
-        if found is None:
+        held = self._held.get(lease_token or "")
+        if held is None:
             return False
-        consumer, claim = found
-        log = self._client.keys(to_queue).stream
-        # What failed and is not tried again exists nowhere else: without its record it must stay.
-        has_failed = error is not None
-        return consumer.finish(
-            claim, log, log_record(claim, error), max_length or 0, must_log=has_failed, came_to_nothing=has_failed
-        )
+        if error is None:
+            return held.finish(to_queue, max_length)
+        return held.discard(error, to_queue, max_length)
 
     def note_failure(
         self, to_queue: str, claimed: ClaimedMessage, error: BaseException, max_length: int | None
     ) -> None:
         """Record in a log that an attempt failed, whatever becomes of the message; best effort."""
-        found = self._claims.get(claimed.lease_token)
-        if found is None:
-            return
-        consumer, claim = found
-        log = self._client.keys(to_queue).stream
-        most = ("MAXLEN", max_length) if max_length else ()
-        keys = [log, consumer.keys.operation(secrets.token_hex(8))]
-        args = [OPERATION_TTL_S, "XADD", *most, "*", *claim.fields, *log_record(claim, error)]
-        try:
-            self._client.run("queue/once", keys, args, Repeat.IDEMPOTENT)
-        except PenstockError as refusal:
-            logger.warning("%s failed, but %s refused its record: %s", claim.entry_id, log, refusal)
-            self._emit(consumer.keys.stream, EventName.UNLOGGED, id=claim.entry_id, log=log)
+        held = self._held.get(claimed.lease_token)
+        if held is not None:
+            held.note_failure(error, to_queue, max_length)
 
     def return_message(
-        self,
-        from_queue: str,
-        to_queue: str,
-        message: MessageData,
-        *,
-        lease_token: str | None = None,
-        delay_seconds: float = 0.0,
-        counts: bool = True,
-    ) -> bool:
+        self, from_queue: str, to_queue: str, message: MessageData, *, lease_token: str | None = None,
+        delay_seconds: float = 0.0, counts: bool = True,
+    ) -> bool:  # fmt: skip
         """Have a message that was taken handed out again after the delay."""
-        found = self._claims.pop(lease_token or "", None)
-        return found is not None and found[0].park(found[1], delay_seconds, counts=counts)
+        held = self._held.get(lease_token or "")
+        return held is not None and held.retry(delay_seconds, counts=counts)
 
     def dead_letter_message(
-        self,
-        from_queue: str,
-        message: MessageData,
-        *,
-        lease_token: str | None = None,
-        reason: Reason = Reason.MAX_DELIVERIES,
-        error: BaseException | None = None,
-    ) -> bool:
+        self, from_queue: str, message: MessageData, *, lease_token: str | None = None,
+        reason: Reason = Reason.MAX_DELIVERIES, error: BaseException | None = None,
+    ) -> bool:  # fmt: skip
         """Move a message that was taken to the dead letters, with all that is known of it."""
-        found = self._claims.pop(lease_token or "", None)
-        return found is not None and found[0].dead_letter(found[1], reason, error)
-
-    # --- leases -------------------------------------------------------------------------------------
+        held = self._held.get(lease_token or "")
+        return held is not None and held.dead_letter(reason, error)
 
     def renew_message_lease(self, queue: str, message: MessageData, lease_token: str) -> bool:
         """Begin the lease anew; False if the message belongs to somebody else by now."""
-        found = self._claims.get(lease_token)
-        return found is not None and found[0].renew(found[1])
+        held = self._held.get(lease_token)
+        return held is not None and held.renew()
 
     def keep_lease(
-        self,
-        queue: str,
-        claimed: ClaimedMessage,
-        interval_seconds: float,
-        max_seconds: float,
+        self, queue: str, claimed: ClaimedMessage, interval_seconds: float, max_seconds: float,
         on_lost: Callable[[str], None],
-    ) -> StopRenewal:
+    ) -> StopRenewal:  # fmt: skip
         """Renew a lease every interval from a thread, whatever the handler does to its event loop."""
-        consumer, claim = self._claims[claimed.lease_token]
-        here = home()
-        keeper = self._keeper(consumer)
-        lease = Lease(
-            claim.slot.consumer,
-            claim.entry_id,
-            interval_seconds,
-            claim.expires_at,
-            claim.expires_at - (self.message_visibility_timeout_seconds or 0.0) + max_seconds,
-            lambda: call_in_loop(here, lambda: self._emit(consumer.keys.stream, EventName.RENEWED, id=claim.entry_id)),
-            on_lost,
-        )
-        keeper.keep(lease)
-
-        def stop() -> None:
-            keeper.leave(lease)
-
-        return stop
-
-    def _keeper(self, consumer: QueueConsumer) -> LeaseKeeper:
-        stream = consumer.keys.stream
-        keeper = self._keepers.get(stream)
-        if keeper is None or keeper.is_foreign:
-            lease_s = self.message_visibility_timeout_seconds or 1.0
-            keeper = self._keepers[stream] = LeaseKeeper(self._client.settings, consumer.keys, GROUP, lease_s)
-        return keeper
+        return self._held[claimed.lease_token].keep_lease(interval_seconds, max_seconds, on_lost)
 
     # --- the rest -----------------------------------------------------------------------------------
 
@@ -376,15 +304,9 @@ class RedisGateway(AbstractRedisGateway):
         log = self._client.keys(queue).stream
         self._client.call(log, "XTRIM", log, "MAXLEN", max_length, repeat=Repeat.IDEMPOTENT)
 
-    @property
-    def client(self) -> StreamClient:
-        """The way to Redis."""
-        return self._client
-
-    @property
-    def is_text(self) -> bool:
-        """Whether payloads are handed out as texts, and not as bytes."""
-        return self._is_text
+    def administration(self, key: QueueKeys) -> Administration:
+        """Return what looks into a queue."""
+        return Administration(self._client, key, self.dead_letter_queue, self._is_text)
 
     def hand_back(self) -> bool:
         """Settle what could not be settled, and put back what nobody holds; False = Redis is out of reach."""
@@ -394,9 +316,6 @@ class RedisGateway(AbstractRedisGateway):
     def close(self) -> None:
         """Hand back what is in doubt and give up the connections; the client stays open."""
         self.hand_back()
-        for keeper in list(self._keepers.values()):
-            keeper.close()
-        self._keepers.clear()
         for consumer in list(self._consumers.values()):
             consumer.close()
         for outbox in list(self._outboxes.values()):
@@ -405,6 +324,40 @@ class RedisGateway(AbstractRedisGateway):
     def _trying_again(self, error: PenstockError, pause_s: float) -> None:
         logger.warning("%s; trying again in %.2f s", error, pause_s)
         self._emit("", EventName.TRYING_AGAIN, error=repr(error), pause_s=pause_s)
+
+
+class Announcer:
+    """Whoever wants to know what happens: one for all queues of a gateway, others for one queue each."""
+
+    def __init__(self, on_event: EventSink | None) -> None:
+        self._on_event = on_event
+        self._listeners: dict[str, list[EventSink]] = {}
+
+    def listen(self, queue: str, sink: EventSink) -> None:
+        """Tell a sink, too, what happens to the messages of a queue."""
+        listeners = self._listeners.setdefault(queue, [])
+        if sink != self._on_event and sink not in listeners:
+            listeners.append(sink)
+
+    def tell(self, queue: str, name: EventName, **fields: object) -> None:
+        """Tell of an event of a queue, or of all of them where its name is empty."""
+        if self._on_event is None and not self._listeners:
+            return  # nobody listens, which is to cost nothing
+        event = Event(name, queue, GROUP, fields)
+        if self._on_event is not None:
+            tell(self._on_event, event)
+        # What happens to the connection, and to no queue in particular, concerns all of them.
+        for name_of_queue in [queue] if queue else list(self._listeners):
+            for sink in self._listeners.get(name_of_queue, ()):
+                tell(sink, Event(name, name_of_queue, GROUP, fields))
+
+
+def tell(sink: EventSink, event: Event) -> None:
+    """Tell a user's function what happened; its failure changes nothing."""
+    try:
+        sink(event)
+    except Exception:
+        logger.exception("on_event failed for %s", event.name)
 
 
 def _ignore(_answers: list[Answer]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
@@ -12,29 +13,28 @@ from penstock.events import Event as Occurrence
 from penstock.events import EventName, EventSink
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_number, check_seconds
-from penstock.queue.gateway_options import Overload, check_interrupt
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import QueueStats
 from penstock.queue.options import (
     UNSET,
     DedupKey,
     OnFailure,
+    Overload,
     QueueOptions,
     Unset,
+    check_interrupt,
+    check_leases,
     check_sink,
     checked_backoff,
     checked_heartbeat,
     checked_key_maker,
-    checked_lease,
     checked_log_length,
 )
 from penstock.queue.payload import Message, MessageData, canonical, checked_key, content_key
 from penstock.runtime.threads import IS_ASYNC, Event
-from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
+from penstock.serializers import DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
-from penstock.sync.queue.administration import Administration
-from penstock.sync.queue.announcer import tell
-from penstock.sync.queue.gateway import RedisGateway
+from penstock.sync.queue.gateway import RedisGateway, tell
 from penstock.sync.queue.processing import Processing
 from penstock.sync.redis.from_driver import client_of
 
@@ -87,30 +87,19 @@ class RedisMessageQueue:
         failed = checked_log_length("failed", enable_failed_queue, max_failed_length)
         backoff = checked_backoff(on_failure, retry_delay_seconds, max_retry_delay_seconds)
         longest_s = check_seconds("max_processing_seconds", max_processing_seconds)
-        given: dict[str, Any] = {
+        self._payload = PayloadLimits(max_payload_depth=max_payload_depth)
+        of_gateway = {
             "visibility_timeout_seconds": visibility_timeout_seconds,
             "max_delivery_count": max_delivery_count,
             "max_pending_length": UNSET if max_pending_length is None else max_pending_length,
+            "pending_overload_policy": UNSET if pending_overload_policy == "raise" else pending_overload_policy,
             "max_payload_bytes": max_payload_bytes,
+            "interrupt": UNSET if interrupt is None else interrupt,
         }
-        self._payload = PayloadLimits(max_payload_depth=max_payload_depth)
+        given = {option: value for option, value in of_gateway.items() if value is not UNSET}
         if (client is None) == (gateway is None):
             raise ConfigurationError("pass exactly one of client (of redis-py, or a StreamClient) and gateway")
-        if gateway is not None:
-            given["pending_overload_policy"] = UNSET if pending_overload_policy == "raise" else pending_overload_policy
-            given["interrupt"] = interrupt if interrupt is not None and isinstance(gateway, RedisGateway) else UNSET
-            _check_gateway(gateway, given)
-            self._gateway = gateway
-            if on_event is not None and isinstance(gateway, RedisGateway):
-                gateway.listen(self.key.pending, on_event)
-        else:
-            self._gateway = self._make_gateway(client, given, pending_overload_policy)
-        if self._gateway.is_redis_cluster:
-            self.key.check_one_slot(self._gateway.dead_letter_queue)
-        check_dead_letters(
-            self.key.pending, self._gateway.dead_letter_queue or "", "dead_letter_queue", is_cluster=False
-        )
-        _bind(self._gateway, self.key)
+        self._gateway = self._make_gateway(client, given) if gateway is None else self._checked(gateway, given)
         lease_s = self._gateway.message_visibility_timeout_seconds
         heartbeat_s = checked_heartbeat(heartbeat_interval_seconds, lease_s, on_heartbeat_failure, is_async=IS_ASYNC)
         self._options = QueueOptions(
@@ -118,25 +107,50 @@ class RedisMessageQueue:
         )
         self._is_draining, self._in_hand, self._fewer_in_hand = False, set[Processing](), Event()
 
-    def _make_gateway(self, client: Any, given: dict[str, Any], policy: Overload) -> RedisGateway:
-        timeout, most = given["visibility_timeout_seconds"], given["max_delivery_count"]
-        lease_s = _DEFAULT_LEASE_S if timeout is UNSET else timeout
-        lease_s, max_deliveries = checked_lease(lease_s, _DEFAULT_DELIVERIES if most is UNSET else most)
-        max_pending, largest = given["max_pending_length"], given["max_payload_bytes"]
+    def _make_gateway(self, client: Any, given: dict[str, Any]) -> AbstractRedisGateway:
+        lease_s = given.pop("visibility_timeout_seconds", _DEFAULT_LEASE_S)
+        most = given.pop("max_delivery_count", _DEFAULT_DELIVERIES)
+        check_leases("visibility_timeout_seconds", lease_s, most)
         client_of(client, "client")  # what is wrong with it is said by the name that the user gave it
         gateway = RedisGateway(
             redis_client=client,
             message_visibility_timeout_seconds=lease_s,
-            max_delivery_count=max_deliveries,
+            max_delivery_count=most,
             dead_letter_queue=self.key.dead_letter,
-            interrupt=self._interrupt,
-            max_pending_length=None if max_pending is UNSET else max_pending,
-            pending_overload_policy=policy,
-            max_payload_bytes=DEFAULT_MAX_BYTES if largest is UNSET else largest,
             on_event=self._on_event,
+            **given,
         )
         gateway.stop_when(lambda: self._is_draining)
+        self._bind(gateway)
         return gateway
+
+    def _checked(self, gateway: AbstractRedisGateway, given: dict[str, Any]) -> AbstractRedisGateway:
+        _check_half(gateway)
+        if not isinstance(gateway, RedisGateway):
+            given.pop("interrupt", None)  # the queue asks it itself
+        for option in given:
+            own = "message_visibility_timeout_seconds" if option.startswith("visibility") else option
+            raise ConfigurationError(f"{option} belongs to the gateway: pass {own} to it, not to the queue")
+        if gateway.message_visibility_timeout_seconds is not None:
+            check_seconds("message_visibility_timeout_seconds", gateway.message_visibility_timeout_seconds)
+        self._bind(gateway)
+        if self._on_event is not None:
+            gateway.listen(self.key.pending, self._on_event)
+        return gateway
+
+    def _bind(self, gateway: AbstractRedisGateway) -> None:
+        key, dead_letters = self.key, gateway.dead_letter_queue
+        if gateway.is_redis_cluster:
+            key.check_one_slot(dead_letters)
+        check_dead_letters(key.pending, dead_letters or "", "dead_letter_queue", is_cluster=False)
+        if gateway.max_delivery_count is None:
+            return
+        # Dead letters are the gateway's: two queues behind one of them would mix theirs.
+        bound = gateway.__dict__.setdefault("_penstock_queue", key.pending)
+        if bound != key.pending:
+            raise ConfigurationError(
+                f"this gateway has the dead letters of queue {bound!r}: make another gateway for queue {key.pending!r}"
+            )
 
     # --- messages -----------------------------------------------------------------------------------
 
@@ -184,20 +198,17 @@ class RedisMessageQueue:
     def _is_stopped(self) -> bool:
         if self._is_draining or (self._interrupt is not None and self._interrupt.is_interrupted()):
             return True
-        return isinstance(self._gateway, RedisGateway) and self._gateway.is_interrupted()
+        return self._gateway.is_interrupted()
 
     # --- administration -----------------------------------------------------------------------------
 
     def stats(self) -> QueueStats:
         """Return how many messages are in which state."""
-        found = self._administration().stats()
-        return QueueStats(
-            found.pending,
-            found.processing,
-            found.retrying,
-            None if self._options.completed_length == 0 else found.completed,
-            None if self._options.failed_length == 0 else found.failed,
-            found.dead_letter,
+        found = self._gateway.administration(self.key).stats()
+        return replace(
+            found,
+            completed=None if self._options.completed_length == 0 else found.completed,
+            failed=None if self._options.failed_length == 0 else found.failed,
         )
 
     def peek(self, count: int = 1, *, source: str = "pending") -> list[MessageData]:
@@ -206,28 +217,20 @@ class RedisMessageQueue:
         `source` is pending, processing, retrying, completed, failed or dead_letter.
         """
         check_number("count", count)
-        return self._administration().peek(count, source)
+        return self._gateway.administration(self.key).peek(count, source)
 
     def redrive_dead_letters(self, max_messages: int | None = None) -> int:
         """Put dead letters back into the queue, the oldest first; return how many."""
         if max_messages is not None:
             check_number("max_messages", max_messages)
-        return self._administration().redrive(max_messages)
+        return self._gateway.administration(self.key).redrive(max_messages)
 
     def purge(self, *, target: str) -> int:
         """Delete what is pending, or the completed or failed log, or the dead letters; return how many.
 
         What is being processed stays. The deduplication keys of purged messages are free again.
         """
-        return self._administration().purge(target)
-
-    def _administration(self) -> Administration:
-        if not isinstance(self._gateway, RedisGateway):
-            raise ConfigurationTypeError(
-                f"stats(), peek(), purge() and redrive_dead_letters() look into Redis Streams: ask the broker behind "
-                f"{type(self._gateway).__name__} instead"
-            )
-        return Administration(self._gateway.client, self.key, self._gateway.dead_letter_queue, self._gateway.is_text)
+        return self._gateway.administration(self.key).purge(target)
 
     # --- the end ------------------------------------------------------------------------------------
 
@@ -250,8 +253,7 @@ class RedisMessageQueue:
             if others & self._in_hand:
                 self._fewer_in_hand.wait(None if deadline is None else deadline - time.monotonic())
         is_complete = not others & self._in_hand
-        if isinstance(self._gateway, RedisGateway):
-            is_complete = self._gateway.hand_back() and is_complete
+        is_complete = self._gateway.hand_back() and is_complete
         self._emit(EventName.DRAINED, is_complete=is_complete)
         return is_complete
 
@@ -264,7 +266,7 @@ class RedisMessageQueue:
             tell(self._on_event, Occurrence(name, self.key.name, "queue", fields))
 
 
-def _check_gateway(gateway: object, given: dict[str, Any]) -> None:
+def _check_half(gateway: object) -> None:
     if not isinstance(gateway, AbstractRedisGateway):
         if any(base.__name__ == AbstractRedisGateway.__name__ for base in type(gateway).__mro__):
             there = "penstock.sync" if IS_ASYNC else "penstock"
@@ -272,21 +274,4 @@ def _check_gateway(gateway: object, given: dict[str, Any]) -> None:
         raise ConfigurationTypeError(
             f"gateway must be a RedisGateway or derive from AbstractRedisGateway, not {type(gateway).__name__}; "
             f"a client of redis-py goes into client="
-        )
-    for name, value in given.items():
-        if value is not UNSET:
-            own = "message_visibility_timeout_seconds" if name.startswith("visibility") else name
-            raise ConfigurationError(f"{name} belongs to the gateway: pass {own} to it, not to the queue")
-    if gateway.message_visibility_timeout_seconds is not None:
-        check_seconds("message_visibility_timeout_seconds", gateway.message_visibility_timeout_seconds)
-
-
-def _bind(gateway: AbstractRedisGateway, key: QueueKeys) -> None:
-    # Dead letters are the gateway's: two queues behind one of them would mix theirs.
-    if gateway.max_delivery_count is None:
-        return
-    bound = gateway.__dict__.setdefault("_penstock_queue", key.pending)
-    if bound != key.pending:
-        raise ConfigurationError(
-            f"this gateway has the dead letters of queue {bound!r}: make another gateway for queue {key.pending!r}"
         )

@@ -15,38 +15,50 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from penstock import envelope
 from penstock.config import ConsumerConfig
 from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError
 from penstock.events import EventName
-from penstock.policy import Reason, before_run, unreadable
+from penstock.policy import Limits, Reason, before_run, unreadable
 from penstock.protection import payload_of
+from penstock.queue.lease_keeper import LeaseKeeper
+from penstock.queue.model import GROUP
 from penstock.queue.payload import decode_payload
-from penstock.queue.prefetch_returner import PATIENCE_S
-from penstock.queue.queue_consumer_settings import QueueConsumerSettings
-from penstock.redis.retry import PASSING, Trial
-from penstock.runtime.threads import pause, wait_out
+from penstock.redis.retry import PASSING, RetryBudget, Trial
+from penstock.runtime.threads import pause
+from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.dead_letters import DeadLetterWriter
-from penstock.sync.delivery.decoding import Rejected
 from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.delivery.group_commands import Parking, Redelivery
 from penstock.sync.delivery.janitor import Janitor
-from penstock.sync.queue.claim import Claim
-from penstock.sync.queue.consumer_slot import ConsumerSlot
-from penstock.sync.queue.consumer_slots import ConsumerSlots
-from penstock.sync.queue.unsettled import Unsettled
+from penstock.sync.queue.consumer_slots import PATIENCE_S, ConsumerSlot, ConsumerSlots
+from penstock.sync.queue.stream_delivery import StreamDelivery
 from penstock.sync.redis.client import StreamClient
 
 logger = logging.getLogger("penstock.sync.queue")
-GROUP = "queue"
+Step: TypeAlias = Callable[[], bool]
 _LOOK_EVERY_S = 1.0  # for messages that are due: other processes may have put some aside
 _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
 _PAGE = 100  # entries that the slow sweep looks at per call
 _BRISK_S = 0.001  # between the end of one message and the question for the next
 _BRISK_TURNS = 32  # in a row: then the next message is taken together with the end of the one before
 _SHORTEST_LEASE_S = 1.0  # for taking ahead: what waits for its caller must not run out meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConsumerSettings:
+    """How messages of a queue are handed out."""
+
+    lease_s: float | None  # None = at most once: nobody takes over what a dead process held
+    limits: Limits
+    dead_letters: str
+    is_text: bool
+    retry: RetryBudget
+    can_be_interrupted: bool
+    payload: PayloadLimits
 
 
 class QueueConsumer:
@@ -57,9 +69,10 @@ class QueueConsumer:
     """
 
     def __init__(
-        self, client: StreamClient, queue: str, settings: QueueConsumerSettings, emit: Callable[..., None]
-    ) -> None:
-        self._client, self._settings, self._emit = client, settings, emit
+        self, client: StreamClient, queue: str, settings: QueueConsumerSettings, emit: Callable[..., None],
+        held: dict[str, StreamDelivery],
+    ) -> None:  # fmt: skip
+        self.client, self.settings, self.emit, self.held = client, settings, emit, held
         self.keys = client.keys(queue)
         self._group = ConsumerGroup(client, queue, GROUP)
         lease_s = settings.lease_s or 0.0
@@ -68,59 +81,56 @@ class QueueConsumer:
         self._next_due_s = self._next_recovery_s = 0.0
         self._take_ahead_after: float = _BRISK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
         self._ended_s, self._brisk_turns = 0.0, 0
-        self._dead_letter_writer = DeadLetterWriter(
-            client, self.keys.stream, GROUP, settings.dead_letters, logger, emit
-        )
+        self.dead_letter_writer = DeadLetterWriter(client, self.keys.stream, GROUP, settings.dead_letters, logger, emit)
+        self._keeper: LeaseKeeper | None = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         # In a forked process too.
-        self._slots = ConsumerSlots(self._client, self.keys, GROUP, self._settings.dead_letters, self._look_soon)
-        self._unsettled = Unsettled(self._slots, self._settings.retry, self._emit)
+        dead_letters = self.settings.dead_letters
+        self.slots = ConsumerSlots(self.client, self.keys, GROUP, dead_letters, self.look_within)
+        self._unsettled: list[tuple[StreamDelivery, Step]] = []  # ended, but the server may not have heard it
         config = ConsumerConfig(group=GROUP, max_stream_size=0)
-        dead_letters = self._settings.dead_letters
-        self._janitor = Janitor(
-            self._client, self._group, self.keys, config, self._slots.name, dead_letters, self._emit
-        )
+        self._janitor = Janitor(self.client, self._group, self.keys, config, self.slots.name, dead_letters, self.emit)
 
-    def _look_soon(self) -> None:
-        self._next_due_s = 0.0
+    def look_within(self, delay_s: float = 0.0) -> None:
+        """Look for messages that are due after the delay at the latest."""
+        self._next_due_s = min(self._next_due_s, time.monotonic() + delay_s)
 
     # --- taking -------------------------------------------------------------------------------------
 
-    def claim(self, wait_s: float, is_stopped: Callable[[], bool]) -> Claim | None:
+    def claim(self, wait_s: float, is_stopped: Callable[[], bool]) -> StreamDelivery | None:
         """Take the next message, waiting for one; None = none came in time, or the wait was stopped.
 
         Guarantees: after the time is over nothing new is taken; what a lost reply had handed out before still is.
         """
-        if self._slots.is_foreign:
+        if self.slots.is_foreign:
             self._begin_anew()
-        if self._unsettled.steps:
-            self._unsettled.settle_again()
-        slot, claim = self._slots.borrow(), None  # before the clock starts: this may wait for a hand-back
-        started_s, trial, may_take_new, has_looked = time.monotonic(), None, True, False
+        if self._unsettled:
+            self._settle_again()
+        slot, delivery = self.slots.borrow(), None  # before the clock starts: this may wait for a hand-back
+        started_s, trial, may_take_new = time.monotonic(), None, True
         self._brisk_turns = self._brisk_turns + 1 if started_s - self._ended_s < _BRISK_S else 0
         deadline = started_s + wait_s
         try:
             while True:
                 try:
-                    claim = self._next(slot, deadline, may_take_new, is_stopped)
-                    return claim
+                    delivery = self._next(slot, deadline, may_take_new, is_stopped)
+                    return delivery
                 except GroupLost:
                     self._restore_group(slot)
                 except PASSING as error:
                     if is_stopped():
                         raise
-                    trial = trial or self._settings.retry.start(started_s)
-                    self._recuperate(slot, error, trial, deadline, has_looked)
+                    trial = trial or self.settings.retry.start(started_s)
+                    self._recuperate(slot, error, trial, deadline, has_looked=not may_take_new)
                     may_take_new = time.monotonic() < deadline
-                    has_looked = not may_take_new
         finally:
-            if claim is None:
-                self._slots.put_back(slot)
+            if delivery is None:
+                self.slots.put_back(slot)
 
     def _recuperate(
-        self, slot: ConsumerSlot, error: PenstockError, trial: Trial, deadline: float, has_looked: bool
+        self, slot: ConsumerSlot, error: PenstockError, trial: Trial, deadline: float, *, has_looked: bool
     ) -> None:
         # After the deadline there is one more look at what a lost reply may have handed out, however late it is by
         # then, and hardly more than that.
@@ -135,45 +145,44 @@ class QueueConsumer:
 
     def _next(
         self, slot: ConsumerSlot, deadline: float, may_take_new: bool, is_stopped: Callable[[], bool]
-    ) -> Claim | None:
+    ) -> StreamDelivery | None:
         if not self._group.is_known:
             self._group.ensure()
         if slot.is_doubtful and not is_stopped():
-            claim = self._resolve(slot)
-            if claim is not None:
-                return claim
+            delivery = self._resolve(slot)
+            if delivery is not None:
+                return delivery
         is_first = True
         while may_take_new and not is_stopped():
             if not is_first and time.monotonic() >= deadline:
                 break
-            claim = self._take_again(slot) or self._read(slot, deadline, is_first)
-            if claim is not None:
-                return claim
+            delivery = self._take_again(slot) or self._read(slot, deadline, is_first)
+            if delivery is not None:
+                return delivery
             is_first = False
         return None
 
-    def _resolve(self, slot: ConsumerSlot) -> Claim | None:
+    def _resolve(self, slot: ConsumerSlot) -> StreamDelivery | None:
         row = slot.take_ahead(time.monotonic() - 2 * PATIENCE_S)
         if row is not None:
-            return self._hand_out(slot, *row, 1, 1, is_again=False, since_s=slot.ahead_since)
+            return self._hand_out(self._delivery(slot, *row, 1, 1, slot.ahead_since))
         claims, missing = slot.take_lost()
         return self._admit(slot, claims, missing)
 
-    def _read(self, slot: ConsumerSlot, deadline: float, is_first: bool) -> Claim | None:
+    def _read(self, slot: ConsumerSlot, deadline: float, is_first: bool) -> StreamDelivery | None:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0 and not is_first:
             return None  # the looks before this one took all the time
-        chores = [self._next_due_s] if self._settings.lease_s is None else [self._next_due_s, self._next_recovery_s]
+        chores = [self._next_due_s] if self.settings.lease_s is None else [self._next_due_s, self._next_recovery_s]
         wait_s = min(remaining_s, min(chores) - time.monotonic())
-        if self._settings.can_be_interrupted:
+        if self.settings.can_be_interrupted:
             wait_s = min(wait_s, _SLICE_S)
         row = slot.read(max(1, int(wait_s * 1000)) if remaining_s > 0 else None)
         if row is None:
             return None
-        entry_id, fields = row
-        return self._hand_out(slot, entry_id, fields, 1, 1, is_again=False)
+        return self._hand_out(self._delivery(slot, *row, 1, 1))
 
-    def _take_again(self, slot: ConsumerSlot) -> Claim | None:
+    def _take_again(self, slot: ConsumerSlot) -> StreamDelivery | None:
         # What is older than anything unread: messages that wait for their next attempt, then those of dead processes.
         now = time.monotonic()
         if now >= self._next_due_s:
@@ -183,63 +192,73 @@ class QueueConsumer:
             self._next_due_s = now + min(_LOOK_EVERY_S, wait_s)
             if claims or missing:
                 return self._admit(slot, claims, missing)
-        if self._settings.lease_s is not None and now >= self._next_recovery_s:
-            lease_ms = max(1, int(self._settings.lease_s * 1000))
+        if self.settings.lease_s is not None and now >= self._next_recovery_s:
+            lease_ms = max(1, int(self.settings.lease_s * 1000))
             self._cursor, claims, missing = slot.recover(lease_ms, self._cursor, _PAGE)
             self._next_recovery_s = now if claims or missing else now + self._recover_every_s
             if claims:
-                self._emit(EventName.RECLAIMED, count=len(claims), ids=[claim.id for claim in claims])
+                self.emit(EventName.RECLAIMED, count=len(claims), ids=[claim.id for claim in claims])
             return self._admit(slot, claims, missing)
         return None
 
-    def _admit(self, slot: ConsumerSlot, claims: Sequence[Redelivery], missing: Sequence[str]) -> Claim | None:
+    def _admit(self, slot: ConsumerSlot, claims: Sequence[Redelivery], missing: Sequence[str]) -> StreamDelivery | None:
         # Messages that were handed out before: those whose chances are used up go to the dead letters here.
         if missing:
-            self._emit(EventName.MISSING, ids=list(missing))
+            self.emit(EventName.MISSING, ids=list(missing))
         for found in claims:
             deliveries, attempts = slot.counts_of(found)
-            verdict = before_run(deliveries, attempts, None, 0, self._settings.limits)
+            delivery = self._delivery(slot, found.id, found.fields, deliveries, attempts)
+            verdict = before_run(deliveries, attempts, None, 0, self.settings.limits)
             if verdict is not None:
-                self._give_up(slot, Rejected(found.id, verdict.reason, None, deliveries, attempts, found.fields))
+                self._give_up(delivery, verdict.reason, None)
             elif slot.begin(found.id, deliveries, attempts):
-                return self._hand_out(slot, found.id, found.fields, deliveries + 1, attempts + 1, is_again=True)
+                delivery.deliveries, delivery.attempts = deliveries + 1, attempts + 1
+                return self._hand_out(delivery, is_again=True)
         slot.is_sure()
         return None
 
-    def _hand_out(
-        self, slot: ConsumerSlot, entry_id: str, fields: list[bytes], deliveries: int, attempts: int, *, is_again: bool,
+    def _delivery(
+        self, slot: ConsumerSlot, entry_id: str, fields: list[bytes], deliveries: int, attempts: int,
         since_s: float | None = None,
-    ) -> Claim | None:  # fmt: skip
-        by_name = envelope.as_mapping(fields)
+    ) -> StreamDelivery:  # fmt: skip
+        expires_at = (since_s or time.monotonic()) + (self.settings.lease_s or 0.0)
+        return StreamDelivery(self, slot, entry_id, fields, deliveries, attempts, expires_at)
+
+    def _hand_out(self, delivery: StreamDelivery, *, is_again: bool = False) -> StreamDelivery | None:
+        by_name = envelope.as_mapping(delivery.fields)
         try:
             expires_at_ms = envelope.expires_at(by_name)
             if expires_at_ms is not None and time.time() * 1000 >= expires_at_ms:
-                self._give_up(slot, Rejected(entry_id, Reason.EXPIRED, None, deliveries, attempts, fields))
+                self._give_up(delivery, Reason.EXPIRED, None)
                 return None
-            raw = payload_of(by_name, self.keys.stream, self._client.protection)
-            data = decode_payload(raw, self._settings.is_text, self._settings.payload)
+            raw = payload_of(by_name, self.keys.stream, self.client.protection)
+            delivery.payload = decode_payload(raw, self.settings.is_text, self.settings.payload)
         except DecodeError as error:
-            self._give_up(slot, Rejected(entry_id, unreadable(error), error, deliveries, attempts, fields))
+            self._give_up(delivery, unreadable(error), error)
             return None
-        expires_at = (since_s or time.monotonic()) + (self._settings.lease_s or 0.0)
-        claim = Claim(slot, entry_id, fields, data, deliveries, attempts, is_again, expires_at)
+        entry_id, deliveries, slot = delivery.id, delivery.deliveries, delivery.slot
+        delivery.token = f"{deliveries}:{entry_id}:{slot.consumer}"
+        self.held[delivery.token] = delivery
         slot.is_sure()
-        self._emit(EventName.CLAIMED, id=entry_id, delivery_count=deliveries, attempts=attempts, is_again=is_again)
-        return claim
+        self.emit(
+            EventName.CLAIMED, id=entry_id, delivery_count=deliveries, attempts=delivery.attempts, is_again=is_again
+        )
+        return delivery
 
-    def _give_up(self, slot: ConsumerSlot, entry: Rejected) -> None:
+    def _give_up(self, delivery: StreamDelivery, reason: Reason, error: BaseException | None) -> None:
         # Nobody is handed this message. Where its record is refused it stays pending with this slot, which is used no
         # more: the caller is told once in a lease, and the messages behind it do not wait for it.
+        slot = delivery.slot
         try:
-            self._dead_letter(slot, entry)
+            delivery.write_dead_letter(reason, error)
         except (*PASSING, GroupLost):
             raise
         except NOT_OF_ONE_MESSAGE:
             slot.is_given_up = True
             raise
         except Exception:
-            delay_ms = self._dead_letter_writer.refused(entry.id)
-            slot.commands.park([Parking(entry.id, delay_ms, entry.deliveries, entry.attempts)])
+            delay_ms = self.dead_letter_writer.refused(delivery.id)
+            slot.commands.park([Parking(delivery.id, delay_ms, delivery.deliveries, delivery.attempts)])
         slot.is_sure()
 
     def _restore_group(self, slot: ConsumerSlot) -> None:
@@ -248,128 +267,97 @@ class QueueConsumer:
         position = self._group.restore(slot.consumer)
         if position is not None:
             logger.error("group %s of %s was gone: created again at %s", GROUP, self.keys.stream, position)
-            self._emit(EventName.GROUP_LOST, position=position)
+            self.emit(EventName.GROUP_LOST, position=position)
 
     # --- settling -----------------------------------------------------------------------------------
 
-    def finish(
-        self, claim: Claim, log: str | None = None, record: Sequence[str | int] = (), most: int = 0, *,
-        must_log: bool = False, came_to_nothing: bool = False,
-    ) -> bool:  # fmt: skip
-        """End the life of a message, with a record in a log if one is given; False = it is somebody else's by now.
+    def settle(self, delivery: StreamDelivery, step: Step) -> bool:
+        """Take the step that ends a message, through outages; False = it is settled, or somebody else's by now."""
+        if self.held.pop(delivery.token, None) is None:
+            return False
+        trial = self.settings.retry.start()
+        while True:
+            try:
+                is_done = step()
+            except GroupLost:
+                is_done = False  # the pending list went with the group
+            except PASSING as error:
+                wait_s = trial.pause_after(error)
+                if wait_s is not None:
+                    pause(wait_s)
+                    continue
+                self._unsettled.append((delivery, step))
+                self.emit(EventName.UNSETTLED, id=delivery.id, error=repr(error))
+                raise
+            # Not after an error: the slot may hold the message until its lease runs out.
+            self.slots.put_back(delivery.slot)
+            return is_done
 
-        The deduplication key of one that came to nothing is free again: its producer may try once more.
-        """
-        dedup_key = envelope.dedup_key(claim.fields) if came_to_nothing else None
+    def _settle_again(self) -> bool:
+        # What could not be settled before; False = some still cannot.
+        while self._unsettled:
+            try:
+                delivery, step = self._unsettled.pop()
+            except IndexError:  # another thread took the last one
+                break
+            try:
+                step()
+            except TransientError as error:
+                if not isinstance(error, GroupLost):
+                    self._unsettled.append((delivery, step))
+                    return False
+            except PenstockError:
+                # Refused for good: the message stays pending until its lease runs out, and its slot with it.
+                logger.exception("%s cannot be settled", delivery.id)
+                continue
+            except BaseException:
+                self._unsettled.append((delivery, step))
+                raise
+            self.slots.put_back(delivery.slot)
+        return True
 
-        def step() -> bool:
-            answer = claim.slot.commands.finish(
-                claim.entry_id, log, record, most, must_log=must_log, dedup_key=dedup_key
-            )
-            if answer == 2:
-                logger.warning("%s is done, but %s refused its record", claim.entry_id, log)
-                self._emit(EventName.UNLOGGED, id=claim.entry_id, log=log)
-            return answer != 0
+    def has_ended(self, delivery: StreamDelivery) -> None:
+        """Take note that the server has settled a message."""
+        self.held.pop(delivery.token, None)
+        self.slots.put_back(delivery.slot)
+        self._ended_s = time.monotonic()
 
-        return self._unsettled.settle(claim, step)
-
-    def finish_quickly(self, claim: Claim, is_stopped: Callable[[], bool]) -> tuple[bool, BaseException | None]:
-        """Do what finish() does without a log, in one round trip and without a task.
-
-        Returns False if it takes the long way, and the cancellation that came meanwhile. Who asks for the next message
-        as soon as one has ended gets it together with the end.
-        """
-        ahead = None if self._brisk_turns < self._take_ahead_after or is_stopped() else self._slot_ahead()
-        if ahead is not None:
-            return self._finish_and_take(claim, ahead)
-        promise = claim.slot.commands.post_finish(claim.entry_id)
-        if promise is None:
-            return False, None
-        cancelled = wait_out(promise)
-        return self._is_ended(claim, promise.result()[0]), cancelled
-
-    def _slot_ahead(self) -> ConsumerSlot | None:
-        if self._unsettled.steps or not self._slots.may_take_ahead:
+    def slot_ahead(self, is_stopped: Callable[[], bool]) -> ConsumerSlot | None:
+        """Return a slot that takes the next message along with the end of one; None = nothing is taken ahead now."""
+        if self._brisk_turns < self._take_ahead_after or is_stopped():
+            return None
+        if self._unsettled or not self.slots.may_take_ahead:
             return None
         if time.monotonic() >= min(self._next_due_s, self._next_recovery_s):
             return None  # the next caller looks for what is older than anything unread
-        return self._slots.borrow_sure()
+        return self.slots.borrow_sure()
 
-    def _finish_and_take(self, claim: Claim, ahead: ConsumerSlot) -> tuple[bool, BaseException | None]:
-        ahead.begin_ahead()
-        try:
-            promise = claim.slot.commands.post_finish(claim.entry_id, ahead.read_ahead)
-            if promise is None:
-                ahead.is_sure()
-                return False, None
-            cancelled = wait_out(promise)
-            answer, rows = promise.result()
-            if not ahead.end_ahead(rows):
-                self._brisk_turns = 0
-        finally:
-            self._slots.put_back(ahead)
-        return self._is_ended(claim, answer), cancelled
+    def has_taken_ahead(self, has_come: bool) -> None:
+        """Take note whether there was a message to take ahead; after the last one the count begins anew."""
+        if not has_come:
+            self._brisk_turns = 0
 
-    def _is_ended(self, claim: Claim, answer: object) -> bool:
-        if answer != 1:
-            return False  # the long way finds out why
-        self._slots.put_back(claim.slot)
-        self._ended_s = time.monotonic()
-        return True
-
-    def park(self, claim: Claim, delay_s: float, *, counts: bool) -> bool:
-        """Have a message handed out again after the delay; False = it is somebody else's by now."""
-        attempts = claim.attempts if counts else claim.attempts - 1
-
-        def step() -> bool:
-            parking = Parking(claim.entry_id, round(delay_s * 1000), claim.deliveries, attempts)
-            (is_parked,) = claim.slot.commands.park([parking])
-            self._next_due_s = min(self._next_due_s, time.monotonic() + delay_s)
-            return is_parked
-
-        return self._unsettled.settle(claim, step)
-
-    def dead_letter(self, claim: Claim, reason: Reason, error: BaseException | None) -> bool:
-        """Move a message to the dead letters; False = it is somebody else's by now."""
-        entry = Rejected(claim.entry_id, reason, error, claim.deliveries, claim.attempts, claim.fields)
-        return self._unsettled.settle(claim, lambda: self._dead_letter(claim.slot, entry))
-
-    def _dead_letter(self, slot: ConsumerSlot, entry: Rejected) -> bool:
-        settle = partial(slot.commands.dead_letter, entry.id, is_deleted=True)
-        return self._dead_letter_writer.write(entry, slot.consumer, settle) is not None
-
-    def renew(self, claim: Claim) -> bool:
-        """Begin the lease anew; False = it is somebody else's by now. Not tried beyond the end of the lease."""
-        trial = self._settings.retry.start()
-        while True:
-            now = time.monotonic()
-            try:
-                is_renewed = claim.slot.commands.renew(claim.entry_id, int((self._settings.lease_s or 1.0) * 1000))
-            except PASSING as error:
-                wait_s = trial.pause_after(error)
-                if wait_s is None or now + wait_s >= claim.expires_at:
-                    raise
-                pause(wait_s)
-            else:
-                if is_renewed:
-                    claim.expires_at = now + (self._settings.lease_s or 0.0)
-                return is_renewed
+    def lease_keeper(self) -> LeaseKeeper:
+        """Return what renews the leases of messages in hand; a forked process has one of its own."""
+        if self._keeper is None or self._keeper.is_foreign:
+            self._keeper = LeaseKeeper(self.client.settings, self.keys, GROUP, self.settings.lease_s or 1.0)
+        return self._keeper
 
     # --- the end ------------------------------------------------------------------------------------
 
     def hand_back(self) -> bool:
         """Put back what a lost reply may have handed out to nobody; False = Redis is out of reach."""
-        if self._slots.is_foreign:
+        if self.slots.is_foreign:
             self._begin_anew()  # what is in doubt is the parent's, which may still process it
-        is_settled = self._unsettled.settle_again()
-        doubtful = self._slots.borrow_doubtful()
+        is_settled = self._settle_again()
+        doubtful = self.slots.borrow_doubtful()
         try:
             while doubtful:
                 is_settled = self._clear_up(doubtful[-1]) and is_settled
-                self._slots.put_back(doubtful.pop())
+                self.slots.put_back(doubtful.pop())
         finally:
             for slot in doubtful:  # cancelled half-way
-                self._slots.put_back(slot)
+                self.slots.put_back(slot)
         return is_settled
 
     def _clear_up(self, slot: ConsumerSlot) -> bool:
@@ -379,7 +367,7 @@ class QueueConsumer:
             parkings = [Parking(found.id, 0, *slot.counts_of(found)) for found in claims]
             if parkings:
                 slot.commands.park(parkings)
-                self._look_soon()
+                self.look_within()
         except GroupLost:
             pass  # the pending list went with the group
         except TransientError as error:
@@ -389,5 +377,8 @@ class QueueConsumer:
         return True
 
     def close(self) -> None:
-        """Give up the connections of all slots that hold nothing."""
-        self._slots.close()
+        """End the renewal of leases, and give up the connections of all slots that hold nothing."""
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+        self.slots.close()
