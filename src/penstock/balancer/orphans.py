@@ -14,6 +14,7 @@ from penstock.balancer.messages import LBSInfo, StreamExpired
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.errors import PenstockError, PermanentError
 from penstock.keys import MUTEX_KEY_SEP, BalancerKeys
+from penstock.policy import doubling
 from penstock.redis.aio import Connection
 from penstock.redis.client import StreamClient
 from penstock.redis.settings import Host
@@ -250,7 +251,7 @@ class Listener:
                 await subscription.close()
                 subscription = None
             if not self._stopping.is_set():
-                await self._stopping.wait(min(_RETRY_S * 2 ** min(self._failures, 16), _LONGEST_RETRY_S))
+                await self._stopping.wait(doubling(_RETRY_S, self._failures + 1, _LONGEST_RETRY_S))
 
     async def _follow(self, host: Host) -> Host:
         # A server that was replaced has no locks any more, or those of the past.

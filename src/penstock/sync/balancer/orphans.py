@@ -13,6 +13,7 @@ from penstock.balancer.holdings import Holdings
 from penstock.balancer.messages import LBSInfo, StreamExpired
 from penstock.errors import PenstockError, PermanentError
 from penstock.keys import MUTEX_KEY_SEP, BalancerKeys
+from penstock.policy import doubling
 from penstock.redis.blocking import Connection
 from penstock.redis.settings import Host
 from penstock.runtime.threads import Event, TaskGroup, next_tick
@@ -251,7 +252,7 @@ class Listener:
                 subscription.close()
                 subscription = None
             if not self._stopping.is_set():
-                self._stopping.wait(min(_RETRY_S * 2 ** min(self._failures, 16), _LONGEST_RETRY_S))
+                self._stopping.wait(doubling(_RETRY_S, self._failures + 1, _LONGEST_RETRY_S))
 
     def _follow(self, host: Host) -> Host:
         # A server that was replaced has no locks any more, or those of the past.
