@@ -10,8 +10,8 @@ from dataclasses import replace
 from penstock import envelope
 from penstock.delivery.group_commands import Redelivery
 from penstock.errors import PenstockError
-from penstock.redis.aio import Command, Connection, Reply
-from penstock.redis.blocking_read import connect, wake
+from penstock.redis.aio import Command, Reply
+from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.client import StreamClient
 from penstock.tasks.entries import runs_elsewhere
 from penstock.tasks.lanes import Lane
@@ -26,7 +26,6 @@ class LostReads:
     def __init__(self, held: TasksInFlight) -> None:
         self._held = held
         self.must_sweep = False
-        self.abandoned: set[Connection] = set()  # whose last read may be on its way still
         self._under_way: dict[int, list[TaskInFlight]] = {}  # by the identity of the list
         self._not_run: dict[str, int] = {}  # attempts before a run that may be recorded and never was
 
@@ -70,56 +69,44 @@ class LostReads:
 
 
 class BlockingReads:
-    """Sends reads that block, each on a connection of its own that is kept for the next ones.
+    """Any number of reads that block at the same time; their connections are kept for the next ones."""
 
-    Guarantees: a read is sent once. The server closes the connection of one that was cancelled or timed out before
-    anybody looks what it handed out. Without `lost` reads hand out nothing, and cannot be woken.
-    """
-
-    def __init__(self, client: StreamClient, key: str, lost: LostReads | None = None) -> None:
-        self._client, self._key, self._lost = client, key, lost
-        self._idle: list[Connection] = []
-        self._blocked: dict[Connection, float] = {}  # reads under way, and until when
+    def __init__(self, client: StreamClient, key: str) -> None:
+        self._client, self._key = client, key
+        self._idle: list[BlockingRead] = []
+        self._broken: list[BlockingRead] = []  # whose last read may be on its way still
+        self._blocked: dict[BlockingRead, float] = {}  # reads under way, and until when
         self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
 
-    async def read(self, command: Command, timeout_s: float) -> Reply:
-        """Send a read that the server answers within the time."""
-        connection = None
+    async def read(self, command: Command, timeout_s: float, hands_out: bool = True) -> Reply:
+        """Send a read, once, that the server answers within the time; `hands_out` tells whether it takes something."""
         try:
-            connection = await self._open()
-            self._blocked[connection] = time.monotonic() + timeout_s
-            reply = await connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
+            read = self._idle.pop()
+        except IndexError:
+            read = BlockingRead(self._client, self._key)
+        self._blocked[read] = time.monotonic() + timeout_s
+        try:
+            reply = await read.call(command, timeout_s + _REPLY_MARGIN_S)
         except BaseException as error:
-            if connection is not None:
-                is_answered = isinstance(error, PenstockError) and not connection.has_timed_out  # or it has hung up
-                if self._lost is not None and not is_answered:
-                    self._lost.abandoned.add(connection)
-                connection.abort()
+            if hands_out:
+                self._broken.append(read)
             if isinstance(error, PenstockError):
-                await self._client.leave(connection, error)
+                await self._client.leave(read.connection, error)
             raise
         finally:
-            if connection is not None:
-                self._blocked.pop(connection, None)
-        self._idle.append(connection)
+            del self._blocked[read]
+        self._idle.append(read)
         return reply
-
-    async def _open(self) -> Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_open:
-                return connection
-        return await connect(self._client, self._key)
 
     async def kill_abandoned(self) -> None:
         """End reads that were given up: only then tells a look what they have handed out."""
-        while self._lost is not None and self._lost.abandoned:
-            await self._client.kill_abandoned(self._key, self._lost.abandoned.pop())
+        while self._broken:
+            await self._broken.pop().kill_abandoned()
 
     async def wake(self) -> None:
         """Let all reads return now. A hint: a read that is not woken ends by itself a moment later."""
-        for connection in list(self._blocked):
-            await wake(self._client, self._key, connection)
+        for read in list(self._blocked):
+            await read.wake()
 
     # --- what is due --------------------------------------------------------------------------------
 

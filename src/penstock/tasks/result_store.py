@@ -63,7 +63,8 @@ class ResultStore:
         self._blocked += 1
         try:
             # From the list to the same list: whoever else waits for it is woken as well.
-            await self._reads.read(("BLMOVE", notice, notice, "LEFT", "LEFT", f"{timeout_s:.3f}"), timeout_s)
+            command = ("BLMOVE", notice, notice, "LEFT", "LEFT", f"{timeout_s:.3f}")
+            await self._reads.read(command, timeout_s, hands_out=False)
         except PenstockError:
             await pause(min(timeout_s, _LOOK_S))  # the next look at the key tells whether Redis is there
         finally:

@@ -50,7 +50,7 @@ class TaskReader:
         self._entries = TaskEntries(keys, client.protection, limits)
         self._turn = self._wakes = 0
         self._lost = LostReads(held)
-        self._reads = BlockingReads(client, keys.index, self._lost)
+        self._reads = BlockingReads(client, keys.index)
         self._alone: TaskInFlight | None = None  # a task in hand that must have no neighbours
         self._drains_for: Lane | None = None  # where a task waits until nothing else is in hand
         self._drain_began_s = self._next_drain_s = 0.0
