@@ -138,7 +138,7 @@ async def tasks_async(job: Job, work: Work) -> None:
 
     @handlers.task("job")
     async def do(task: Task) -> int:
-        await work.do_async(task.payload, task.attempts == 0)
+        await work.do_async(task.payload, task.attempts == 1)
         return int(task.payload["n"])
 
     await _run_tasks(job, handlers, FSBackend(root=job["results"]))

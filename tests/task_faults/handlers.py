@@ -22,7 +22,7 @@ async def quick(task: Task) -> int:
 @handlers.task("hang")
 async def hang(task: Task) -> str:
     """Hangs in its first run only."""
-    if task.attempts == 0:
+    if task.attempts == 1:
         await asyncio.sleep(3_600)
     return "done"
 

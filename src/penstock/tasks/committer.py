@@ -87,7 +87,7 @@ class ResultCommitter:
         text = f"{failed.error}: {failed.text}"
         if isinstance(verdict, Retry):
             is_ours = await self._queue.nack(
-                task.id, verdict.after_ms / 1000, error=text, counts=verdict.counts, max_retry=task.attempts + 1
+                task.id, verdict.after_ms / 1000, error=text, counts=verdict.counts, max_retry=task.attempts
             )
             outcome = "retry" if verdict.counts else "snooze"
         else:
@@ -102,7 +102,7 @@ class ResultCommitter:
         if self._saves_errors and self._backend is not None:
             result = Result(
                 task_id=task.id, kind=task.kind, status=Status.ERROR, error=f"{failed.error}: {failed.text}",
-                attempts=task.attempts + 1, traceback=traceback_of(failed.cause) or None,
+                attempts=task.attempts, traceback=traceback_of(failed.cause) or None,
             )  # fmt: skip
             if not await self._save_now((task, result)):
                 return False

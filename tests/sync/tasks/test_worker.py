@@ -93,7 +93,7 @@ def test_a_failed_task_is_tried_again_until_it_succeeds(queue: TaskQueue, redis_
     queue.enqueue(task)
     with running(quick(queue, handlers)):
         result = result_of(queue, task)
-    assert attempts == [0, 1, 2]
+    assert attempts == [1, 2, 3]
     assert (result.data, result.attempts) == ("done", 3)
 
 
@@ -125,7 +125,7 @@ def test_a_task_that_always_fails_is_given_up_as_its_kind_says(
     worker = quick(queue, handlers)
     with running(worker):
         result = result_of(queue, task)
-    assert seen == list(range(runs))
+    assert seen == list(range(1, runs + 1))
     assert result.status is Status.ERROR
     assert type(error).__name__ in str(result.error)
     assert "bad" in str(result.error)
@@ -154,7 +154,7 @@ def test_whatever_a_handler_raises_is_a_failed_run(queue: TaskQueue, redis_url: 
     queue.enqueue_many([odd_one, fine_one])
     with running(quick(queue, handlers)):
         failed, done = result_of(queue, odd_one), result_of(queue, fine_one)
-    assert runs == [0, 1]
+    assert runs == [1, 2]
     assert (failed.status, done.data) == (Status.ERROR, "done")
     assert f"{kind.__name__}: as ordered" in str(failed.error)
 
@@ -175,7 +175,7 @@ def test_a_handler_that_exits_ends_the_worker_and_its_run_counts(
     for _ in range(3):
         with pytest.raises(kind, match="66"):
             quick(queue, handlers).run()
-    assert runs == [0, 1, 2]
+    assert runs == [1, 2, 3]
     assert (result_of(queue, task)).status is Status.ERROR
     assert queue.pending_count() == 0
 
@@ -256,7 +256,7 @@ def test_a_snooze_burns_no_attempt(queue: TaskQueue, redis_url: str) -> None:
     queue.enqueue(task)
     with running(quick(queue, handlers)):
         assert (result_of(queue, task)).status is Status.OK
-    assert seen == [0] * 8
+    assert seen == [1] * 8
 
 
 def test_a_handler_may_skip_a_task_or_give_the_result_itself(queue: TaskQueue, redis_url: str) -> None:
@@ -341,7 +341,7 @@ def test_a_task_that_a_worker_cannot_do_is_left_for_others(queue: TaskQueue, red
         assert (result_of(queue, tasks[3])).data == "small"
         with running(quick(queue, large, provides={"gpu", "memory"})):
             found = [(result_of(queue, task)).data for task in tasks]
-    assert found == [["print", 0], "large", ["big", 0], "small"]
+    assert found == [["print", 1], "large", ["big", 1], "small"]
 
 
 # --- saving ---------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_a_task_whose_result_cannot_be_saved_is_not_acknowledged_and_runs_again(
         assert queue.pending_count() == 1
         backend.failure = None
         result = result_of(queue, task)
-    assert set(runs) == {0}
+    assert set(runs) == {1}
     assert backend.saved == {task.id: result}
 
 
@@ -463,7 +463,7 @@ def test_a_back_end_that_hangs_holds_up_no_task_for_ever(queue: TaskQueue, redis
         eventually(lambda: worker.tally.backend_failures)
         assert queue.pending_count() == 1
         may_go_on.set()
-        assert (result_of(queue, task)).data == 0
+        assert (result_of(queue, task)).data == 1
     assert list(backend.saved) == [task.id]
 
 
@@ -540,7 +540,7 @@ def test_a_worker_that_stops_lets_handlers_end_and_hands_the_rest_back(queue: Ta
     assert (report.ok, report.reason) == (1, "stopped")
     assert (result_of(queue, tasks[0])).data == "done"
     rest = [queue.pop(timeout=DEADLINE_S) for _ in range(4)]
-    assert {(task.id, task.attempts) for task in rest if task} == {(task.id, 0) for task in tasks[1:]}
+    assert {(task.id, task.attempts) for task in rest if task} == {(task.id, 1) for task in tasks[1:]}
 
 
 @pytest.mark.skipif(not IS_ASYNC, reason="a thread cannot be interrupted")
@@ -560,7 +560,7 @@ def test_a_handler_that_outlasts_the_grace_hands_its_task_back(queue: TaskQueue,
     join(call)
     again = queue.pop(timeout=DEADLINE_S)
     assert again is not None
-    assert again.attempts == 0
+    assert again.attempts == 1
 
 
 def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) -> None:
@@ -596,7 +596,7 @@ def test_tasks_of_a_worker_that_vanished_are_done_by_another(queue: TaskQueue, r
         with RedisTaskQueue(redis_url) as vanished:
             assert len(vanished.pop_many(20)) == 20
     with running(quick(queue, handlers, idle_ms=200)):
-        assert [(result_of(queue, task)).data for task in tasks] == [1] * 20
+        assert [(result_of(queue, task)).data for task in tasks] == [2] * 20
 
 
 def test_each_task_that_must_run_alone_gets_its_turn_while_others_keep_coming(
