@@ -39,10 +39,10 @@ async def test_a_stream_of_a_dead_owner_is_claimed_by_exactly_one_peer(client: S
 
 
 async def test_a_released_stream_is_handed_over_at_once(client: StreamClient, raw: redis.Redis) -> None:
-    async with following(quick(client, "a", sweep_interval_ms=60_000)) as (a,):
+    async with following(quick(client, "a", recovery_interval_ms=60_000)) as (a,):
         add_raw(raw, "session-1")
         await eventually(lambda: a.added)
-        async with following(quick(client, "b", sweep_interval_ms=60_000)) as (b,):
+        async with following(quick(client, "b", recovery_interval_ms=60_000)) as (b,):
             await a.balancer.release("session-1")
             await eventually(lambda: b.owned == ["session-1"])
             assert a.owned == []
@@ -64,7 +64,7 @@ async def test_a_stream_that_was_handed_over_comes_back_at_once_when_its_new_own
 
 
 async def test_done_hands_over_what_is_not_finished(client: StreamClient, raw: redis.Redis) -> None:
-    async with following(quick(client, "b", sweep_interval_ms=60_000)) as (b,):
+    async with following(quick(client, "b", recovery_interval_ms=60_000)) as (b,):
         async with following(quick(client, "a", capacity=3)) as (a,):
             for number in range(6):
                 add_raw(raw, f"session-{number}")

@@ -300,7 +300,7 @@ async def test_a_worker_whose_run_is_cancelled_hands_back_what_waits(scene: Scen
 
     async with RedisTaskQueue(scene.url, "jobs") as queue, RedisTaskQueue(scene.url, "jobs") as heir:
         await heir.enqueue_many([Task(kind="render") for _ in range(5)])
-        worker = Worker(queue, handlers, concurrency=1, handles_signals=False)
+        worker = Worker(queue, handlers, concurrency=1, handle_signals=False)
         working = asyncio.create_task(worker.run())
         await began.wait()
         await eventually(two_are_taken)

@@ -39,12 +39,12 @@ async def poison(task: Task) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@handlers.task("leave", retry=Retry(initial_s=0.0))
+@handlers.task("leave", retry=Retry(initial_delay_ms=0))
 async def leave(task: Task) -> None:
     sys.exit(66)
 
 
-@handlers.task("nap", retry=Retry(initial_s=0.0))
+@handlers.task("nap", retry=Retry(initial_delay_ms=0))
 async def nap(task: Task) -> float:
     await asyncio.sleep(task.payload["seconds"])
     return float(task.payload["seconds"])

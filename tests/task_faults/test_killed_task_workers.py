@@ -108,7 +108,7 @@ def test_a_frozen_worker_that_wakes_up_late_changes_nothing(
 ) -> None:
     task = Task(kind="hang")
     queue.enqueue(task)
-    frozen = start_worker(concurrency=2, grace_s=1)
+    frozen = start_worker(concurrency=2, shutdown_grace_ms=1_000)
     eventually(lambda: held(raw) == 1, "the worker has the task in hand")
     frozen.send_signal(signal.SIGSTOP)
     other = start_worker(concurrency=2)

@@ -39,7 +39,7 @@ async def test_an_entry_of_very_many_fields_is_dead_lettered_and_redriven_with_w
     ]
     assert all(letter.cut.startswith(f"{count - 2_000} fields") for letter in letters)
     assert all(letter.fields["field-1999"] == b"1999" for letter in letters)
-    assert await queue.dead.redrive(letters[1]) == "queued"
+    assert await queue.dead.redrive([letters[1].id]) == [letters[1].task_id]
     again = await queue.pop(block=False)
     assert again is not None
     assert again.id == task.id

@@ -19,7 +19,7 @@ from penstock.tasks.task_reader import TaskReader
 from tests.helpers.aio import DEADLINE_S, Event, eventually, join, pause, start, wait_for
 from tests.tasks.stage import MemoryBackend, quick, running
 
-AT_ONCE = Retry(initial_s=0.0)
+AT_ONCE = Retry(initial_delay_ms=0)
 
 
 @pytest.fixture(params=["stub", "redis"])
@@ -100,11 +100,11 @@ async def test_a_failed_task_is_tried_again_until_it_succeeds(queue: TaskQueue, 
     ("retry", "error", "runs"),
     [
         (AT_ONCE, ValueError("bad"), 4),  # what the queue allows
-        (Retry(max_retries=1, initial_s=0.0), ValueError("bad"), 2),
-        (Retry(max_retries=6, initial_s=0.0), ValueError("bad"), 7),
-        (Retry(max_retries=0), ValueError("bad"), 1),
-        (Retry(never=(KeyError,), initial_s=0.0), KeyError("bad"), 1),
-        (Retry(only=(OSError,), initial_s=0.0), ValueError("bad"), 1),
+        (Retry(max_attempts=2, initial_delay_ms=0), ValueError("bad"), 2),
+        (Retry(max_attempts=7, initial_delay_ms=0), ValueError("bad"), 7),
+        (Retry(max_attempts=1), ValueError("bad"), 1),
+        (Retry(never=(KeyError,), initial_delay_ms=0), KeyError("bad"), 1),
+        (Retry(only=(OSError,), initial_delay_ms=0), ValueError("bad"), 1),
         (AT_ONCE, FatalError("bad"), 1),
         (AT_ONCE, RetryLater(0.001, "bad"), 4),
     ],
@@ -142,7 +142,7 @@ async def test_whatever_a_handler_raises_is_a_failed_run(
 ) -> None:
     handlers, runs = Handlers(), []
 
-    @handlers.task("odd", retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("odd", retry=Retry(max_attempts=2, initial_delay_ms=0))
     async def odd(task: Task) -> None:
         runs.append(task.attempts)
         raise kind("as ordered")
@@ -166,7 +166,7 @@ async def test_a_handler_that_exits_ends_the_worker_and_its_run_counts(
 ) -> None:
     handlers, runs = Handlers(), []
 
-    @handlers.task("leave", retry=Retry(max_retries=2, initial_s=0.0))
+    @handlers.task("leave", retry=Retry(max_attempts=3, initial_delay_ms=0))
     async def leave(task: Task) -> None:
         runs.append(task.attempts)
         raise kind(66)
@@ -203,7 +203,7 @@ async def test_an_error_that_cannot_be_shown_stops_no_worker(
 ) -> None:
     handlers = Handlers()
 
-    @handlers.task("odd", retry=Retry(max_retries=0))
+    @handlers.task("odd", retry=Retry(max_attempts=1))
     async def odd(task: Task) -> None:
         raise UNSPEAKABLE[name]
 
@@ -227,7 +227,7 @@ async def test_a_failure_is_logged_with_its_traceback_which_the_result_has_too(
 ) -> None:
     handlers = Handlers()
 
-    @handlers.task("ship", retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("ship", retry=Retry(max_attempts=2, initial_delay_ms=0))
     async def ship(task: Task) -> None:
         task.payload["address"]
 
@@ -283,7 +283,7 @@ async def test_a_handler_may_skip_a_task_or_give_the_result_itself(queue: TaskQu
 async def test_a_handler_that_takes_too_long_is_ended(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
 
-    @handlers.task("slow", timeout_s=0.05, retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("slow", timeout_s=0.05, retry=Retry(max_attempts=2, initial_delay_ms=0))
     async def slow(task: Task) -> None:
         await pause(DEADLINE_S)
 
@@ -383,7 +383,7 @@ async def test_a_back_end_that_is_away_for_a_while_costs_no_second_run(queue: Ta
 
     tasks = [Task(kind="work") for _ in range(300)]
     await queue.enqueue_many(tasks[:100])
-    worker = quick(queue, handlers, results=backend, concurrency=4, read_ahead=50)
+    worker = quick(queue, handlers, results=backend, concurrency=4, prefetch=50)
     async with running(worker):
         await eventually(lambda: worker.tally.backend_failures >= 6)  # for two seconds, by its growing pauses
         await queue.enqueue_many(tasks[100:])
@@ -402,7 +402,7 @@ async def test_a_task_that_cannot_be_settled_stops_no_other(redis_url: str, raw:
     raw.xadd("jobs.dead", {"junk": "1"}, id=f"{2**64 - 1}-{2**64 - 1}")  # nothing can be added behind it
     raw.xadd("jobs.tasks", {"data": "no task"})
 
-    @handlers.task("work", retry=Retry(max_retries=0))
+    @handlers.task("work", retry=Retry(max_attempts=1))
     async def work(task: Task) -> None:
         if task.payload.get("fails"):
             raise ValueError("as ordered")
@@ -433,7 +433,7 @@ async def test_a_worker_takes_no_more_tasks_than_it_can_bring_home(queue: TaskQu
 
     tasks = [Task(kind="work") for _ in range(200)]
     await queue.enqueue_many(tasks)
-    worker = quick(queue, handlers, results=Slow(), concurrency=4, read_ahead=8)
+    worker = quick(queue, handlers, results=Slow(), concurrency=4, prefetch=8)
     async with running(worker):
         await wait_for(is_asked)
         await pause(0.3)  # nothing may happen, and nothing says when it would
@@ -459,7 +459,7 @@ async def test_a_back_end_that_hangs_holds_up_no_task_for_ever(queue: TaskQueue,
 
     task, backend = Task(kind="work"), Hanging()
     await queue.enqueue(task)
-    worker = quick(queue, handlers, results=backend, save_timeout_s=0.05)
+    worker = quick(queue, handlers, results=backend, save_timeout_ms=50)
     async with running(worker):
         await eventually(lambda: worker.tally.backend_failures)
         assert await queue.pending_count() == 1
@@ -503,7 +503,7 @@ async def test_a_result_that_was_saved_before_is_the_one_that_is_told(queue: Tas
 async def test_what_cannot_be_encoded_is_a_failure_of_the_handler(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
 
-    @handlers.task("odd", retry=Retry(max_retries=0))
+    @handlers.task("odd", retry=Retry(max_attempts=1))
     async def odd(task: Task) -> object:
         return object()
 
@@ -554,7 +554,7 @@ async def test_a_handler_that_outlasts_the_grace_hands_its_task_back(queue: Task
         await pause(DEADLINE_S)
 
     await queue.enqueue(Task(kind="work"))
-    worker = quick(queue, handlers, grace_s=0.05)
+    worker = quick(queue, handlers, shutdown_grace_ms=50)
     call = start(worker.run)
     await wait_for(begun)
     worker.stop()
@@ -569,7 +569,7 @@ async def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) ->
     handlers.task("work")(lambda _: None)
     await queue.enqueue(Task(kind="work"))
     started = time.monotonic()
-    report = await quick(queue, handlers, idle_exit_s=0.3).run()
+    report = await quick(queue, handlers, idle_exit_ms=300).run()
     assert (report.reason, report.ok) == ("idle", 1)
     assert time.monotonic() - started >= 0.3
 
@@ -577,7 +577,7 @@ async def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) ->
 async def test_a_worker_leaves_when_its_time_is_up(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
     handlers.task("work")(lambda _: None)
-    report = await quick(queue, handlers, max_uptime_s=0.2).run()
+    report = await quick(queue, handlers, max_uptime_ms=200).run()
     assert report.reason == "uptime"
 
 

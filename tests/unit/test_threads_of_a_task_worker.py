@@ -30,7 +30,7 @@ def test_results_of_two_hands_that_end_at_once_are_sent() -> None:
     queue.enqueue_many([Task(kind="a"), Task(kind="b")])
     tasks = queue.pop_many(2)
     assert len(tasks) == 2
-    committer: Any = ResultCommitter(queue, None, WorkerTally(), 30.0, saves_errors=False)
+    committer: Any = ResultCommitter(queue, None, WorkerTally(), 30.0, save_errors=False)
     committer._lock = Meeting()
     hands = [
         threading.Thread(

@@ -29,7 +29,7 @@ class StreamProducer:
     """Publishes messages to one stream.
 
     Concurrent calls of push() travel together by themselves. After a lost reply the producer sends again within
-    `retry_budget_s` and adds nothing twice.
+    `retry_budget_ms` and adds nothing twice.
     """
 
     _instances: ClassVar[weakref.WeakSet[StreamProducer]] = weakref.WeakSet()
@@ -49,8 +49,8 @@ class StreamProducer:
         linger_ms: float = 0,
         max_batch: int = 500,
         max_buffered: int = 10_000,
-        retry_budget_s: float = 30.0,
-        block_timeout_s: float = 30.0,
+        retry_budget_ms: int = 30_000,
+        block_timeout_ms: int = 30_000,
         on_event: EventSink | None = None,
     ) -> None:
         if on_full not in get_args(OnFull):
@@ -59,19 +59,22 @@ class StreamProducer:
             raise ConfigurationError(f"durability={durability!r} must be one of {', '.join(get_args(Durability))}")
         if max_len is not None:
             check_number("max_len", max_len)
-        sizes = {"replicas": replicas, "durability_timeout_ms": durability_timeout_ms}
-        for name, value in (sizes | {"max_batch": max_batch, "max_buffered": max_buffered}).items():
+        sizes = {"replicas": replicas, "max_batch": max_batch, "max_buffered": max_buffered}
+        times = {
+            "durability_timeout_ms": durability_timeout_ms,
+            "retry_budget_ms": retry_budget_ms,
+            "block_timeout_ms": block_timeout_ms,
+        }
+        for name, value in (sizes | times).items():
             check_number(name, value)
-        check_number("retry_budget_s", retry_budget_s, is_whole=False)
-        check_number("block_timeout_s", block_timeout_s, is_whole=False)
         check_number("linger_ms", linger_ms, is_whole=False, may_be_zero=True)
         self.client = client
         self.stream = stream
         self.group = check_name("group", group) if group is not None else None
         self._encoder = Encoder(serializer, client.keys(stream).stream, client.protection)
-        retry = RetryBudget(retry_budget_s)
+        retry = RetryBudget(retry_budget_ms / 1000)
         settings = PublishSettings(
-            max_len or 0, on_full, durability, replicas, durability_timeout_ms, retry, block_timeout_s
+            max_len or 0, on_full, durability, replicas, durability_timeout_ms, retry, block_timeout_ms / 1000
         )
         self._publisher = Publisher(client, stream, settings, self._count_dropped)
         is_simple = durability == "fast" and on_full != "block"
@@ -90,17 +93,17 @@ class StreamProducer:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         dedup_key: str | None = None,
-        dedup_window_s: float = 3600,
-        expires_in_s: float | None = None,
+        dedup_window_ms: float = 3_600_000,
+        expires_in_ms: float | None = None,
     ) -> str:
         """Add one message and return its id; with a `dedup_key` seen within its window, the id of the earlier one.
 
         Raises: StreamFull, PublishUnknown, NotDurable, EncodeError, or what Redis says.
         """
-        if message_id is None and key is None and headers is None and dedup_key is None and expires_in_s is None:
+        if message_id is None and key is None and headers is None and dedup_key is None and expires_in_ms is None:
             message = self._encoder.plain(data)
         else:
-            message = self._encoder.full(data, message_id, key, headers, dedup_key, dedup_window_s, expires_in_s)
+            message = self._encoder.full(data, message_id, key, headers, dedup_key, dedup_window_ms, expires_in_ms)
         outbox = self._outbox
         if outbox.is_full():
             await outbox.wait_for_room()

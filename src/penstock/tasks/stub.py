@@ -291,7 +291,7 @@ class StubQueue:
         self._notify()
 
     @contextmanager
-    def renewing(self, interval_s: float | None = None) -> Iterator[None]:  # noqa: ARG002
+    def renewing(self, heartbeat_interval_ms: int | None = None) -> Iterator[None]:  # noqa: ARG002
         """Let nothing that is in hand become an orphan until the context ends."""
         self._is_renewing = True
         try:

@@ -201,7 +201,7 @@ def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_worker_
 ) -> None:
     handlers, runs = Handlers(), list[int]()
 
-    @handlers.task("render", retry=Retry(initial_s=0.0))
+    @handlers.task("render", retry=Retry(initial_delay_ms=0))
     def render(task: Task) -> None:
         runs.append(task.attempts)
         if len(runs) == 1:

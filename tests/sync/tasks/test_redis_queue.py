@@ -79,7 +79,7 @@ def test_a_settled_queue_keeps_nothing_but_results(queue: RedisTaskQueue, raw: r
 
 
 def test_work_never_expires_and_results_do(redis_url: str, raw: redis.Redis) -> None:
-    with RedisTaskQueue(redis_url, "jobs", result_ttl_s=3) as queue:
+    with RedisTaskQueue(redis_url, "jobs", result_ttl_ms=3_000) as queue:
         old, new, waiting = Task(kind="render"), Task(kind="render"), Task(kind="render")
         queue.enqueue_many([old, waiting])
         queue.pop()
@@ -334,7 +334,7 @@ def test_a_worker_needs_few_commands_when_batches_fill(queue: RedisTaskQueue, ra
 
     queue.enqueue_many([Task(kind="noop") for _ in range(5_000)])
     raw.config_resetstat()
-    report = Worker(queue, handlers, burst=True, handles_signals=False).run()
+    report = Worker(queue, handlers, burst=True, handle_signals=False).run()
     assert report.ok == 5_000
     calls = {name.removeprefix("cmdstat_"): stats["calls"] for name, stats in raw.info("commandstats").items()}
     assert sum(calls.values()) <= 0.5 * 5_000  # those inside scripts included
@@ -367,7 +367,7 @@ def test_a_worker_without_work_asks_seldom(queue: RedisTaskQueue, raw: redis.Red
     queue.enqueue(Task(kind="other"))
     queue.enqueue(Task(kind="noop", requires=frozenset({"gpu"})))
     raw.config_resetstat()
-    Worker(queue, handlers, max_uptime_s=2.0, handles_signals=False).run()
+    Worker(queue, handlers, max_uptime_ms=2_000, handle_signals=False).run()
     calls = {name: stats["calls"] for name, stats in raw.info("commandstats").items()}
     assert calls["cmdstat_evalsha"] < 40  # it looks at most a few times a second, though two tasks wait for others
     assert queue.pending_count() == 2
@@ -377,7 +377,7 @@ def test_a_worker_without_work_asks_seldom(queue: RedisTaskQueue, raw: redis.Red
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_retry": -1}, {"idle_ms": 0}, {"encoding": "xml"}, {"result_ttl_s": 0}, {"name": " "}]
+    "options", [{"max_retry": -1}, {"idle_ms": 0}, {"encoding": "xml"}, {"result_ttl_ms": 0}, {"name": " "}]
 )
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):

@@ -20,7 +20,7 @@ from penstock.task import Result, Status, Task
 from tests.helpers.threads import DEADLINE_S, Event, eventually, join, pause, start, wait_for
 from tests.sync.tasks.stage import MemoryBackend, quick, running
 
-AT_ONCE = Retry(initial_s=0.0)
+AT_ONCE = Retry(initial_delay_ms=0)
 
 
 @pytest.fixture(params=["stub", "redis"])
@@ -101,11 +101,11 @@ def test_a_failed_task_is_tried_again_until_it_succeeds(queue: TaskQueue, redis_
     ("retry", "error", "runs"),
     [
         (AT_ONCE, ValueError("bad"), 4),  # what the queue allows
-        (Retry(max_retries=1, initial_s=0.0), ValueError("bad"), 2),
-        (Retry(max_retries=6, initial_s=0.0), ValueError("bad"), 7),
-        (Retry(max_retries=0), ValueError("bad"), 1),
-        (Retry(never=(KeyError,), initial_s=0.0), KeyError("bad"), 1),
-        (Retry(only=(OSError,), initial_s=0.0), ValueError("bad"), 1),
+        (Retry(max_attempts=2, initial_delay_ms=0), ValueError("bad"), 2),
+        (Retry(max_attempts=7, initial_delay_ms=0), ValueError("bad"), 7),
+        (Retry(max_attempts=1), ValueError("bad"), 1),
+        (Retry(never=(KeyError,), initial_delay_ms=0), KeyError("bad"), 1),
+        (Retry(only=(OSError,), initial_delay_ms=0), ValueError("bad"), 1),
         (AT_ONCE, FatalError("bad"), 1),
         (AT_ONCE, RetryLater(0.001, "bad"), 4),
     ],
@@ -141,7 +141,7 @@ class Unusual(BaseException):
 def test_whatever_a_handler_raises_is_a_failed_run(queue: TaskQueue, redis_url: str, kind: type[BaseException]) -> None:
     handlers, runs = Handlers(), []
 
-    @handlers.task("odd", retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("odd", retry=Retry(max_attempts=2, initial_delay_ms=0))
     def odd(task: Task) -> None:
         runs.append(task.attempts)
         raise kind("as ordered")
@@ -165,7 +165,7 @@ def test_a_handler_that_exits_ends_the_worker_and_its_run_counts(
 ) -> None:
     handlers, runs = Handlers(), []
 
-    @handlers.task("leave", retry=Retry(max_retries=2, initial_s=0.0))
+    @handlers.task("leave", retry=Retry(max_attempts=3, initial_delay_ms=0))
     def leave(task: Task) -> None:
         runs.append(task.attempts)
         raise kind(66)
@@ -202,7 +202,7 @@ def test_an_error_that_cannot_be_shown_stops_no_worker(
 ) -> None:
     handlers = Handlers()
 
-    @handlers.task("odd", retry=Retry(max_retries=0))
+    @handlers.task("odd", retry=Retry(max_attempts=1))
     def odd(task: Task) -> None:
         raise UNSPEAKABLE[name]
 
@@ -226,7 +226,7 @@ def test_a_failure_is_logged_with_its_traceback_which_the_result_has_too(
 ) -> None:
     handlers = Handlers()
 
-    @handlers.task("ship", retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("ship", retry=Retry(max_attempts=2, initial_delay_ms=0))
     def ship(task: Task) -> None:
         task.payload["address"]
 
@@ -282,7 +282,7 @@ def test_a_handler_may_skip_a_task_or_give_the_result_itself(queue: TaskQueue, r
 def test_a_handler_that_takes_too_long_is_ended(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
 
-    @handlers.task("slow", timeout_s=0.05, retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("slow", timeout_s=0.05, retry=Retry(max_attempts=2, initial_delay_ms=0))
     def slow(task: Task) -> None:
         pause(DEADLINE_S)
 
@@ -382,7 +382,7 @@ def test_a_back_end_that_is_away_for_a_while_costs_no_second_run(queue: TaskQueu
 
     tasks = [Task(kind="work") for _ in range(300)]
     queue.enqueue_many(tasks[:100])
-    worker = quick(queue, handlers, results=backend, concurrency=4, read_ahead=50)
+    worker = quick(queue, handlers, results=backend, concurrency=4, prefetch=50)
     with running(worker):
         eventually(lambda: worker.tally.backend_failures >= 6)  # for two seconds, by its growing pauses
         queue.enqueue_many(tasks[100:])
@@ -401,7 +401,7 @@ def test_a_task_that_cannot_be_settled_stops_no_other(redis_url: str, raw: redis
     raw.xadd("jobs.dead", {"junk": "1"}, id=f"{2**64 - 1}-{2**64 - 1}")  # nothing can be added behind it
     raw.xadd("jobs.tasks", {"data": "no task"})
 
-    @handlers.task("work", retry=Retry(max_retries=0))
+    @handlers.task("work", retry=Retry(max_attempts=1))
     def work(task: Task) -> None:
         if task.payload.get("fails"):
             raise ValueError("as ordered")
@@ -432,7 +432,7 @@ def test_a_worker_takes_no_more_tasks_than_it_can_bring_home(queue: TaskQueue, r
 
     tasks = [Task(kind="work") for _ in range(200)]
     queue.enqueue_many(tasks)
-    worker = quick(queue, handlers, results=Slow(), concurrency=4, read_ahead=8)
+    worker = quick(queue, handlers, results=Slow(), concurrency=4, prefetch=8)
     with running(worker):
         wait_for(is_asked)
         pause(0.3)  # nothing may happen, and nothing says when it would
@@ -458,7 +458,7 @@ def test_a_back_end_that_hangs_holds_up_no_task_for_ever(queue: TaskQueue, redis
 
     task, backend = Task(kind="work"), Hanging()
     queue.enqueue(task)
-    worker = quick(queue, handlers, results=backend, save_timeout_s=0.05)
+    worker = quick(queue, handlers, results=backend, save_timeout_ms=50)
     with running(worker):
         eventually(lambda: worker.tally.backend_failures)
         assert queue.pending_count() == 1
@@ -502,7 +502,7 @@ def test_a_result_that_was_saved_before_is_the_one_that_is_told(queue: TaskQueue
 def test_what_cannot_be_encoded_is_a_failure_of_the_handler(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
 
-    @handlers.task("odd", retry=Retry(max_retries=0))
+    @handlers.task("odd", retry=Retry(max_attempts=1))
     def odd(task: Task) -> object:
         return object()
 
@@ -553,7 +553,7 @@ def test_a_handler_that_outlasts_the_grace_hands_its_task_back(queue: TaskQueue,
         pause(DEADLINE_S)
 
     queue.enqueue(Task(kind="work"))
-    worker = quick(queue, handlers, grace_s=0.05)
+    worker = quick(queue, handlers, shutdown_grace_ms=50)
     call = start(worker.run)
     wait_for(begun)
     worker.stop()
@@ -568,7 +568,7 @@ def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) -> None:
     handlers.task("work")(lambda _: None)
     queue.enqueue(Task(kind="work"))
     started = time.monotonic()
-    report = quick(queue, handlers, idle_exit_s=0.3).run()
+    report = quick(queue, handlers, idle_exit_ms=300).run()
     assert (report.reason, report.ok) == ("idle", 1)
     assert time.monotonic() - started >= 0.3
 
@@ -576,7 +576,7 @@ def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) -> None:
 def test_a_worker_leaves_when_its_time_is_up(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
     handlers.task("work")(lambda _: None)
-    report = quick(queue, handlers, max_uptime_s=0.2).run()
+    report = quick(queue, handlers, max_uptime_ms=200).run()
     assert report.reason == "uptime"
 
 

@@ -233,7 +233,7 @@ class StreamBalancer:
 
     def _wait_for_beat(self) -> None:
         # One that began before may extend the lock after it was given up.
-        number, deadline_s = self._heartbeat.begun, time.monotonic() + self.config.lock_ttl_ms / 1000
+        number, deadline_s = self._heartbeat.begun, time.monotonic() + self.config.lease_ms / 1000
         while self._heartbeat.is_under_way(number) and time.monotonic() < deadline_s:
             pause(_BEAT_POLL_S)
 

@@ -43,12 +43,12 @@ class ResultCommitter:
         backend: Any,
         tally: WorkerTally,
         save_timeout_s: float,
-        saves_errors: bool,
+        save_errors: bool,
         on_settled: Callable[[Task], None] | None = None,
     ) -> None:
         self._on_settled = on_settled
         self._queue, self._backend, self._tally = queue, backend, tally
-        self._save_timeout_s, self._saves_errors = save_timeout_s, saves_errors
+        self._save_timeout_s, self._save_errors = save_timeout_s, save_errors
         self._lock = threading.Lock()
         self._done: list[Row] = []
         self._kept: list[Row] = []  # the back-end did not take them, and is asked again at `_again_s`
@@ -100,7 +100,7 @@ class ResultCommitter:
 
     def _give_up(self, failed: Failed, verdict: GiveUp) -> bool:
         task = failed.task
-        if self._saves_errors and self._backend is not None:
+        if self._save_errors and self._backend is not None:
             result = Result(
                 task_id=task.id, kind=task.kind, status=Status.ERROR, error=f"{failed.error}: {failed.text}",
                 attempts=task.attempts, traceback=traceback_of(failed.cause) or None,
