@@ -12,6 +12,8 @@ import pytest
 import redis
 
 from penstock.errors import BackendUnavailable, ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
 from penstock.runtime.aio import IS_ASYNC, Cancelled
 from penstock.task import Result, Status, Task
 from penstock.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
@@ -644,3 +646,43 @@ def test_handlers_are_checked_when_they_are_registered() -> None:
         handlers.task("other", timeout_s=-1)
     with pytest.raises(ConfigurationError, match="no handlers"):
         Worker(StubQueue(), Handlers())
+
+
+async def test_a_worker_tells_what_becomes_of_its_tasks(queue: TaskQueue, redis_url: str) -> None:
+    handlers, events = Handlers(), list[Occurrence]()
+
+    @handlers.task("flaky", retry=Retry(max_attempts=2, initial_delay_ms=0))
+    async def flaky(task: Task) -> None:
+        if task.payload["fails"] >= task.attempts:
+            raise ValueError("not yet")
+
+    once, always = Task(kind="flaky", payload={"fails": 1}), Task(kind="flaky", payload={"fails": 9})
+    await queue.enqueue_many([once, always])
+    worker = quick(queue, handlers, on_event=events.append)
+    async with running(worker):
+        await result_of(queue, once)
+        await result_of(queue, always)
+    assert {(event.stream, event.group) for event in events} == {(queue.name, queue.name)}  # type: ignore[attr-defined]
+    told = {
+        task.id: [str(event.name) for event in events if event.fields.get("id") == task.id] for task in (once, always)
+    }
+    assert told[once.id] == ["failed", "returned", "completed"]
+    assert told[always.id] == ["failed", "returned", "failed", "dead_lettered"]
+    assert [event.fields["attempts"] for event in events if event.name == "failed"].count(2) == 1
+    assert (events[-1].name, events[-1].fields) == (EventName.STOPPED, {"reason": "stopped"})
+
+
+async def test_a_worker_survives_an_on_event_that_raises(queue: TaskQueue, redis_url: str) -> None:
+    handlers = Handlers()
+
+    @handlers.task("work")
+    async def work(task: Task) -> str:
+        return "done"
+
+    def fail(event: Occurrence) -> None:
+        raise RuntimeError(event.name)
+
+    task = Task(kind="work")
+    await queue.enqueue(task)
+    async with running(quick(queue, handlers, on_event=fail)):
+        assert (await result_of(queue, task)).data == "done"

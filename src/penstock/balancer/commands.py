@@ -35,6 +35,7 @@ from penstock.errors import (
     PenstockError,
     ServerError,
 )
+from penstock.events import Emitter
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
 from penstock.redis.aio import Command, Reply
@@ -83,7 +84,10 @@ class BalancerCommands:
 
     def __init__(self, client: StreamClient, keys: BalancerKeys, me: str, config: BalancerConfig) -> None:
         self._client, self.keys, self.me, self._config = client, keys, me, config
-        self._dead_letter_writer = DeadLetterWriter(client, keys.stream, keys.group, keys.dead_letters, config.logger)
+        self.emit = Emitter(config.on_event, keys.stream, keys.group)
+        self._dead_letter_writer = DeadLetterWriter(
+            client, keys.stream, keys.group, keys.dead_letters, config.logger, self.emit
+        )
         self.queued: set[str] = set()  # data streams of which this consumer has met another entry that waits
 
     # --- the service --------------------------------------------------------------------------------

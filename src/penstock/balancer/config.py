@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from penstock.errors import ConfigurationError
+from penstock.events import EventSink
 from penstock.keys import CONSUMER_PREFIX, MAX_NAME, check_name
 from penstock.number_checks import check_number
 from penstock.policy import doubling
@@ -117,6 +118,7 @@ class BalancerOptions(TypedDict, total=False):
     recovery_interval_ms: int
     capacity: int | None
     max_deliveries: int | None
+    on_event: EventSink | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,7 @@ class BalancerConfig:
     recovery_interval_ms: int = 5_000
     capacity: int | None = None
     max_deliveries: int | None = None
+    on_event: EventSink | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""

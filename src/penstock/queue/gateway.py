@@ -12,7 +12,7 @@ from penstock.delivery.encoding import Encoded
 from penstock.delivery.outbox import Outbox
 from penstock.delivery.publisher import Answer, Duplicate, Publisher, PublishSettings
 from penstock.errors import PayloadTooLarge, PenstockError, QueueFull, StreamFull
-from penstock.events import Event, EventName, EventSink
+from penstock.events import Event, EventName, EventSink, tell
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_seconds
 from penstock.policy import Limits, Reason
@@ -349,14 +349,6 @@ class Announcer:
         for name_of_queue in [queue] if queue else list(self._listeners):
             for sink in self._listeners.get(name_of_queue, ()):
                 tell(sink, Event(name, name_of_queue, GROUP, fields))
-
-
-def tell(sink: EventSink, event: Event) -> None:
-    """Tell a user's function what happened; its failure changes nothing."""
-    try:
-        sink(event)
-    except Exception:
-        logger.exception("on_event failed for %s", event.name)
 
 
 def _ignore(_answers: list[Answer]) -> None:

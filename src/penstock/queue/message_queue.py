@@ -10,11 +10,11 @@ from typing import Any
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
 from penstock.events import Event as Occurrence
-from penstock.events import EventName, EventSink
+from penstock.events import EventName, EventSink, tell
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_number, check_seconds
 from penstock.queue.abstract_gateway import AbstractRedisGateway
-from penstock.queue.gateway import RedisGateway, tell
+from penstock.queue.gateway import RedisGateway
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import QueueStats
 from penstock.queue.options import (

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError, OutOfMemory
+from penstock.events import Event
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Worker
 from penstock.sync.testing.task_queue_contract import in_first_run
 from penstock.task import Priority, Result, Task
@@ -437,3 +438,45 @@ def test_tasks_in_hand_are_listed_in_two_questions_a_lane(
     assert 0 < (found[3].due_in_ms or 0) <= 60_000
     assert {hand.consumer for hand in found} == {queue.consumer}
     assert [hand.task.attempts for hand in found] == [1] * 40
+
+
+def test_a_queue_tells_of_tasks_whose_holders_were_silent(redis_url: str, other: RedisTaskQueue) -> None:
+    events: list[Event] = []
+    with RedisTaskQueue(redis_url, "jobs", max_retry=1, on_event=events.append) as queue:
+        task = Task(kind="render")
+        queue.enqueue(task)
+        assert other.pop() is not None
+        assert queue.requeue_orphans(idle_ms=0) == 1
+        assert other.pop(timeout=DEADLINE_S) is not None
+        assert queue.requeue_orphans(idle_ms=0) == 0
+    assert [(str(event.name), dict(event.fields)) for event in events] == [
+        ("reclaimed", {"count": 1}),
+        ("dead_lettered", {"id": task.id, "reason": "max_deliveries", "error": ""}),
+    ]
+
+
+def test_what_was_redriven_is_told_by_its_task_and_what_came_back_too_often_stays(queue: RedisTaskQueue) -> None:
+    tasks = [Task(kind="render") for _ in range(3)]
+    queue.enqueue_many(tasks)
+    for reason in ("fatal", "odd", "fatal"):
+        task = queue.pop()
+        assert task is not None
+        queue.dead_letter(task.id, reason)
+    assert queue.dead.redrive(reason="odd") == [tasks[1].id]
+    assert queue.dead.redrive(limit=1) == [tasks[0].id]
+    [left] = [letter for letter in queue.dead.iterate()]
+    assert queue.dead.redrive(["1-1", left.id]) == [tasks[2].id]
+    for _ in range(2):
+        for _ in range(3):
+            task = queue.pop()
+            assert task is not None
+            queue.dead_letter(task.id)
+        assert len(queue.dead.redrive()) == 3
+    for _ in range(3):
+        task = queue.pop()
+        assert task is not None
+        queue.dead_letter(task.id)
+    assert queue.dead.redrive() == []
+    assert len(queue.dead.redrive(max_redrives=4)) == 3
+    with pytest.raises(ConfigurationError, match="max_redrives=0 must be positive"):
+        queue.dead.redrive(max_redrives=0)

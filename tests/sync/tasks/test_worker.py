@@ -13,6 +13,8 @@ import pytest
 import redis
 
 from penstock.errors import BackendUnavailable, ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
 from penstock.runtime.threads import IS_ASYNC, Cancelled
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
 from penstock.sync.tasks.task_reader import TaskReader
@@ -641,3 +643,43 @@ def test_handlers_are_checked_when_they_are_registered() -> None:
         handlers.task("other", timeout_s=-1)
     with pytest.raises(ConfigurationError, match="no handlers"):
         Worker(StubQueue(), Handlers())
+
+
+def test_a_worker_tells_what_becomes_of_its_tasks(queue: TaskQueue, redis_url: str) -> None:
+    handlers, events = Handlers(), list[Occurrence]()
+
+    @handlers.task("flaky", retry=Retry(max_attempts=2, initial_delay_ms=0))
+    def flaky(task: Task) -> None:
+        if task.payload["fails"] >= task.attempts:
+            raise ValueError("not yet")
+
+    once, always = Task(kind="flaky", payload={"fails": 1}), Task(kind="flaky", payload={"fails": 9})
+    queue.enqueue_many([once, always])
+    worker = quick(queue, handlers, on_event=events.append)
+    with running(worker):
+        result_of(queue, once)
+        result_of(queue, always)
+    assert {(event.stream, event.group) for event in events} == {(queue.name, queue.name)}  # type: ignore[attr-defined]
+    told = {
+        task.id: [str(event.name) for event in events if event.fields.get("id") == task.id] for task in (once, always)
+    }
+    assert told[once.id] == ["failed", "returned", "completed"]
+    assert told[always.id] == ["failed", "returned", "failed", "dead_lettered"]
+    assert [event.fields["attempts"] for event in events if event.name == "failed"].count(2) == 1
+    assert (events[-1].name, events[-1].fields) == (EventName.STOPPED, {"reason": "stopped"})
+
+
+def test_a_worker_survives_an_on_event_that_raises(queue: TaskQueue, redis_url: str) -> None:
+    handlers = Handlers()
+
+    @handlers.task("work")
+    def work(task: Task) -> str:
+        return "done"
+
+    def fail(event: Occurrence) -> None:
+        raise RuntimeError(event.name)
+
+    task = Task(kind="work")
+    queue.enqueue(task)
+    with running(quick(queue, handlers, on_event=fail)):
+        assert (result_of(queue, task)).data == "done"

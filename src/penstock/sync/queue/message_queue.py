@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
 from penstock.events import Event as Occurrence
-from penstock.events import EventName, EventSink
+from penstock.events import EventName, EventSink, tell
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_number, check_seconds
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
@@ -34,7 +34,7 @@ from penstock.queue.payload import Message, MessageData, canonical, checked_key,
 from penstock.runtime.threads import IS_ASYNC, Event
 from penstock.serializers import DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
-from penstock.sync.queue.gateway import RedisGateway, tell
+from penstock.sync.queue.gateway import RedisGateway
 from penstock.sync.queue.processing import Processing
 from penstock.sync.redis.from_driver import client_of
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, get_args
 from penstock.counters import RateTracker
 from penstock.delivery.encoding import Encoder
 from penstock.errors import ConfigurationError, NotDurable, PenstockError, PublishUnknown, StreamFull
-from penstock.events import Event, EventName, EventSink
+from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import check_name
 from penstock.model import ProducerMetrics
 from penstock.number_checks import check_number
@@ -80,7 +80,7 @@ class StreamProducer:
         self._publisher = Publisher(client, stream, settings, self._count_dropped)
         is_simple = durability == "fast" and on_full != "block"
         self._outbox = Outbox(self._publisher, self._count, linger_ms / 1000, max_batch, max_buffered, is_simple)
-        self._on_event = on_event
+        self._emit = Emitter(on_event, stream, group or "")
         self._total = self._dropped = self._rejected = 0
         self._rate = RateTracker()
         self._first_push: float | None = None
@@ -158,14 +158,14 @@ class StreamProducer:
         self._total += added
         self._rate.record(added)
         if duplicates:
-            self._emit(EventName.DUPLICATE, duplicates)
+            self._emit(EventName.DUPLICATE, count=duplicates)
         if refused:
             self._rejected += refused
-            self._emit(EventName.REJECTED, refused)
+            self._emit(EventName.REJECTED, count=refused)
 
     def _count_dropped(self, count: int) -> None:
         self._dropped += count
-        self._emit(EventName.DROPPED, count)
+        self._emit(EventName.DROPPED, count=count)
 
     @staticmethod
     def _refused(error: Answer, answers: Sequence[Answer] = ()) -> PenstockError:
@@ -184,13 +184,6 @@ class StreamProducer:
                 for message_id in answer.message_ids
             )
         return error
-
-    def _emit(self, name: EventName, count: int) -> None:
-        if self._on_event is not None:
-            try:
-                self._on_event(Event(name, self.stream, self.group or "", {"count": count}))
-            except Exception:
-                logger.exception("on_event failed for %s", name)
 
     def metrics(self) -> ProducerMetrics:
         """Return the counters of this producer; asks nothing of Redis."""

@@ -15,6 +15,7 @@ from penstock import task as values
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
@@ -64,6 +65,7 @@ class RedisTaskQueue:
         max_payload_bytes: int = DEFAULT_MAX_BYTES,
         max_payload_depth: int = DEFAULT_MAX_DEPTH,
         dead_letter_limits: DeadLetterLimits | Mapping[str, Any] | str | None = None,
+        on_event: EventSink | None = None,
     ) -> None:
         if encoding not in {"msgpack", "json"}:
             raise ConfigurationError(f"encoding={encoding!r} must be 'msgpack' or 'json'")
@@ -82,6 +84,7 @@ class RedisTaskQueue:
         self.name, self.idle_ms, self.max_retry, self.result_ttl_ms = name, idle_ms, max_retry, result_ttl_ms
         self.keys = TaskKeys.of(name, self.client.prefix, self.client.is_cluster)
         self.group, self.consumer = name, unique_worker_name(name)
+        self._emit = Emitter(on_event, name, name)
         limits = PayloadLimits(max_payload_bytes, max_payload_depth)
         encode: Callable[[Task], bytes] = values.encode if encoding == "msgpack" else msgspec.json.encode
         self.encode_task: Callable[[Task], bytes] = lambda task: values.encode_task(task, limits, encode)
@@ -288,6 +291,7 @@ class RedisTaskQueue:
     def _lost(self, tasks: list[TaskInFlight]) -> None:
         if tasks:
             logger.warning("%d task(s) belong to another worker now, the first is %s", len(tasks), tasks[0].task.id)
+            self._emit(EventName.LEASE_LOST, ids=[held.task.id for held in tasks])
 
     # --- results ------------------------------------------------------------------------------------
 
@@ -326,8 +330,11 @@ class RedisTaskQueue:
         freed, dead = store.orphans(idle_ms, limit, self.max_retry)
         if freed:
             self._reader.due_soon(store.lane, 0)
+            self._emit(EventName.RECLAIMED, count=freed)
         if dead:
             logger.warning("%d task(s) were given up after their workers died, the first is %s", len(dead), dead[0])
+            for task_id in dead:
+                self._emit(EventName.DEAD_LETTERED, id=task_id, reason="max_deliveries", error="")
         return freed
 
     def trim(self) -> None:

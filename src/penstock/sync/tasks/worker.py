@@ -21,6 +21,7 @@ from penstock.errors import (
     TransientError,
     WorkerStopped,
 )
+from penstock.events import Emitter, EventName, EventSink
 from penstock.number_checks import check_number
 from penstock.runtime.threads import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
@@ -80,6 +81,7 @@ class Worker:
         save_timeout_ms: int = 30_000,
         save_errors: bool = False,
         handle_signals: bool = True,
+        on_event: EventSink | None = None,
     ) -> None:
         check_number("concurrency", concurrency)
         if not len(handlers):
@@ -100,8 +102,12 @@ class Worker:
             raise ConfigurationError(
                 f"{type(queue).__name__} knows no limits: {', '.join(sorted(self._limits))} has some"
             )
+        name = str(getattr(queue, "name", ""))
+        self._emit = Emitter(on_event, name, name)
         settled = self._give_back_permit if self._limits else None
-        self._committer = ResultCommitter(queue, results, self.tally, save_timeout_ms / 1000, save_errors, settled)
+        self._committer = ResultCommitter(
+            queue, results, self.tally, save_timeout_ms / 1000, save_errors, self._emit, settled
+        )
         self._inbox = TaskInbox()
         self._slots: list[RunningTask] = []
         self._stopping = Event()
@@ -147,6 +153,7 @@ class Worker:
         for team in (workers, activities):
             team.raise_failure()
         self.tally.exit_reason = self._reason
+        self._emit(EventName.STOPPED, reason=self._reason)
         return self.report()
 
     def _wind_up(self, workers: TaskGroup) -> None:
@@ -178,7 +185,10 @@ class Worker:
                 logger.warning("task %s could not be handed back, it will be an orphan: %s", task.id, error)
                 for left in tasks[place:]:
                     self._committer.let_go(left, has_run=False)
-                return
+                tasks = tasks[:place]
+                break
+        if tasks:
+            self._emit(EventName.HANDED_BACK, count=len(tasks))
 
     def report(self) -> WorkerReport:
         """Return what was done so far."""
@@ -347,7 +357,7 @@ class InlineWorker:
         self.kinds = handlers.for_worker(self.provides)
         self.tally = WorkerTally()
         self._runner = TaskRunner(handlers, self.tally, Threads(1), queue)
-        self._committer = ResultCommitter(queue, results, self.tally, 30.0, save_errors=False)
+        self._committer = ResultCommitter(queue, results, self.tally, 30.0, save_errors=False, emit=Emitter(None, ""))
 
     def run_once(self) -> Result | None:
         """Do the next task; return its result, or None when there is no task, or it failed and will be tried again.
