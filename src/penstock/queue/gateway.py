@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from penstock import envelope, ids
 from penstock.delivery.encoding import Encoded
@@ -33,6 +33,7 @@ from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
 from penstock.queue.queue_consumer import QueueConsumer, QueueConsumerSettings
 from penstock.queue.stream_delivery import StreamDelivery
 from penstock.redis.client import StreamClient
+from penstock.redis.driver_kinds import DriverClient
 from penstock.redis.from_driver import client_of, decodes, is_cluster
 from penstock.redis.retry import Repeat, RetryBudget
 from penstock.serializers import DEFAULT_MAX_BYTES, PayloadLimits
@@ -50,7 +51,7 @@ class RedisGateway(AbstractRedisGateway):
     def __init__(
         self,
         *,
-        redis_client: Any,
+        redis_client: StreamClient | DriverClient,
         retry_budget_seconds: float = 120,
         retry_max_delay_seconds: float = 5.0,
         retry_initial_delay_seconds: float = 0.01,

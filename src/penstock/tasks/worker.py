@@ -23,6 +23,7 @@ from penstock.errors import (
 )
 from penstock.events import Emitter, EventName, EventSink
 from penstock.number_checks import check_number
+from penstock.results.backend import ResultBackend
 from penstock.runtime.aio import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
 from penstock.task import Result, Task
@@ -68,7 +69,7 @@ class Worker:
         queue: TaskQueue,
         handlers: Handlers,
         *,
-        results: Any = None,
+        results: ResultBackend | None = None,
         concurrency: int = 16,
         provides: Collection[str] = (),
         burst: bool = False,
@@ -350,7 +351,12 @@ class InlineWorker:
     """A worker without activities of its own: nothing runs but what is asked for."""
 
     def __init__(
-        self, queue: TaskQueue, handlers: Handlers, *, results: Any = None, provides: Collection[str] = ()
+        self,
+        queue: TaskQueue,
+        handlers: Handlers,
+        *,
+        results: ResultBackend | None = None,
+        provides: Collection[str] = (),
     ) -> None:
         self.queue, self.provides = queue, frozenset(provides)
         self.kinds = handlers.for_worker(self.provides)

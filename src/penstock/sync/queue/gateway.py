@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from penstock import envelope, ids
 from penstock.delivery.encoding import Encoded
@@ -27,6 +27,7 @@ from penstock.queue.options import (
     check_sink,
 )
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
+from penstock.redis.driver_kinds import DriverClient
 from penstock.redis.retry import Repeat, RetryBudget
 from penstock.serializers import DEFAULT_MAX_BYTES, PayloadLimits
 from penstock.sync.delivery.outbox import Outbox
@@ -51,7 +52,7 @@ class RedisGateway(AbstractRedisGateway):
     def __init__(
         self,
         *,
-        redis_client: Any,
+        redis_client: StreamClient | DriverClient,
         retry_budget_seconds: float = 120,
         retry_max_delay_seconds: float = 5.0,
         retry_initial_delay_seconds: float = 0.01,

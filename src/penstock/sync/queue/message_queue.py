@@ -31,11 +31,13 @@ from penstock.queue.options import (
     checked_log_length,
 )
 from penstock.queue.payload import Message, MessageData, canonical, checked_key, content_key
+from penstock.redis.driver_kinds import DriverClient
 from penstock.runtime.threads import IS_ASYNC, Event
 from penstock.serializers import DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
 from penstock.sync.queue.gateway import RedisGateway
 from penstock.sync.queue.processing import Processing
+from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.from_driver import client_of
 
 _DEFAULT_LEASE_S = 300
@@ -55,7 +57,7 @@ class RedisMessageQueue:
         self,
         name: str,
         *,
-        client: Any = None,
+        client: StreamClient | DriverClient | None = None,
         gateway: AbstractRedisGateway | None = None,
         deduplication: bool = True,
         get_deduplication_key: DedupKey | Unset | None = UNSET,
@@ -65,7 +67,7 @@ class RedisMessageQueue:
         max_failed_length: int | None = 1_000,
         visibility_timeout_seconds: float | Unset | None = UNSET,
         heartbeat_interval_seconds: float | None = None,
-        on_heartbeat_failure: Callable[[], Any] | None = None,
+        on_heartbeat_failure: Callable[[], object] | None = None,
         max_processing_seconds: float = _LONGEST_LEASE_S,
         max_delivery_count: int | Unset | None = UNSET,
         interrupt: BaseGracefulInterruptHandler | None = None,

@@ -26,6 +26,7 @@ from penstock.number_checks import check_number
 from penstock.runtime.threads import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
 from penstock.sync.delivery.reader import PrefetchWindow
+from penstock.sync.results.backend import ResultBackend
 from penstock.sync.tasks.committer import ResultCommitter
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, RunningTask, TaskInbox, TaskRunner
@@ -69,7 +70,7 @@ class Worker:
         queue: TaskQueue,
         handlers: Handlers,
         *,
-        results: Any = None,
+        results: ResultBackend | None = None,
         concurrency: int = 16,
         provides: Collection[str] = (),
         burst: bool = False,
@@ -351,7 +352,12 @@ class InlineWorker:
     """A worker without activities of its own: nothing runs but what is asked for."""
 
     def __init__(
-        self, queue: TaskQueue, handlers: Handlers, *, results: Any = None, provides: Collection[str] = ()
+        self,
+        queue: TaskQueue,
+        handlers: Handlers,
+        *,
+        results: ResultBackend | None = None,
+        provides: Collection[str] = (),
     ) -> None:
         self.queue, self.provides = queue, frozenset(provides)
         self.kinds = handlers.for_worker(self.provides)
