@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +20,6 @@ from penstock.number_checks import check_number
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import RetryBudget
 from penstock.serializers import Serializer
-
-logger = logging.getLogger("penstock.streams")
 
 
 class StreamProducer:

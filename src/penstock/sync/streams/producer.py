@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +21,6 @@ from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.delivery.outbox import Outbox
 from penstock.sync.delivery.publisher import Answer, Duplicate, Durability, OnFull, Publisher, PublishSettings
 from penstock.sync.redis.client import StreamClient
-
-logger = logging.getLogger("penstock.sync.streams")
 
 
 class StreamProducer:
