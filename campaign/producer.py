@@ -48,7 +48,11 @@ def bodies(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def _options(job: Job) -> dict[str, Any]:
-    return {"max_len": None, "durability": job.get("durability", "fast"), "retry_budget_s": job.get("budget_s", 30.0)}
+    return {
+        "max_len": None,
+        "durability": job.get("durability", "fast"),
+        "retry_budget_ms": round(1000 * job.get("budget_s", 30.0)),
+    }
 
 
 async def streams_async(job: Job, journal: Journal) -> None:

@@ -138,7 +138,7 @@ async def tasks_async(job: Job, work: Work) -> None:
 
     @handlers.task("job")
     async def do(task: Task) -> int:
-        await work.do_async(task.payload, task.attempts == 0)
+        await work.do_async(task.payload, task.attempts == 1)
         return int(task.payload["n"])
 
     await _run_tasks(job, handlers, FSBackend(root=job["results"]))
@@ -160,7 +160,7 @@ async def _run_tasks(job: Job, handlers: Handlers, results: FSBackend | None) ->
     client = penstock.StreamClient.from_url(job["url"], **job["client"])
     idle_ms, most = int(job["lease_s"] * 1000), job.get("max_deliveries", 20)
     async with client, RedisTaskQueue(client, name=job["stream"], idle_ms=idle_ms, max_retry=most) as queue:
-        await Worker(queue, handlers, results=results, concurrency=16, grace_s=3).run()
+        await Worker(queue, handlers, results=results, concurrency=16, shutdown_grace_ms=3_000).run()
 
 
 # --- balancer ---------------------------------------------------------------------------------------

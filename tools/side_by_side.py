@@ -150,7 +150,7 @@ def results(url: str, ids: list[str]) -> list[Any]:
     with RedisTaskQueue(url, "jobs") as queue:
         found = [queue.get_result(name) for name in ids]
         said = [None if each is None else [each.status, each.data] for each in found]
-        return [said, [queue.dead.redrive(letter) for letter in list(queue.dead.iterate())], queue.pending_count()]
+        return [said, [queue.dead.put_back(letter) for letter in list(queue.dead.iterate())], queue.pending_count()]
 
 
 def add_stream(url: str, numbers: list[int]) -> None:
@@ -168,7 +168,7 @@ def own(url: str, wanted: int, dies: bool, finishes: bool) -> list[int]:
 
     seen: list[int] = []
     with StreamClient.from_url(url) as client:
-        balancer = StreamBalancer(client, "svc", id=f"owns-{os.getpid()}", sweep_interval_ms=500)
+        balancer = StreamBalancer(client, "svc", id=f"owns-{os.getpid()}", recovery_interval_ms=500)
 
         def handle(stream: OwnedStream) -> None:
             for message in stream:

@@ -35,6 +35,7 @@ __getattr__, __dir__, __all__ = _lazy_names(
             "ConsumerInfo",
             "ConsumerMetrics",
             "DeadLetter",
+            "Health",
             "Lag",
             "PassReport",
             "PendingEntry",

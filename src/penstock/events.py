@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+logger = logging.getLogger("penstock.events")
 
 
 class EventName(StrEnum):
@@ -18,14 +21,14 @@ class EventName(StrEnum):
     DEAD_LETTERS_TRIMMED = "dead_letters_trimmed"  # count: the oldest, beyond their limits
     MISSING = "missing"  # ids: pending entries whose body was trimmed or deleted
     LEASE_LOST = "lease_lost"  # ids
-    HANDED_BACK = "handed_back"  # count
+    HANDED_BACK = "handed_back"  # count; of a balancer: ids
     GROUP_LOST = "group_lost"  # position: where the group was created again
     CONSUMER_REMOVED = "consumer_removed"  # names
     TRIMMED = "trimmed"  # count
     DROPPED = "dropped"  # count: oldest entries dropped by the producer's policy
     REJECTED = "rejected"  # count
-    STOPPED = "stopped"  # run() is about to return
-    # Of queues; `id` is that of the message's entry.
+    STOPPED = "stopped"  # run() is about to return; of a worker of tasks: reason
+    # Of queues, tasks and balancers; `id` is that of the message's entry, of the task, or of the stream's entry.
     PUBLISHED = "published"  # id
     DUPLICATE = "duplicate"  # id of the earlier message; of a producer of streams: count
     CLAIMED = "claimed"  # id, delivery_count, attempts, is_again
@@ -55,3 +58,23 @@ class Event:
 
 EventSink = Callable[[Event], None]
 Emit = Callable[..., None]  # of an EventName, and its fields by name
+
+
+def tell(sink: EventSink, event: Event) -> None:
+    """Tell a user's function what happened; its failure changes nothing."""
+    try:
+        sink(event)
+    except Exception:
+        logger.exception("on_event failed for %s", event.name)
+
+
+class Emitter:
+    """Tells a user's function what happens to one stream; without a function it costs a look."""
+
+    def __init__(self, sink: EventSink | None, stream: str, group: str = "") -> None:
+        self.sink, self._stream, self._group = sink, stream, group
+
+    def __call__(self, name: EventName, **fields: object) -> None:
+        """Tell of an event."""
+        if self.sink is not None:
+            tell(self.sink, Event(name, self._stream, self._group, fields))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -87,6 +87,14 @@ class StreamStats:
     oldest_pending_ms: int = 0
     retries_waiting: int = 0
     is_lag_exact: bool = True
+
+
+class Health(TypedDict):
+    """What `ConsumerGroup.health_check()` finds; a mapping, as in redis-stream-queue."""
+
+    healthy: bool
+    issues: list[str]
+    stats: StreamStats | None  # None: there is no such group
 
 
 @dataclass(frozen=True, slots=True)

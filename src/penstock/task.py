@@ -78,9 +78,9 @@ PriorityName: TypeAlias = Literal["high", "normal", "low"]
 class Task(msgspec.Struct, kw_only=True, frozen=True):
     """A piece of work of some kind; `requires` names the capabilities that a worker must have for it.
 
-    `attempts` counts the runs before this one: 0 when a task is handed out for the first time. Of tasks with the same
-    `unique` text only one is open at a time. `key` is what limits per key go by. `then` are the tasks that follow when
-    this one has ended well; each gets this one's result in its payload, under `result`.
+    `attempts` counts the runs that have begun: 0 for a new task, 1 in its first run. Of tasks with the same `unique`
+    text only one is open at a time. `key` is what limits per key go by. `then` are the tasks that follow when this one
+    has ended well; each gets this one's result in its payload, under `result`.
     """
 
     kind: str

@@ -29,9 +29,9 @@ LBS = "svc-input"
 GROUP = "svc-group"
 SEP = "<MUTEX_KEY_SEP>"
 # Locks that do not run out here, however slow the machine; `age_locks` makes them old.
-LASTING = {"lock_ttl_ms": 60_000, "lbs_idle_time": 120}
+LASTING = {"lease_ms": 60_000, "lbs_idle_time": 120}
 # The locks outlast every stall of a busy machine but the worst; `crash` lets their time pass at once.
-QUICK = {"heartbeat_ms": 100, "lock_ttl_ms": 3_000, "sweep_interval_ms": 300}
+QUICK = {"heartbeat_interval_ms": 100, "lease_ms": 3_000, "recovery_interval_ms": 300}
 
 
 def quick(client: StreamClient, name: str, **settings: Any) -> StreamBalancer:
@@ -137,7 +137,7 @@ async def crash(balancer: StreamBalancer) -> None:
 
 async def _outlive(balancer: StreamBalancer) -> None:
     client, keys = balancer._commands._client, balancer.keys
-    idle = ("IDLE", 2 * balancer.config.lock_ttl_ms, "JUSTID")
+    idle = ("IDLE", 2 * balancer.config.lease_ms, "JUSTID")
     await balancer._commands.leave()
     for owned in balancer.owned:
         await client.call(

@@ -32,7 +32,7 @@ from tests.helpers.aio import eventually, throughout
 async def test_all_streams_of_a_consumer_cost_one_round_trip(
     client: StreamClient, raw: redis.Redis, default_server: object
 ) -> None:
-    async with following(quick(client, "a", heartbeat_ms=1_000, lock_ttl_ms=60_000, lbs_idle_time=120)) as (a,):
+    async with following(quick(client, "a", heartbeat_interval_ms=1_000, lease_ms=60_000, lbs_idle_time=120)) as (a,):
         for number in range(1_200):
             add_raw(raw, f"session-{number}")
         await eventually(lambda: len(a.owned) == 1_200)
@@ -190,7 +190,9 @@ async def test_what_is_not_owned_cannot_be_given_up(client: StreamClient, make: 
 async def test_finishing_and_handing_over_in_the_middle_of_heartbeats_is_no_loss(
     client: StreamClient, raw: redis.Redis, default_server: object
 ) -> None:
-    async with following(quick(client, "a", heartbeat_ms=2, sweep_interval_ms=60_000), claims=False) as (a,):
+    async with following(quick(client, "a", heartbeat_interval_ms=2, recovery_interval_ms=60_000), claims=False) as (
+        a,
+    ):
         for number in range(300):
             add_raw(raw, f"session-{number}")
         await eventually(lambda: len(a.owned) == 300)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import redis
 
-from penstock import StreamClient
+from penstock import Event, StreamClient
 from penstock.balancer.messages import StreamAdded
-from tests.balancer.stage import LBS, SEP, add_raw, crash, following, locks, pending, quick
+from tests.balancer.stage import GROUP, LBS, SEP, add_raw, crash, following, locks, pending, quick
 from tests.helpers.aio import eventually
 
 pytestmark = pytest.mark.acl(stream=("session-*",))
@@ -39,10 +39,10 @@ async def test_a_stream_of_a_dead_owner_is_claimed_by_exactly_one_peer(client: S
 
 
 async def test_a_released_stream_is_handed_over_at_once(client: StreamClient, raw: redis.Redis) -> None:
-    async with following(quick(client, "a", sweep_interval_ms=60_000)) as (a,):
+    async with following(quick(client, "a", recovery_interval_ms=60_000)) as (a,):
         add_raw(raw, "session-1")
         await eventually(lambda: a.added)
-        async with following(quick(client, "b", sweep_interval_ms=60_000)) as (b,):
+        async with following(quick(client, "b", recovery_interval_ms=60_000)) as (b,):
             await a.balancer.release("session-1")
             await eventually(lambda: b.owned == ["session-1"])
             assert a.owned == []
@@ -64,7 +64,7 @@ async def test_a_stream_that_was_handed_over_comes_back_at_once_when_its_new_own
 
 
 async def test_done_hands_over_what_is_not_finished(client: StreamClient, raw: redis.Redis) -> None:
-    async with following(quick(client, "b", sweep_interval_ms=60_000)) as (b,):
+    async with following(quick(client, "b", recovery_interval_ms=60_000)) as (b,):
         async with following(quick(client, "a", capacity=3)) as (a,):
             for number in range(6):
                 add_raw(raw, f"session-{number}")
@@ -72,3 +72,19 @@ async def test_done_hands_over_what_is_not_finished(client: StreamClient, raw: r
         await eventually(lambda: len(b.owned) == 6)
         assert a.ending == "done"
         assert raw.xlen(LBS) == 6
+
+
+async def test_a_balancer_tells_what_becomes_of_its_streams(client: StreamClient, raw: redis.Redis) -> None:
+    events: list[Event] = []
+    async with following(quick(client, "a", on_event=events.append)) as (a,):
+        first, second = add_raw(raw, "session-1"), add_raw(raw, "session-2")
+        raw.xadd(LBS, {"lbs-input": "no message"})
+        await eventually(lambda: len(a.added) == 2 and len(events) == 3)
+        await a.balancer.done_stream("session-1")
+    assert {(event.stream, event.group) for event in events} == {(LBS, GROUP)}
+    assert sorted(str(event.name) for event in events[:3]) == ["claimed", "claimed", "dead_lettered"]
+    assert [(str(event.name), dict(event.fields)) for event in events[3:]] == [
+        ("completed", {"id": first}),
+        ("handed_back", {"count": 1, "ids": [second]}),
+        ("stopped", {}),
+    ]

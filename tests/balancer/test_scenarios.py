@@ -92,7 +92,7 @@ async def test_ksp_a_peer_is_told_of_an_expired_stream_and_claims_it(client: Str
     async with following(dead) as (first,):
         add_raw(raw, "session1", {"key": "value"})
         await eventually(lambda: first.added)
-        async with following(quick(client, "222", sweep_interval_ms=60_000)) as (peer,):
+        async with following(quick(client, "222", recovery_interval_ms=60_000)) as (peer,):
             await crash(dead)
             await eventually(lambda: peer.expired == ["session1"])
             await eventually(lambda: peer.owned == ["session1"])
@@ -101,7 +101,7 @@ async def test_ksp_a_peer_is_told_of_an_expired_stream_and_claims_it(client: Str
 
 async def test_ksp_one_event_leads_to_all_streams_of_the_dead_owner(start_server: Callable[..., Any]) -> None:
     # Redis tells of a lock when it deletes it: at once when somebody asks for it, else seconds later, and here never.
-    server, never = start_server(options={"enable-debug-command": "yes"}), {"sweep_interval_ms": 600_000}
+    server, never = start_server(options={"enable-debug-command": "yes"}), {"recovery_interval_ms": 600_000}
     with redis.Redis(unix_socket_path=server.unix_socket) as raw:
         raw.execute_command("DEBUG", "SET-ACTIVE-EXPIRE", "0")
         async with StreamClient.from_url(server.unix_url) as client:
@@ -157,10 +157,10 @@ async def test_xack_and_xdel_of_one_of_many_leaves_the_others(client: StreamClie
 
 
 async def test_main_flow_added_expired_claimed_disowned_done(client: StreamClient, raw: redis.Redis) -> None:
-    async with following(quick(client, "111", sweep_interval_ms=60_000), claims=False) as (a,):
+    async with following(quick(client, "111", recovery_interval_ms=60_000), claims=False) as (a,):
         entry_id = add_raw(raw, "session1")
         await eventually(lambda: a.added == ["session1"])
-        async with following(quick(client, "222", sweep_interval_ms=60_000), claims=False) as (b,):
+        async with following(quick(client, "222", recovery_interval_ms=60_000), claims=False) as (b,):
             a.balancer._heartbeat.stop()  # it gets stuck ...
             await eventually(lambda: b.expired == ["session1"])
             await b.balancer.claim(LBSInfo("session1", entry_id))

@@ -119,7 +119,7 @@ async def test_rule_3_go_takes_over_when_we_stop(client: StreamClient, raw: redi
 
 @pytest.mark.parametrize("flags", ["KEx", "Ex", "Kx", "AKE"])
 async def test_rule_4_either_flavour_of_events_is_heard(client: StreamClient, raw: redis.Redis, flags: str) -> None:
-    async with following(quick(client, "a", sweep_interval_ms=60_000)) as (a,):
+    async with following(quick(client, "a", recovery_interval_ms=60_000)) as (a,):
         add_raw(raw, "other")
         await eventually(lambda: a.added == ["other"])
         raw.config_set("notify-keyspace-events", flags)
@@ -252,7 +252,7 @@ async def test_rule_10_any_database_will_do(redis_url: str, raw: redis.Redis) ->
         async with following(dead) as (first,):
             await first.balancer.add_stream("session-1")
             await eventually(lambda: first.added)
-            async with following(quick(client, "a", sweep_interval_ms=60_000)) as (a,):
+            async with following(quick(client, "a", recovery_interval_ms=60_000)) as (a,):
                 await crash(dead)
                 await eventually(lambda: a.owned == ["session-1"])
     assert not raw.exists(LBS), "nothing in database 0"

@@ -139,7 +139,7 @@ def test_a_message_queue_is_used_by_a_worker(as_user: As, check: Check) -> None:
                     raise ValueError(message)
         for source in ("pending", "processing", "retrying", "completed", "failed", "dead_letter"):
             queue.peek(source=source)  # type: ignore[arg-type]
-        assert queue.redrive_dead_letters() == 1
+        assert len(queue.redrive_dead_letters()) == 1
         for target in ("pending", "completed", "failed", "dead_letter"):
             queue.purge(target=target)  # type: ignore[arg-type]
         queue.close()
@@ -153,7 +153,7 @@ def test_tasks_are_sent_done_limited_and_given_up(as_user: As, check: Check, raw
     def good(task: Task) -> int:
         return 1
 
-    @handlers.task("bad", retry=Retry(max_retries=1, initial_s=0.001))
+    @handlers.task("bad", retry=Retry(max_attempts=2, initial_delay_ms=1))
     def bad(task: Task) -> None:
         raise ValueError("bad")
 
@@ -177,7 +177,7 @@ def test_tasks_are_sent_done_limited_and_given_up(as_user: As, check: Check, raw
         assert queue.wait_for_result("never", 0.05) is None
         queue.gauges(), queue.list_tasks(), queue.list_pending()
         [*letters] = queue.dead.iterate()
-        assert queue.dead.redrive(letters[0]) == "queued"
+        assert queue.dead.redrive([letters[0].id]) == [letters[0].task_id]
         queue.dead.purge([letters[-1].id])
     check(url)
 

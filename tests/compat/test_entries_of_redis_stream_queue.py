@@ -115,7 +115,7 @@ async def test_redis_stream_queue_reads_what_penstock_wrote(client, old_client, 
     producer = penstock.StreamProducer(client, STREAM, serializer=made(new))
     await producer.push_many(payloads[:-1])
     # Whatever else Penstock writes stands beside the payload, where the other library does not look.
-    await producer.push(payloads[-1], key="customer-7", headers={"trace": "abc"}, expires_in_s=60)
+    await producer.push(payloads[-1], key="customer-7", headers={"trace": "abc"}, expires_in_ms=60_000)
     recorder = Recorder()
     consumer = rsq.StreamConsumer(old_client, STREAM, config(rsq), recorder, serializer=made(old))
     await consumer.run_once()

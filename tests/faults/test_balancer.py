@@ -150,7 +150,7 @@ def test_streams_of_a_killed_owner_have_new_ones_without_any_event_within_one_sw
     raw: redis.Redis, peer: Start, measured: Callable[[str, object], None]
 ) -> None:
     # The lock runs out after two seconds, then comes the next sweep; the rest is for the claims themselves.
-    settings = {"sweep_interval_ms": 1_500}
+    settings = {"recovery_interval_ms": 1_500}
     took = take_over(
         raw, peer, rounds=2, streams=1_500, half="async", measured=measured, settings=settings, is_deaf=True
     )
@@ -253,7 +253,7 @@ def test_sigterm_hands_the_streams_of_a_process_over_before_their_locks_run_out(
     first = peer("first", mode="run")
     add(raw, 20)
     eventually(lambda: len(running(first)) == 20, "all are begun", story=first.story)
-    second = peer("second", mode="run", settings={"capacity": 20, "sweep_interval_ms": 60_000})
+    second = peer("second", mode="run", settings={"capacity": 20, "recovery_interval_ms": 60_000})
     assert first.stop() == 0
     assert not counts(raw, ["first"])[0]
     eventually(lambda: counts(raw, ["second"]) == [20], "the other one has them", story=second.story)

@@ -217,7 +217,7 @@ async def test_a_pop_that_reaches_the_server_after_it_timed_out_takes_no_task_al
         assert await asyncio.to_thread(late.wait)
         found = await heir.pop(block=False)
     assert found is not None
-    assert (found.id, found.attempts) == ("one", 0)
+    assert (found.id, found.attempts) == ("one", 1)
 
 
 # --- tasks ------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ async def test_a_pop_that_reaches_the_server_after_it_was_cancelled_takes_no_tas
         assert await asyncio.to_thread(late.wait)
         found = await heir.pop(block=False)
     assert found is not None
-    assert (found.id, found.attempts) == ("one", 0)
+    assert (found.id, found.attempts) == ("one", 1)
 
 
 @pytest.mark.parametrize("name", ["tasks/take", "streams/take_due", "streams/begin"])
@@ -262,7 +262,7 @@ async def test_a_task_that_was_handed_to_a_cancelled_pop_is_handed_back_at_the_e
         await queue.close()
         found = await heir.pop(block=False)
     assert found is not None
-    assert (found.id, found.attempts) == ("one", runs)
+    assert (found.id, found.attempts) == ("one", runs + 1)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -284,7 +284,7 @@ async def test_pops_that_are_cancelled_at_any_moment_strand_nothing(
         while len(found) < len(tasks):
             await pop()
     assert sorted(task.id for task in found) == sorted(task.id for task in tasks)
-    assert {task.attempts for task in found} == {0}
+    assert {task.attempts for task in found} == {1}
 
 
 async def test_a_worker_whose_run_is_cancelled_hands_back_what_waits(scene: Scene) -> None:
@@ -300,7 +300,7 @@ async def test_a_worker_whose_run_is_cancelled_hands_back_what_waits(scene: Scen
 
     async with RedisTaskQueue(scene.url, "jobs") as queue, RedisTaskQueue(scene.url, "jobs") as heir:
         await heir.enqueue_many([Task(kind="render") for _ in range(5)])
-        worker = Worker(queue, handlers, concurrency=1, handles_signals=False)
+        worker = Worker(queue, handlers, concurrency=1, handle_signals=False)
         working = asyncio.create_task(worker.run())
         await began.wait()
         await eventually(two_are_taken)
@@ -312,4 +312,4 @@ async def test_a_worker_whose_run_is_cancelled_hands_back_what_waits(scene: Scen
             return len(found) >= 4
 
         await eventually(all_came)
-    assert [task.attempts for task in found] == [0] * 4
+    assert [task.attempts for task in found] == [1] * 4

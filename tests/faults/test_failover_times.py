@@ -219,7 +219,9 @@ class Parts:
         queues = [api.RedisTaskQueue(self.client, name=name) for name in (name, f"{name}l")]
         for queue in queues:
             self._until_the_end(queue.close)
-            worker = api.Worker(queue, handlers, handles_signals=False, idle_ms=8_000, concurrency=2, grace_s=1)
+            worker = api.Worker(
+                queue, handlers, handle_signals=False, idle_ms=8_000, concurrency=2, shutdown_grace_ms=1_000
+            )
             running = half.start(worker.run)
             self._stack.callback(lambda running=running: running.result(60))
             self._stack.callback(worker.stop)

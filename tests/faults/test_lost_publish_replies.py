@@ -110,7 +110,7 @@ def test_when_the_budget_is_used_up_the_caller_learns_which_messages_are_in_doub
     with ThreadPoolExecutor() as threads:
         threads.submit(go_away)
         with pytest.raises(PublishUnknown) as failure:
-            push_many(half, f"{fault_proxy.url}?socket_timeout=3", STREAM, bodies, max_batch=10, retry_budget_s=0.5)
+            push_many(half, f"{fault_proxy.url}?socket_timeout=3", STREAM, bodies, max_batch=10, retry_budget_ms=500)
 
     stored = {row[0].decode(): row[1][b"message_id"].decode() for row in scene.raw.xrange(STREAM)}
     in_doubt = set(failure.value.message_ids)
@@ -133,7 +133,7 @@ def test_a_message_in_doubt_can_be_published_again_under_its_key(
             STREAM,
             body(1),
             {"dedup_key": "order-1"},
-            retry_budget_s=0.1,
+            retry_budget_ms=100,
         )
 
     entry_id = push(half, scene.url, STREAM, body(1), {"dedup_key": "order-1"})
@@ -147,7 +147,7 @@ def test_without_a_server_the_caller_is_told_that_nothing_was_published(
     fault_proxy.refuse()
 
     with pytest.raises(ConnectionFailed):
-        push(half, fault_proxy.url, STREAM, body(1), retry_budget_s=0.2)
+        push(half, fault_proxy.url, STREAM, body(1), retry_budget_ms=200)
 
     assert scene.raw.exists(STREAM) == 0
 
@@ -163,9 +163,9 @@ def test_one_key_published_by_many_at_once_gives_one_entry_and_everybody_its_id(
 
 
 def test_a_key_may_be_used_again_when_its_window_is_over(half: str, scene: Scene) -> None:
-    first = push(half, scene.url, STREAM, body(1), {"dedup_key": "order-1", "dedup_window_s": 0.05})
+    first = push(half, scene.url, STREAM, body(1), {"dedup_key": "order-1", "dedup_window_ms": 50})
     ids = {first}
     while ids == {first}:  # the window ends by the server's clock
-        ids.add(push(half, scene.url, STREAM, body(2), {"dedup_key": "order-1", "dedup_window_s": 60}))
+        ids.add(push(half, scene.url, STREAM, body(2), {"dedup_key": "order-1", "dedup_window_ms": 60_000}))
 
     assert {row[0].decode() for row in scene.raw.xrange(STREAM)} == ids

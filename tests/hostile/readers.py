@@ -172,7 +172,7 @@ async def read_tasks(run: Run) -> History:
     async with RedisTaskQueue(run.url, name="jobs", idle_ms=_LONG_MS) as queue:
 
         def begin() -> tuple[asyncio.Task[Any], Callable[[], object]]:
-            worker = Worker(queue, handlers, concurrency=8, handles_signals=False, grace_s=5)
+            worker = Worker(queue, handlers, concurrency=8, handle_signals=False, shutdown_grace_ms=5_000)
             return asyncio.create_task(worker.run()), worker.stop
 
         async def add(n: int) -> None:
@@ -245,7 +245,7 @@ async def _balance(
     async with StreamClient.from_url(run.url) as client:
 
         def begin() -> tuple[asyncio.Task[Any], Callable[[], object]]:
-            balancer = penstock.StreamBalancer(client, "svc", id="reader", sweep_interval_ms=200)
+            balancer = penstock.StreamBalancer(client, "svc", id="reader", recovery_interval_ms=200)
             running = balancer.run(follow, serializer=JsonSerializer(), handle_signals=False, shutdown_grace_ms=2_000)
             return asyncio.create_task(running), balancer.stop
 

@@ -43,7 +43,7 @@ def dead_tasks(url: str, raw: redis.Redis, seed: int, count: int, kinds: Iterabl
     with RedisTaskQueue(url, name="jobs") as queue:
         complaints.of("iterate", lambda: _equal(len(list(queue.dead.iterate())), entries))
         for letter in complaints.of("iterate", lambda: list(queue.dead.iterate())) or []:
-            complaints.of("redrive", lambda letter=letter: queue.dead.redrive(letter))  # type: ignore[misc]
+            complaints.of("redrive", lambda letter=letter: queue.dead.put_back(letter))  # type: ignore[misc]
         left = [entry_id.decode() for entry_id, _ in raw.xrange("jobs.dead")]
         complaints.of("purge", lambda: queue.dead.purge(left))
         complaints.of("purged", lambda: _equal(queue.dead.count(), 0))

@@ -72,7 +72,7 @@ def test_python_takes_over_from_a_killed_go_owner(raw: redis.Redis, go_peer: Go,
     go = go_peer("go")
     entry_id = add(raw, "session-1")
     assert go.wait_for("StreamAdded", stream="session-1")["info"] == {"user": 7}
-    python = python_peer("python", sweep_interval_ms=60_000)
+    python = python_peer("python", recovery_interval_ms=60_000)
     throughout(3.0, lambda: not python.said("StreamExpired"))
     assert pending(raw, entry_id)[0] == "redis-consumer-go", "the sweep leaves a live Go owner alone"
     go.kill()
@@ -141,7 +141,7 @@ def test_what_is_left_at_the_end_is_with_a_go_peer_at_once(
 
 def test_flags_that_a_go_peer_overwrites_are_merged_again(raw: redis.Redis, go_peer: Go, python_peer: Python) -> None:
     raw.config_set("notify-keyspace-events", "Kg")
-    python_peer("python", sweep_interval_ms=500)
+    python_peer("python", recovery_interval_ms=500)
     assert flags(raw) >= set("KEgx")
     go_peer("old", "-force", "-events", "Ex")
     eventually(lambda: flags(raw) >= set("KEx"), "they are merged again")
@@ -151,7 +151,7 @@ def test_a_go_peer_of_either_version_is_heard(raw: redis.Redis, go_peer: Go, pyt
     old = go_peer("old", "-events", "Ex", "-claims=false")
     add(raw, "session-1")
     old.wait_for("StreamAdded")
-    python = python_peer("python", sweep_interval_ms=60_000)
+    python = python_peer("python", recovery_interval_ms=60_000)
     raw.config_set("notify-keyspace-events", "Ex")  # as the old peer's next start leaves it
     old.kill()
     python.wait_for("claimed", stream="session-1")
@@ -187,7 +187,7 @@ def test_a_refreshed_entry_is_idle_enough_for_go_when_the_lock_expires(
     raw: redis.Redis, go_peer: Go, python_peer: Python
 ) -> None:
     for turn in range(3):  # killed at different moments between two heartbeats
-        owner = python_peer(f"python-{turn}", sweep_interval_ms=60_000)
+        owner = python_peer(f"python-{turn}", recovery_interval_ms=60_000)
         entry_id = add(raw, f"session-{turn}")
         owner.wait_for("StreamAdded", stream=f"session-{turn}")
         go = go_peer(f"go-{turn}", "-force")

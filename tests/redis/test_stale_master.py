@@ -184,7 +184,7 @@ def test_a_task_worker_and_its_heartbeat(scene: Scene) -> None:
     def answer(_: Any) -> int:
         return 1
 
-    worker = api.Worker(queue, handlers, handles_signals=False, idle_ms=LEASE_MS, concurrency=2)
+    worker = api.Worker(queue, handlers, handle_signals=False, idle_ms=LEASE_MS, concurrency=2)
     long, short = api.Task(kind="long"), api.Task(kind="short")
     half.do(queue.enqueue, long)
     running = scene.run(worker)
@@ -203,7 +203,7 @@ def test_a_task_worker_and_its_heartbeat(scene: Scene) -> None:
 
 def test_a_balancer_and_its_heartbeat(scene: Scene) -> None:
     half, owned = scene.half, list[str]()
-    quick = {"heartbeat_ms": 100, "lock_ttl_ms": 60_000, "lbs_idle_time": 120}
+    quick = {"heartbeat_interval_ms": 100, "lease_ms": 60_000, "lbs_idle_time": 120}
     balancer = half.do(lambda: half.api.StreamBalancer(scene.client, "svc", id="me", **quick))
     notices = half.do(balancer.__aenter__ if half.name == "async" else balancer.__enter__)
 

@@ -51,12 +51,12 @@ async def test_duplicates_within_one_batch_are_found(client: StreamClient, raw: 
 @pytest.mark.usefixtures("default_server")
 async def test_after_its_window_a_key_lets_a_message_in_again(client: StreamClient, raw: redis.Redis) -> None:
     producer = StreamProducer(client, STREAM)
-    first = await producer.push({"n": 1}, dedup_key="order-1", dedup_window_s=90)
+    first = await producer.push({"n": 1}, dedup_key="order-1", dedup_window_ms=90_000)
     [marker] = raw.keys("*:dedup:*")
     assert 0 < raw.pttl(marker) <= 90_000
     raw.pexpire(marker, 1)  # its window is over now
     await eventually(lambda: not raw.exists(marker))
-    assert await producer.push({"n": 1}, dedup_key="order-1", dedup_window_s=90) != first
+    assert await producer.push({"n": 1}, dedup_key="order-1", dedup_window_ms=90_000) != first
     assert raw.xlen(STREAM) == 2
 
 

@@ -199,8 +199,8 @@ async def test_a_message_that_succeeds_at_last_leaves_no_trace_of_its_failures(
 
 async def test_an_expired_message_is_not_handled_but_kept_as_a_dead_letter(client: StreamClient) -> None:
     producer = StreamProducer(client, STREAM)
-    await producer.push({"n": 1}, expires_in_s=0.01)
-    await producer.push({"n": 2}, expires_in_s=3600)
+    await producer.push({"n": 1}, expires_in_ms=10)
+    await producer.push({"n": 2}, expires_in_ms=3_600_000)
     expired_at = time.time() + 0.02
     await eventually(lambda: time.time() > expired_at)
     handler = Recorder()
@@ -216,7 +216,7 @@ async def test_an_expired_message_is_not_handled_but_kept_as_a_dead_letter(clien
 async def test_a_message_that_expires_while_it_waits_for_its_retry_is_not_handled_again(
     client: StreamClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await StreamProducer(client, STREAM).push({"n": 1}, expires_in_s=3_600)
+    await StreamProducer(client, STREAM).push({"n": 1}, expires_in_ms=3_600_000)
 
     def fail_as_time_flies(messages: list[StreamMessage]) -> list[str]:
         later_s = time.time() + 7_200

@@ -153,7 +153,7 @@ def test_block_lets_many_more_through_than_fit_and_keeps_their_order(client: Str
 
 @pytest.mark.usefixtures("default_server")
 def test_block_gives_up_after_its_time_and_says_that_the_stream_is_full(client: StreamClient, raw: redis.Redis) -> None:
-    producer = StreamProducer(client, STREAM, GROUP, max_len=2, on_full="block", block_timeout_s=0.2)
+    producer = StreamProducer(client, STREAM, GROUP, max_len=2, on_full="block", block_timeout_ms=200)
     producer.ensure_group()
     with pytest.raises(StreamFull) as caught:
         producer.push_many(items(*range(5)))

@@ -103,7 +103,9 @@ def test_an_error_of_the_server_reaches_every_caller_as_an_error_of_its_own(
 def test_what_the_caller_says_about_a_message_stands_beside_its_payload(client: StreamClient, raw: redis.Redis) -> None:
     producer = StreamProducer(client, STREAM)
     before_ms = int(time.time() * 1000)
-    producer.push({"n": 1}, message_id="m-1", key="customer-7", headers={"tenant": "ü"}, dedup_key="d", expires_in_s=60)
+    producer.push(
+        {"n": 1}, message_id="m-1", key="customer-7", headers={"tenant": "ü"}, dedup_key="d", expires_in_ms=60_000
+    )
     after_ms = int(time.time() * 1000)
     [(_, fields)] = entries(raw)
     assert json.loads(fields[b"data"]) == {"n": 1}
@@ -146,8 +148,8 @@ def test_the_prefix_of_the_client_is_part_of_the_key(redis_url: str, raw: redis.
         {"key": ""},
         {"message_id": 5},
         {"dedup_key": "x" * 600},
-        {"expires_in_s": 0},
-        {"dedup_key": "k", "dedup_window_s": -1},
+        {"expires_in_ms": 0},
+        {"dedup_key": "k", "dedup_window_ms": -1},
         {"headers": {"n": 1}},
     ],
 )
@@ -162,7 +164,7 @@ def test_an_option_that_cannot_work_is_refused_by_name(
 @pytest.mark.usefixtures("default_server")
 @pytest.mark.parametrize(
     "settings",
-    [{"on_full": "explode"}, {"durability": "eternal"}, {"max_len": 0}, {"max_batch": 0}, {"retry_budget_s": -1}],
+    [{"on_full": "explode"}, {"durability": "eternal"}, {"max_len": 0}, {"max_batch": 0}, {"retry_budget_ms": -1}],
 )
 def test_a_setting_of_the_producer_that_cannot_work_is_refused_by_name(
     client: StreamClient, settings: dict[str, object]

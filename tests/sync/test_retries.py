@@ -200,8 +200,8 @@ def test_a_message_that_succeeds_at_last_leaves_no_trace_of_its_failures(
 
 def test_an_expired_message_is_not_handled_but_kept_as_a_dead_letter(client: StreamClient) -> None:
     producer = StreamProducer(client, STREAM)
-    producer.push({"n": 1}, expires_in_s=0.01)
-    producer.push({"n": 2}, expires_in_s=3600)
+    producer.push({"n": 1}, expires_in_ms=10)
+    producer.push({"n": 2}, expires_in_ms=3_600_000)
     expired_at = time.time() + 0.02
     eventually(lambda: time.time() > expired_at)
     handler = Recorder()
@@ -217,7 +217,7 @@ def test_an_expired_message_is_not_handled_but_kept_as_a_dead_letter(client: Str
 def test_a_message_that_expires_while_it_waits_for_its_retry_is_not_handled_again(
     client: StreamClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    StreamProducer(client, STREAM).push({"n": 1}, expires_in_s=3_600)
+    StreamProducer(client, STREAM).push({"n": 1}, expires_in_ms=3_600_000)
 
     def fail_as_time_flies(messages: list[StreamMessage]) -> list[str]:
         later_s = time.time() + 7_200

@@ -22,7 +22,7 @@ async def quick(task: Task) -> int:
 @handlers.task("hang")
 async def hang(task: Task) -> str:
     """Hangs in its first run only."""
-    if task.attempts == 0:
+    if task.attempts == 1:
         await asyncio.sleep(3_600)
     return "done"
 
@@ -39,12 +39,12 @@ async def poison(task: Task) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@handlers.task("leave", retry=Retry(initial_s=0.0))
+@handlers.task("leave", retry=Retry(initial_delay_ms=0))
 async def leave(task: Task) -> None:
     sys.exit(66)
 
 
-@handlers.task("nap", retry=Retry(initial_s=0.0))
+@handlers.task("nap", retry=Retry(initial_delay_ms=0))
 async def nap(task: Task) -> float:
     await asyncio.sleep(task.payload["seconds"])
     return float(task.payload["seconds"])

@@ -100,7 +100,7 @@ def test_a_handler_that_blocks_the_loop_keeps_its_task(queue: RedisTaskQueue, st
         start_worker(idle_ms=5_000, concurrency=2)
     result = queue.wait_for_result(task.id, PATIENCE_S)
     assert result is not None
-    assert result.data == "run 0"
+    assert result.data == "run 1"
 
 
 def test_a_frozen_worker_that_wakes_up_late_changes_nothing(
@@ -108,7 +108,7 @@ def test_a_frozen_worker_that_wakes_up_late_changes_nothing(
 ) -> None:
     task = Task(kind="hang")
     queue.enqueue(task)
-    frozen = start_worker(concurrency=2, grace_s=1)
+    frozen = start_worker(concurrency=2, shutdown_grace_ms=1_000)
     eventually(lambda: held(raw) == 1, "the worker has the task in hand")
     frozen.send_signal(signal.SIGSTOP)
     other = start_worker(concurrency=2)
@@ -136,4 +136,4 @@ def test_a_worker_that_is_told_to_end_finishes_what_it_does_and_hands_back_the_r
     left = queue.pop_many(20, timeout=0.5)
     left += queue.pop_many(20, timeout=0.5)
     assert len(done) + len(left) == 20
-    assert {task.attempts for task in left} == {0}
+    assert {task.attempts for task in left} == {1}

@@ -40,7 +40,9 @@ class MemoryBackend:
 
 def quick(queue: TaskQueue, handlers: Handlers, **options: Any) -> Worker:
     """Returns a worker whose times are short."""
-    return Worker(queue, handlers, **{"handles_signals": False, "idle_ms": 60_000, "grace_s": 20.0, **options})
+    return Worker(
+        queue, handlers, **{"handle_signals": False, "idle_ms": 60_000, "shutdown_grace_ms": 20_000, **options}
+    )
 
 
 @asynccontextmanager

@@ -48,7 +48,7 @@ async def test_a_record_that_went_cannot_be_put_back(redis_url: str) -> None:
         await give_up(queue, 1)
         [letter] = [letter async for letter in queue.dead.iterate()]
         await give_up(queue, 1)
-        assert await queue.dead.redrive(letter) == "gone"
+        assert await queue.dead.put_back(letter) == "gone"
 
 
 async def test_tasks_of_dead_workers_are_within_the_limits(redis_url: str) -> None:

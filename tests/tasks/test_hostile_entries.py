@@ -39,7 +39,7 @@ async def test_an_entry_of_very_many_fields_is_dead_lettered_and_redriven_with_w
     ]
     assert all(letter.cut.startswith(f"{count - 2_000} fields") for letter in letters)
     assert all(letter.fields["field-1999"] == b"1999" for letter in letters)
-    assert await queue.dead.redrive(letters[1]) == "queued"
+    assert await queue.dead.redrive([letters[1].id]) == [letters[1].task_id]
     again = await queue.pop(block=False)
     assert again is not None
     assert again.id == task.id
@@ -76,7 +76,7 @@ async def test_a_malformed_entry_does_not_speak_for_the_task_whose_id_it_carries
     raw.xadd("jobs.tasks", {"data": "no task", "task_id": "not-yet-queued", "kind": "render"})
     assert [found.id for found in await queue.pop_many(10)] == [task.id]
     assert raw.xlen("jobs.dead") == 2
-    assert await queue.wait_for_result(task.id, 0) is None
+    assert await queue.wait_for_result(task.id, 1) is None
     assert await queue.wait_for_result("not-yet-queued", 0) is None
     assert await queue.enqueue(Task(kind="render", id="not-yet-queued")) == "not-yet-queued"
     assert await queue.pop(block=False) is not None
@@ -92,7 +92,7 @@ async def test_a_copy_of_a_task_in_hand_is_a_dead_letter(queue: RedisTaskQueue, 
     raw.xadd("jobs.tasks", fields)
     assert await queue.pop_many(10, block=False) == []
     assert [letter.reason async for letter in queue.dead.iterate()] == ["invalid"] * 3
-    assert await queue.wait_for_result(task.id, 0) is None
+    assert await queue.wait_for_result(task.id, 1) is None
     assert await queue.finish_many([Result(task_id=task.id, kind=task.kind)]) == [True]
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 0
 
@@ -117,7 +117,7 @@ async def test_a_copy_that_enqueue_did_not_write_is_a_dead_letter_when_its_task_
     letters = [letter async for letter in queue.dead.iterate()]
     assert [letter.reason for letter in letters] == ["invalid"] * 4
     assert [letter.error_text for letter in letters[2:]] == [f"task {task.id} has ended, it has a result"] * 2
-    result = await queue.wait_for_result(task.id, 0)
+    result = await queue.wait_for_result(task.id, 1)
     assert result is not None
     assert result.data == 1
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 1
@@ -133,7 +133,7 @@ async def test_of_two_entries_of_a_task_that_were_written_by_hand_the_second_wai
     assert raw.zcard(queue.keys.tasks().retries(queue.group)) == 1
     assert await queue.finish_many([Result(task_id=task.id, kind=task.kind, data=1)]) == [True]
     [again] = await queue.pop_many(10, timeout=DEADLINE_S)
-    assert (again.id, again.attempts) == (task.id, 0)
+    assert (again.id, again.attempts) == (task.id, 1)
     assert await queue.finish_many([Result(task_id=task.id, kind=task.kind, data=2)]) == [False]
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 0
 
@@ -153,7 +153,7 @@ async def test_a_task_that_cannot_be_read_gets_an_error_as_its_result(queue: Red
     msgspec.structs.force_setattr(task, "schema_v", 2)  # as a producer of the next version writes it
     await queue.enqueue(task)
     assert await queue.pop(block=False) is None
-    result = await queue.wait_for_result(task.id, 0)
+    result = await queue.wait_for_result(task.id, 1)
     assert result is not None
     assert (result.status, result.kind) == (Status.ERROR, "render")
     assert "schema_v=2" in str(result.error)

@@ -9,7 +9,7 @@ from tests.tasks.stage import MemoryBackend
 handlers = Handlers()
 
 
-@handlers.task("double", retry=Retry(max_retries=1, initial_s=0.0))
+@handlers.task("double", retry=Retry(max_attempts=2, initial_delay_ms=0))
 async def double(task: Task) -> int:
     return 2 * int(task.payload["n"])
 

@@ -12,6 +12,8 @@ import pytest
 import redis
 
 from penstock.errors import BackendUnavailable, ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
 from penstock.runtime.aio import IS_ASYNC, Cancelled
 from penstock.task import Result, Status, Task
 from penstock.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
@@ -19,7 +21,7 @@ from penstock.tasks.task_reader import TaskReader
 from tests.helpers.aio import DEADLINE_S, Event, eventually, join, pause, start, wait_for
 from tests.tasks.stage import MemoryBackend, quick, running
 
-AT_ONCE = Retry(initial_s=0.0)
+AT_ONCE = Retry(initial_delay_ms=0)
 
 
 @pytest.fixture(params=["stub", "redis"])
@@ -92,7 +94,7 @@ async def test_a_failed_task_is_tried_again_until_it_succeeds(queue: TaskQueue, 
     await queue.enqueue(task)
     async with running(quick(queue, handlers)):
         result = await result_of(queue, task)
-    assert attempts == [0, 1, 2]
+    assert attempts == [1, 2, 3]
     assert (result.data, result.attempts) == ("done", 3)
 
 
@@ -100,11 +102,11 @@ async def test_a_failed_task_is_tried_again_until_it_succeeds(queue: TaskQueue, 
     ("retry", "error", "runs"),
     [
         (AT_ONCE, ValueError("bad"), 4),  # what the queue allows
-        (Retry(max_retries=1, initial_s=0.0), ValueError("bad"), 2),
-        (Retry(max_retries=6, initial_s=0.0), ValueError("bad"), 7),
-        (Retry(max_retries=0), ValueError("bad"), 1),
-        (Retry(never=(KeyError,), initial_s=0.0), KeyError("bad"), 1),
-        (Retry(only=(OSError,), initial_s=0.0), ValueError("bad"), 1),
+        (Retry(max_attempts=2, initial_delay_ms=0), ValueError("bad"), 2),
+        (Retry(max_attempts=7, initial_delay_ms=0), ValueError("bad"), 7),
+        (Retry(max_attempts=1), ValueError("bad"), 1),
+        (Retry(never=(KeyError,), initial_delay_ms=0), KeyError("bad"), 1),
+        (Retry(only=(OSError,), initial_delay_ms=0), ValueError("bad"), 1),
         (AT_ONCE, FatalError("bad"), 1),
         (AT_ONCE, RetryLater(0.001, "bad"), 4),
     ],
@@ -124,7 +126,7 @@ async def test_a_task_that_always_fails_is_given_up_as_its_kind_says(
     worker = quick(queue, handlers)
     async with running(worker):
         result = await result_of(queue, task)
-    assert seen == list(range(runs))
+    assert seen == list(range(1, runs + 1))
     assert result.status is Status.ERROR
     assert type(error).__name__ in str(result.error)
     assert "bad" in str(result.error)
@@ -142,7 +144,7 @@ async def test_whatever_a_handler_raises_is_a_failed_run(
 ) -> None:
     handlers, runs = Handlers(), []
 
-    @handlers.task("odd", retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("odd", retry=Retry(max_attempts=2, initial_delay_ms=0))
     async def odd(task: Task) -> None:
         runs.append(task.attempts)
         raise kind("as ordered")
@@ -155,7 +157,7 @@ async def test_whatever_a_handler_raises_is_a_failed_run(
     await queue.enqueue_many([odd_one, fine_one])
     async with running(quick(queue, handlers)):
         failed, done = await result_of(queue, odd_one), await result_of(queue, fine_one)
-    assert runs == [0, 1]
+    assert runs == [1, 2]
     assert (failed.status, done.data) == (Status.ERROR, "done")
     assert f"{kind.__name__}: as ordered" in str(failed.error)
 
@@ -166,7 +168,7 @@ async def test_a_handler_that_exits_ends_the_worker_and_its_run_counts(
 ) -> None:
     handlers, runs = Handlers(), []
 
-    @handlers.task("leave", retry=Retry(max_retries=2, initial_s=0.0))
+    @handlers.task("leave", retry=Retry(max_attempts=3, initial_delay_ms=0))
     async def leave(task: Task) -> None:
         runs.append(task.attempts)
         raise kind(66)
@@ -176,7 +178,7 @@ async def test_a_handler_that_exits_ends_the_worker_and_its_run_counts(
     for _ in range(3):
         with pytest.raises(kind, match="66"):
             await quick(queue, handlers).run()
-    assert runs == [0, 1, 2]
+    assert runs == [1, 2, 3]
     assert (await result_of(queue, task)).status is Status.ERROR
     assert await queue.pending_count() == 0
 
@@ -203,7 +205,7 @@ async def test_an_error_that_cannot_be_shown_stops_no_worker(
 ) -> None:
     handlers = Handlers()
 
-    @handlers.task("odd", retry=Retry(max_retries=0))
+    @handlers.task("odd", retry=Retry(max_attempts=1))
     async def odd(task: Task) -> None:
         raise UNSPEAKABLE[name]
 
@@ -227,7 +229,7 @@ async def test_a_failure_is_logged_with_its_traceback_which_the_result_has_too(
 ) -> None:
     handlers = Handlers()
 
-    @handlers.task("ship", retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("ship", retry=Retry(max_attempts=2, initial_delay_ms=0))
     async def ship(task: Task) -> None:
         task.payload["address"]
 
@@ -257,7 +259,7 @@ async def test_a_snooze_burns_no_attempt(queue: TaskQueue, redis_url: str) -> No
     await queue.enqueue(task)
     async with running(quick(queue, handlers)):
         assert (await result_of(queue, task)).status is Status.OK
-    assert seen == [0] * 8
+    assert seen == [1] * 8
 
 
 async def test_a_handler_may_skip_a_task_or_give_the_result_itself(queue: TaskQueue, redis_url: str) -> None:
@@ -283,7 +285,7 @@ async def test_a_handler_may_skip_a_task_or_give_the_result_itself(queue: TaskQu
 async def test_a_handler_that_takes_too_long_is_ended(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
 
-    @handlers.task("slow", timeout_s=0.05, retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("slow", timeout_s=0.05, retry=Retry(max_attempts=2, initial_delay_ms=0))
     async def slow(task: Task) -> None:
         await pause(DEADLINE_S)
 
@@ -342,7 +344,7 @@ async def test_a_task_that_a_worker_cannot_do_is_left_for_others(queue: TaskQueu
         assert (await result_of(queue, tasks[3])).data == "small"
         async with running(quick(queue, large, provides={"gpu", "memory"})):
             found = [(await result_of(queue, task)).data for task in tasks]
-    assert found == [["print", 0], "large", ["big", 0], "small"]
+    assert found == [["print", 1], "large", ["big", 1], "small"]
 
 
 # --- saving ---------------------------------------------------------------------------------------
@@ -368,7 +370,7 @@ async def test_a_task_whose_result_cannot_be_saved_is_not_acknowledged_and_runs_
         assert await queue.pending_count() == 1
         backend.failure = None
         result = await result_of(queue, task)
-    assert set(runs) == {0}
+    assert set(runs) == {1}
     assert backend.saved == {task.id: result}
 
 
@@ -383,7 +385,7 @@ async def test_a_back_end_that_is_away_for_a_while_costs_no_second_run(queue: Ta
 
     tasks = [Task(kind="work") for _ in range(300)]
     await queue.enqueue_many(tasks[:100])
-    worker = quick(queue, handlers, results=backend, concurrency=4, read_ahead=50)
+    worker = quick(queue, handlers, results=backend, concurrency=4, prefetch=50)
     async with running(worker):
         await eventually(lambda: worker.tally.backend_failures >= 6)  # for two seconds, by its growing pauses
         await queue.enqueue_many(tasks[100:])
@@ -402,7 +404,7 @@ async def test_a_task_that_cannot_be_settled_stops_no_other(redis_url: str, raw:
     raw.xadd("jobs.dead", {"junk": "1"}, id=f"{2**64 - 1}-{2**64 - 1}")  # nothing can be added behind it
     raw.xadd("jobs.tasks", {"data": "no task"})
 
-    @handlers.task("work", retry=Retry(max_retries=0))
+    @handlers.task("work", retry=Retry(max_attempts=1))
     async def work(task: Task) -> None:
         if task.payload.get("fails"):
             raise ValueError("as ordered")
@@ -433,7 +435,7 @@ async def test_a_worker_takes_no_more_tasks_than_it_can_bring_home(queue: TaskQu
 
     tasks = [Task(kind="work") for _ in range(200)]
     await queue.enqueue_many(tasks)
-    worker = quick(queue, handlers, results=Slow(), concurrency=4, read_ahead=8)
+    worker = quick(queue, handlers, results=Slow(), concurrency=4, prefetch=8)
     async with running(worker):
         await wait_for(is_asked)
         await pause(0.3)  # nothing may happen, and nothing says when it would
@@ -459,12 +461,12 @@ async def test_a_back_end_that_hangs_holds_up_no_task_for_ever(queue: TaskQueue,
 
     task, backend = Task(kind="work"), Hanging()
     await queue.enqueue(task)
-    worker = quick(queue, handlers, results=backend, save_timeout_s=0.05)
+    worker = quick(queue, handlers, results=backend, save_timeout_ms=50)
     async with running(worker):
         await eventually(lambda: worker.tally.backend_failures)
         assert await queue.pending_count() == 1
         may_go_on.set()
-        assert (await result_of(queue, task)).data == 0
+        assert (await result_of(queue, task)).data == 1
     assert list(backend.saved) == [task.id]
 
 
@@ -503,7 +505,7 @@ async def test_a_result_that_was_saved_before_is_the_one_that_is_told(queue: Tas
 async def test_what_cannot_be_encoded_is_a_failure_of_the_handler(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
 
-    @handlers.task("odd", retry=Retry(max_retries=0))
+    @handlers.task("odd", retry=Retry(max_attempts=1))
     async def odd(task: Task) -> object:
         return object()
 
@@ -541,7 +543,7 @@ async def test_a_worker_that_stops_lets_handlers_end_and_hands_the_rest_back(que
     assert (report.ok, report.reason) == (1, "stopped")
     assert (await result_of(queue, tasks[0])).data == "done"
     rest = [await queue.pop(timeout=DEADLINE_S) for _ in range(4)]
-    assert {(task.id, task.attempts) for task in rest if task} == {(task.id, 0) for task in tasks[1:]}
+    assert {(task.id, task.attempts) for task in rest if task} == {(task.id, 1) for task in tasks[1:]}
 
 
 @pytest.mark.skipif(not IS_ASYNC, reason="a thread cannot be interrupted")
@@ -554,14 +556,14 @@ async def test_a_handler_that_outlasts_the_grace_hands_its_task_back(queue: Task
         await pause(DEADLINE_S)
 
     await queue.enqueue(Task(kind="work"))
-    worker = quick(queue, handlers, grace_s=0.05)
+    worker = quick(queue, handlers, shutdown_grace_ms=50)
     call = start(worker.run)
     await wait_for(begun)
     worker.stop()
     await join(call)
     again = await queue.pop(timeout=DEADLINE_S)
     assert again is not None
-    assert again.attempts == 0
+    assert again.attempts == 1
 
 
 async def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) -> None:
@@ -569,7 +571,7 @@ async def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) ->
     handlers.task("work")(lambda _: None)
     await queue.enqueue(Task(kind="work"))
     started = time.monotonic()
-    report = await quick(queue, handlers, idle_exit_s=0.3).run()
+    report = await quick(queue, handlers, idle_exit_ms=300).run()
     assert (report.reason, report.ok) == ("idle", 1)
     assert time.monotonic() - started >= 0.3
 
@@ -577,7 +579,7 @@ async def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) ->
 async def test_a_worker_leaves_when_its_time_is_up(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
     handlers.task("work")(lambda _: None)
-    report = await quick(queue, handlers, max_uptime_s=0.2).run()
+    report = await quick(queue, handlers, max_uptime_ms=200).run()
     assert report.reason == "uptime"
 
 
@@ -599,7 +601,7 @@ async def test_tasks_of_a_worker_that_vanished_are_done_by_another(queue: TaskQu
         async with RedisTaskQueue(redis_url) as vanished:
             assert len(await vanished.pop_many(20)) == 20
     async with running(quick(queue, handlers, idle_ms=200)):
-        assert [(await result_of(queue, task)).data for task in tasks] == [1] * 20
+        assert [(await result_of(queue, task)).data for task in tasks] == [2] * 20
 
 
 async def test_each_task_that_must_run_alone_gets_its_turn_while_others_keep_coming(
@@ -644,3 +646,43 @@ def test_handlers_are_checked_when_they_are_registered() -> None:
         handlers.task("other", timeout_s=-1)
     with pytest.raises(ConfigurationError, match="no handlers"):
         Worker(StubQueue(), Handlers())
+
+
+async def test_a_worker_tells_what_becomes_of_its_tasks(queue: TaskQueue, redis_url: str) -> None:
+    handlers, events = Handlers(), list[Occurrence]()
+
+    @handlers.task("flaky", retry=Retry(max_attempts=2, initial_delay_ms=0))
+    async def flaky(task: Task) -> None:
+        if task.payload["fails"] >= task.attempts:
+            raise ValueError("not yet")
+
+    once, always = Task(kind="flaky", payload={"fails": 1}), Task(kind="flaky", payload={"fails": 9})
+    await queue.enqueue_many([once, always])
+    worker = quick(queue, handlers, on_event=events.append)
+    async with running(worker):
+        await result_of(queue, once)
+        await result_of(queue, always)
+    assert {(event.stream, event.group) for event in events} == {(queue.name, queue.name)}  # type: ignore[attr-defined]
+    told = {
+        task.id: [str(event.name) for event in events if event.fields.get("id") == task.id] for task in (once, always)
+    }
+    assert told[once.id] == ["failed", "returned", "completed"]
+    assert told[always.id] == ["failed", "returned", "failed", "dead_lettered"]
+    assert [event.fields["attempts"] for event in events if event.name == "failed"].count(2) == 1
+    assert (events[-1].name, events[-1].fields) == (EventName.STOPPED, {"reason": "stopped"})
+
+
+async def test_a_worker_survives_an_on_event_that_raises(queue: TaskQueue, redis_url: str) -> None:
+    handlers = Handlers()
+
+    @handlers.task("work")
+    async def work(task: Task) -> str:
+        return "done"
+
+    def fail(event: Occurrence) -> None:
+        raise RuntimeError(event.name)
+
+    task = Task(kind="work")
+    await queue.enqueue(task)
+    async with running(quick(queue, handlers, on_event=fail)):
+        assert (await result_of(queue, task)).data == "done"

@@ -210,11 +210,11 @@ def test_an_async_function_is_refused_by_the_sync_consumer(what: str) -> None:
         ("max_batch", 0, "max_batch=0 must be positive"),
         ("max_batch", 2.5, "max_batch=2.5 must be a whole number"),
         ("max_buffered", -1, "must be positive"),
-        ("retry_budget_s", 0, "retry_budget_s=0 must be positive"),
-        ("retry_budget_s", math.nan, "must be positive"),
-        ("retry_budget_s", math.inf, "retry_budget_s=inf must be finite"),
-        ("retry_budget_s", "30", "retry_budget_s='30' must be a number"),
-        ("block_timeout_s", -1.0, "must be positive"),
+        ("retry_budget_ms", 0, "retry_budget_ms=0 must be positive"),
+        ("retry_budget_ms", math.nan, "must be a whole number"),
+        ("retry_budget_ms", math.inf, "retry_budget_ms=inf must be a whole number"),
+        ("retry_budget_ms", "30", "retry_budget_ms='30' must be a whole number"),
+        ("block_timeout_ms", -1, "must be positive"),
         ("linger_ms", -1, "linger_ms=-1 must be 0 or more"),
         ("linger_ms", "5", "linger_ms='5' must be a number"),
     ],
@@ -274,9 +274,9 @@ def test_headers_are_text(half: Any, headers: Any) -> None:
 @half
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "5"], ids=repr)
 def test_times_of_a_message_are_positive_seconds(half: Any, value: Any) -> None:
-    assert "expires_in_s" in refused_push(half, {}, expires_in_s=value)
-    message = refused_push(half, {}, dedup_key="k", dedup_window_s=value)
-    assert "dedup_window_s" in message
+    assert "expires_in_ms" in refused_push(half, {}, expires_in_ms=value)
+    message = refused_push(half, {}, dedup_key="k", dedup_window_ms=value)
+    assert "dedup_window_ms" in message
     assert "positive number of seconds" in message
 
 

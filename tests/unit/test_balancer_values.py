@@ -82,16 +82,16 @@ def test_names_that_cannot_be_keys_are_refused(name: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"heartbeat_ms": 1001}, "at most half of lock_ttl_ms"),
-        ({"lbs_idle_time": 3.9}, "at least twice lock_ttl_ms"),
+        ({"heartbeat_interval_ms": 1001}, "at most half of lease_ms"),
+        ({"lbs_idle_time": 3.9}, "at least twice lease_ms"),
         ({"lbs_recovery_count": 0}, "lbs_recovery_count"),
         ({"ksp_chan_size": 0}, "ksp_chan_size"),
         ({"ksp_chan_timeout": 59.0}, "at least 60"),
         ({"output_chan_size": -1}, "output_chan_size"),
         ({"capacity": 0}, "capacity"),
         ({"max_deliveries": 0}, "max_deliveries"),
-        ({"sweep_interval_ms": 1.5}, "sweep_interval_ms"),
-        ({"lock_ttl_ms": True}, "lock_ttl_ms"),
+        ({"recovery_interval_ms": 1.5}, "recovery_interval_ms"),
+        ({"lease_ms": True}, "lease_ms"),
         ({"retry_config": 5}, "RetryConfig"),
     ],
 )
@@ -106,15 +106,17 @@ def test_every_setting_is_a_keyword_of_a_balancer_and_none_stands_for_its_defaul
     nothing: Any = dict.fromkeys(BalancerOptions.__annotations__)
     assert StreamBalancer(client, "svc", id="a", **nothing).config == BalancerConfig()
     recorder = MetricsRecorder()
-    chosen = StreamBalancer(client, "svc", id="a", heartbeat_ms=300, capacity=2, metrics_recorder=recorder).config
-    assert (chosen.heartbeat_ms, chosen.capacity, chosen.metrics_recorder) == (300, 2, recorder)
+    chosen = StreamBalancer(
+        client, "svc", id="a", heartbeat_interval_ms=300, capacity=2, metrics_recorder=recorder
+    ).config
+    assert (chosen.heartbeat_interval_ms, chosen.capacity, chosen.metrics_recorder) == (300, 2, recorder)
     with pytest.raises(TypeError, match="hartbeat_ms"):
         StreamBalancer(client, "svc", id="a", hartbeat_ms=300)  # type: ignore[call-arg]
 
 
 def test_the_times_are_those_of_the_go_client() -> None:
     config = BalancerConfig()
-    assert (config.lock_ttl_ms, config.heartbeat_ms, config.refreshed_idle_ms) == (2000, 1000, 3000)
+    assert (config.lease_ms, config.heartbeat_interval_ms, config.refreshed_idle_ms) == (2000, 1000, 3000)
     assert (config.lbs_idle_time, config.lbs_recovery_count, config.ksp_chan_size) == (40.0, 1000, 500)
     assert (config.ksp_chan_timeout, config.output_chan_size) == (600.0, 500)
 

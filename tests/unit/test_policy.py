@@ -73,13 +73,14 @@ def test_without_a_first_delay_there_is_none() -> None:
     assert Backoff(0, 1_000, 0.5).delay_ms(7, chance) == 0
 
 
-@given(counts, st.none() | st.integers(0, 100), st.integers(0, 100))
+@given(counts, st.none() | st.integers(1, 101), st.integers(0, 100))
 def test_a_task_runs_once_and_as_often_again_as_its_kind_or_else_its_queue_says(
-    runs: int, max_retries: int | None, max_retry: int
+    runs: int, max_attempts: int | None, max_retry: int
 ) -> None:
-    retry = tasks.Retry(max_retries=max_retries, initial_s=2.0, jitter=0.0, never=(KeyError,), only=(LookupError,))
-    most = max_retry if max_retries is None else max_retries
-    is_over = runs > most
+    retry = tasks.Retry(
+        max_attempts=max_attempts, initial_delay_ms=2_000, jitter=0.0, never=(KeyError,), only=(LookupError,)
+    )
+    is_over = runs >= (max_retry + 1 if max_attempts is None else max_attempts)
     assert (retry.after_failure(LookupError(), runs, max_retry, chance) == GiveUp(Reason.MAX_DELIVERIES)) == is_over
     assert retry.after_failure(KeyError(), runs, max_retry, chance) == GiveUp(Reason.FATAL)
     assert retry.after_failure(ValueError(), runs, max_retry, chance) == GiveUp(Reason.FATAL)
@@ -87,7 +88,7 @@ def test_a_task_runs_once_and_as_often_again_as_its_kind_or_else_its_queue_says(
 
 
 def test_the_delays_of_tasks_double() -> None:
-    retry = tasks.Retry(initial_s=0.5, max_s=3.0, jitter=0.0)
+    retry = tasks.Retry(initial_delay_ms=500, max_delay_ms=3_000, jitter=0.0)
     found = [retry.after_failure(ValueError(), runs, 9, chance) for runs in range(1, 5)]
     assert found == [Retry(500), Retry(1_000), Retry(2_000), Retry(3_000)]
 

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from penstock.counters import WorkerTally
+from penstock.events import Emitter
 from penstock.sync.tasks import StubQueue
 from penstock.sync.tasks.committer import ResultCommitter
 from penstock.task import Result, Status, Task
@@ -30,7 +31,7 @@ def test_results_of_two_hands_that_end_at_once_are_sent() -> None:
     queue.enqueue_many([Task(kind="a"), Task(kind="b")])
     tasks = queue.pop_many(2)
     assert len(tasks) == 2
-    committer: Any = ResultCommitter(queue, None, WorkerTally(), 30.0, saves_errors=False)
+    committer: Any = ResultCommitter(queue, None, WorkerTally(), 30.0, save_errors=False, emit=Emitter(None, ""))
     committer._lock = Meeting()
     hands = [
         threading.Thread(

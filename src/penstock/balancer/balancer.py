@@ -21,6 +21,7 @@ from penstock.balancer.topic_producer import check_prefix, wrong_number
 from penstock.delivery.callables import is_async
 from penstock.delivery.decoding import Rejected
 from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, StreamNotOwned, text_of
+from penstock.events import EventName
 from penstock.keys import BalancerKeys
 from penstock.number_checks import check_number
 from penstock.policy import Reason
@@ -132,12 +133,14 @@ class StreamBalancer:
         except PenstockError as error:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
+        self._commands.emit(EventName.STOPPED)
         await self._listener.end(CLEANUP_TIMEOUT_S / 2)  # last: it is slow to end, and nobody waits for it
 
     async def _hand_over_all(self) -> None:
         owned = self._holdings.all()
         if owned:
             await self._commands.release([ownership.payload for ownership in owned])
+            self._handed_back(owned)
         for ownership in owned:
             self._forget(ownership)
 
@@ -164,6 +167,7 @@ class StreamBalancer:
             raise
         recorder.record_claim(name, is_success=True, duration_s=time.monotonic() - began_s)
         recorder.record_processing_started(name)
+        self._commands.emit(EventName.RECLAIMED, count=1, ids=[payload.id_in_lbs])
         return ownership
 
     async def _claim(self, payload: LBSInfo) -> Ownership:
@@ -212,6 +216,7 @@ class StreamBalancer:
             self._holdings.resume(ownership)
             raise
         self._forget(ownership)
+        self._commands.emit(EventName.COMPLETED, id=ownership.payload.id_in_lbs)
 
     async def release(self, name: str) -> None:
         """Hand a data stream over, unfinished: its lock runs out at once, which tells every peer, in Go as well.
@@ -229,10 +234,16 @@ class StreamBalancer:
         self._forget(ownership)
         if not is_released:
             raise StreamNotOwned(f"{name!r} was not owned by {self._id} any more; nothing was changed")
+        self._handed_back([ownership])
+
+    def _handed_back(self, owned: list[Ownership]) -> None:
+        self._commands.emit(
+            EventName.HANDED_BACK, count=len(owned), ids=[ownership.payload.id_in_lbs for ownership in owned]
+        )
 
     async def _wait_for_beat(self) -> None:
         # One that began before may extend the lock after it was given up.
-        number, deadline_s = self._heartbeat.begun, time.monotonic() + self.config.lock_ttl_ms / 1000
+        number, deadline_s = self._heartbeat.begun, time.monotonic() + self.config.lease_ms / 1000
         while self._heartbeat.is_under_way(number) and time.monotonic() < deadline_s:
             await pause(_BEAT_POLL_S)
 
@@ -265,6 +276,7 @@ class StreamBalancer:
             if self._runner is not None:
                 self._runner.lose(ownership)  # before any notice is read
             self._notices.put(StreamDisowned(ownership.payload, ownership.additional_info))
+        self._commands.emit(EventName.LEASE_LOST, ids=[ownership.payload.id_in_lbs for ownership in lost])
         self._reader.slot_is_free()
 
     # --- running a handler -------------------------------------------------------------------------

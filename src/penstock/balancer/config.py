@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from penstock.errors import ConfigurationError
+from penstock.events import EventSink
 from penstock.keys import CONSUMER_PREFIX, MAX_NAME, check_name
 from penstock.number_checks import check_number
 from penstock.policy import doubling
 
 _WHOLE = (
-    "lbs_recovery_count", "ksp_chan_size", "output_chan_size", "heartbeat_ms", "lock_ttl_ms", "sweep_interval_ms",
+    "lbs_recovery_count", "ksp_chan_size", "output_chan_size", "lease_ms", "heartbeat_interval_ms",
+    "recovery_interval_ms",
 )  # fmt: skip
 _MAY_BE_NONE = ("capacity", "max_deliveries")
 _LEAST_KSP_TIMEOUT_S = 60
@@ -111,11 +113,12 @@ class BalancerOptions(TypedDict, total=False):
     retry_config: RetryConfig | None
     logger: logging.Logger | None
     metrics_recorder: MetricsRecorder | None
-    heartbeat_ms: int
-    lock_ttl_ms: int
-    sweep_interval_ms: int
+    heartbeat_interval_ms: int
+    lease_ms: int
+    recovery_interval_ms: int
     capacity: int | None
     max_deliveries: int | None
+    on_event: EventSink | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +134,12 @@ class BalancerConfig:
     retry_config: RetryConfig = RetryConfig()
     logger: logging.Logger = _LOGGER
     metrics_recorder: MetricsRecorder = _NO_RECORDER
-    heartbeat_ms: int = 1_000
-    lock_ttl_ms: int = 2_000
-    sweep_interval_ms: int = 5_000
+    heartbeat_interval_ms: int = 1_000
+    lease_ms: int = 2_000
+    recovery_interval_ms: int = 5_000
     capacity: int | None = None
     max_deliveries: int | None = None
+    on_event: EventSink | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
@@ -153,15 +157,15 @@ class BalancerConfig:
         self._check_times()
 
     def _check_times(self) -> None:
-        if self.heartbeat_ms * 2 > self.lock_ttl_ms:
+        if self.heartbeat_interval_ms * 2 > self.lease_ms:
             raise ConfigurationError(
-                f"heartbeat_ms={self.heartbeat_ms} must be at most half of lock_ttl_ms={self.lock_ttl_ms}, else one "
-                f"late heartbeat costs every stream: use {self.lock_ttl_ms // 2} or less"
+                f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be at most half of lease_ms={self.lease_ms}, "
+                f"else one late heartbeat costs every stream: use {self.lease_ms // 2} or less"
             )
-        if self.lbs_idle_time * 1000 < self.lock_ttl_ms * 2:
+        if self.lbs_idle_time * 1000 < self.lease_ms * 2:
             raise ConfigurationError(
-                f"lbs_idle_time={self.lbs_idle_time} must be at least twice lock_ttl_ms={self.lock_ttl_ms}: "
-                f"{self.lock_ttl_ms * 2 / 1000} seconds"
+                f"lbs_idle_time={self.lbs_idle_time} must be at least twice lease_ms={self.lease_ms}: "
+                f"{self.lease_ms * 2 / 1000} seconds"
             )
 
     @property
@@ -171,9 +175,9 @@ class BalancerConfig:
         Above the lock's TTL, which a Go peer demands at the moment the lock expires, and below the time after which a
         Go newcomer takes entries without asking for the lock.
         """
-        return self.lock_ttl_ms * 3 // 2
+        return self.lease_ms * 3 // 2
 
     @property
     def peer_ttl_ms(self) -> int:
         """How long a consumer counts as alive after its last heartbeat."""
-        return self.lock_ttl_ms + self.heartbeat_ms
+        return self.lease_ms + self.heartbeat_interval_ms

@@ -63,7 +63,7 @@ class Heartbeat:
             thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        interval_s, due_s = self._config.heartbeat_ms / 1000, time.monotonic()
+        interval_s, due_s = self._config.heartbeat_interval_ms / 1000, time.monotonic()
         while not self._stop.wait(max(0.0, due_s - time.monotonic())):
             # Measured from beat to beat: the time that a beat takes does not put off the next one.
             due_s = max(due_s + interval_s, time.monotonic() + interval_s / 2)
@@ -104,7 +104,7 @@ class Heartbeat:
         refused = self._beat_in_cluster(held, len(owned)) if is_cluster else self._beat_at_once(held, len(owned))
         for claim in claims:  # one that is refused is not granted, or not yet
             if claim.payload.id_in_lbs not in refused:
-                claim.hold(sent_s, self._config.lock_ttl_ms)
+                claim.hold(sent_s, self._config.lease_ms)
         # Finished or handed over while the command was under way: not lost.
         lost = [item for item in owned if item.payload.id_in_lbs in refused and self._holdings.lose(item)]
         self._config.metrics_recorder.record_locks_extended(len(held) - len(refused), len(lost))
@@ -121,7 +121,7 @@ class Heartbeat:
     def _beat_args(self, chunk: Sequence[LBSInfo], locks: Sequence[str], owned: int, owned_from_here: int) -> Command:
         config, keys = self._config, (self._keys.stream, self._keys.peers, *locks)
         flags = (
-            self._keys.group, self._me, config.lock_ttl_ms, config.refreshed_idle_ms, owned, config.capacity or 0,
+            self._keys.group, self._me, config.lease_ms, config.refreshed_idle_ms, owned, config.capacity or 0,
             config.peer_ttl_ms, owned_from_here,
         )  # fmt: skip
         return (len(keys), *keys, *flags, *(info.id_in_lbs for info in chunk))
@@ -144,7 +144,7 @@ class Heartbeat:
         return refused | _ids(self._run_scripts(self._keys.stream, self._beat_script, commands))
 
     def _extend(self, on_host: Sequence[LBSInfo], *, may_take: bool) -> list[Reply]:
-        me, ttl_ms = self._me, self._config.lock_ttl_ms
+        me, ttl_ms = self._me, self._config.lease_ms
         commands: list[Command] = [(1, info.lock, me, ttl_ms, int(may_take)) for info in on_host]
         return self._run_scripts(on_host[0].lock, self._extend_script, commands)
 
@@ -156,7 +156,7 @@ class Heartbeat:
 
     def _run_scripts(self, key: str, wanted: Script, commands: Sequence[Command]) -> list[Reply]:
         connection = self._open(key)
-        timeout_s = self._config.lock_ttl_ms / 2000  # a mute link is given up while the locks still hold
+        timeout_s = self._config.lease_ms / 2000  # a mute link is given up while the locks still hold
         replies = connection.pipeline([("EVALSHA", wanted.sha, *args) for args in commands], timeout_s)
         if any(isinstance(reply, ScriptMissing) for reply in replies):
             connection.call("SCRIPT", "LOAD", wanted.source)

@@ -8,6 +8,7 @@ from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import LBSInfo, LBSInputMessage, StreamAdded
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.errors import AlreadyClaimed, GroupLost, PenstockError, PermanentError, ReadOnlyServer
+from penstock.events import EventName
 from penstock.redis.aio import Command, Reply
 from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.client import StreamClient
@@ -139,4 +140,5 @@ class Reader:
             self._holdings.end_claim(claim)
         recorder.record_lock_acquired(info.data_stream_name, is_success=True)
         recorder.record_processing_started(info.data_stream_name)
+        self._commands.emit(EventName.CLAIMED, id=info.id_in_lbs, data_stream=info.data_stream_name)
         self._notices.put(StreamAdded(info, message.info, ownership.token))

@@ -178,7 +178,7 @@ class Runner:
 
     async def _keep_balance(self) -> None:
         while not self._stopping.is_set():
-            await self._stopping.wait(self._balancer.config.heartbeat_ms / 1000)
+            await self._stopping.wait(self._balancer.config.heartbeat_interval_ms / 1000)
             if not self._rebalances or self._stopping.is_set():
                 continue
             try:

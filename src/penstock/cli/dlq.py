@@ -109,7 +109,7 @@ def retry(
             if rate is not None and number and not dry_run:
                 time.sleep(1 / rate)
             letter = None if dry_run else opened.dead.record(named.id)
-            counts["queued" if dry_run else "gone" if letter is None else opened.dead.redrive(letter)] += 1
+            counts["queued" if dry_run else "gone" if letter is None else opened.dead.put_back(letter)] += 1
     _tell({**counts, "dry_run": dry_run}, _retried(counts, dry_run, max_redrives), as_json, chosen.missing(letters))
 
 

@@ -41,7 +41,7 @@ def reprocess(
     payload: Annotated[str, typer.Option(help="How messages are encoded: json, msgpack or raw.")] = "json",
     name: Annotated[str | None, typer.Option(help="A new round: results are kept under <name>.<id>.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Messages that the handler gets at a time.")] = 100,
-    attempts: Annotated[int, typer.Option(min=1, help="How often a message is tried.")] = 3,
+    max_attempts: Annotated[int, typer.Option(min=1, help="How often a message is tried.")] = 3,
     timeout: Annotated[str | None, typer.Option(help="How long a call of the handler may take: 30s, 5m.")] = None,
     purge: Annotated[bool, typer.Option("--purge", help="Delete dead letters that have a good result then.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and handle nothing.")] = False,
@@ -60,7 +60,7 @@ def reprocess(
     with bad_input():
         check_master(master)
         selection = _selection(stream, url, archive, from_, to, dead_letters, reason, where)
-        work = Work(handler, result_settings(results, config), payload, batch_size, attempts, name, timeout)
+        work = Work(handler, result_settings(results, config), payload, batch_size, max_attempts, name, timeout)
         job = Reprocess(selection, work, purge=purge)
         job.check()
         if not dry_run:

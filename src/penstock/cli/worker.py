@@ -66,9 +66,9 @@ def worker(
     options = {
         "concurrency": concurrency,
         "burst": burst,
-        "idle_exit_s": seconds(idle_exit) if idle_exit else None,
-        "max_uptime_s": seconds(max_uptime) if max_uptime else None,
-        "grace_s": seconds(grace),
+        "idle_exit_ms": round(1000 * seconds(idle_exit)) if idle_exit else None,
+        "max_uptime_ms": round(1000 * seconds(max_uptime)) if max_uptime else None,
+        "shutdown_grace_ms": round(1000 * seconds(grace)),
         "provides": frozenset(filter(None, capabilities.split(","))),
         "results": target.load(backend, "the back-end") if backend else _results_of(settings),
     }

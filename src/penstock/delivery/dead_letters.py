@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from penstock import dead_letter_record, envelope
 from penstock import ids as stream_ids
@@ -27,7 +28,7 @@ Hook: TypeAlias = Callable[[StreamMessage, str], Awaitable[object]]
 # Writes a record and settles its entry, in one step; False = the entry was not ours any more. It is given the fields of
 # the entry too.
 Settle: TypeAlias = Callable[[Record, Sequence[bytes]], Awaitable[bool]]
-Letter = TypeVar("Letter")
+Letter = TypeVar("Letter", bound="Redrivable")
 _PAGE = 500  # ids that one command deletes
 
 
@@ -135,7 +136,19 @@ class DeadLetterWriter:
 # --- reading, putting back, deleting --------------------------------------------------------------
 
 
-class DeadLetterStream(Generic[Letter]):
+class Redrivable(Protocol):
+    """What a record of dead letters tells, of whatever it is."""
+
+    @property
+    def reason(self) -> str:
+        """Why it was given up."""
+
+    @property
+    def redrives(self) -> int:
+        """How often it was put back."""
+
+
+class DeadLetterStream(ABC, Generic[Letter]):
     """One stream of dead letters, whose records are read by `parse`."""
 
     def __init__(self, client: StreamClient, key: str, parse: Callable[[str, Sequence[bytes]], Letter]) -> None:
@@ -156,6 +169,47 @@ class DeadLetterStream(Generic[Letter]):
         async for rows in pages(self._client, self._key, start, end):
             for entry_id, fields in rows:
                 yield self._parse(entry_id.decode(), fields)
+
+    async def _newest(self) -> str:
+        rows = await self._client.call(self._key, "XREVRANGE", self._key, "+", "-", "COUNT", 1)
+        return rows[0][0].decode() if rows else stream_ids.ZERO
+
+    async def _of_ids(self, wanted: Sequence[str]) -> AsyncIterator[Letter]:
+        for record_id in sorted({name for name in wanted if stream_ids.is_id(name)}, key=stream_ids.parse):
+            letter = await self.record(record_id)
+            if letter is not None:
+                yield letter
+
+    async def redrive(
+        self,
+        ids: Sequence[str] | None = None,
+        *,
+        reason: str | None = None,
+        limit: int | None = None,
+        max_redrives: int = 3,
+    ) -> Ids:
+        """Put dead letters back, all or the given ones; return the ids of the new entries, or of the tasks.
+
+        Guarantees: each record moves in one step, and keeps in `origin` where it was first published. One that was
+        redriven `max_redrives` times already stays where it is: it would only come back.
+        """
+        check_number("max_redrives", max_redrives)
+        added: Ids = []
+        operation = secrets.token_hex(8)
+        # Those that come meanwhile are left: what was put back and died again would be put back once more.
+        letters = self._between(end=await self._newest()) if ids is None else self._of_ids(ids)
+        async for letter in letters:
+            if limit is not None and len(added) >= limit:
+                break
+            if (reason is None or letter.reason == reason) and letter.redrives < max_redrives:
+                new_id = await self._put_back(letter, operation)
+                if new_id is not None:
+                    added.append(new_id)
+        return added
+
+    @abstractmethod
+    async def _put_back(self, letter: Letter, operation: str) -> str | None:
+        """Put a record back; return the id of what it is now, or None if it stays."""
 
     async def purge(self, ids: Sequence[str] | None = None) -> int:
         """Delete dead letters for good, all or the given ones; return how many."""
@@ -187,49 +241,13 @@ class DeadLetters(DeadLetterStream[DeadLetter]):
                 found.append(letter)
         return found
 
-    async def _newest(self) -> str:
-        rows = await self._client.call(self._key, "XREVRANGE", self._key, "+", "-", "COUNT", 1)
-        return rows[0][0].decode() if rows else stream_ids.ZERO
-
-    async def _of_ids(self, wanted: Sequence[str]) -> AsyncIterator[DeadLetter]:
-        for record_id in sorted({name for name in wanted if stream_ids.is_id(name)}, key=stream_ids.parse):
-            letter = await self.record(record_id)
-            if letter is not None:
-                yield letter
-
-    async def redrive(
-        self,
-        ids: Sequence[str] | None = None,
-        *,
-        reason: str | None = None,
-        limit: int | None = None,
-        max_redrives: int = 3,
-    ) -> Ids:
-        """Put dead letters back into their stream, all or the given ones; return the ids of the new entries.
-
-        Guarantees: each record moves in one step, and keeps in `origin` where it was first published. A message that
-        was redriven `max_redrives` times already stays where it is: it would only come back.
-        """
-        check_number("max_redrives", max_redrives)
-        added: Ids = []
-        operation = self._keys.operation(secrets.token_hex(8))
-        # Those that come meanwhile are left: what was put back and died again would be put back once more.
-        letters = self._between(end=await self._newest()) if ids is None else self._of_ids(ids)
-        async for letter in letters:
-            if limit is not None and len(added) >= limit:
-                break
-            is_chosen = (reason is None or letter.reason == reason) and letter.data is not None
-            if is_chosen and letter.redrives < max_redrives:
-                new_id = await self._put_back(letter, operation)
-                if new_id is not None:
-                    added.append(new_id)
-        return added
-
     async def _put_back(self, letter: DeadLetter, operation: str) -> str | None:
+        if letter.data is None:
+            return None
         origin = f"{letter.source_stream}/{letter.source_id}"
         # Without the expiry: whoever redrives an expired message wants it handled.
         fields = dead_letter_record.redriven(letter.fields, letter.redrives, origin, without={envelope.EXPIRES_AT})
-        keys = [self._key, self._keys.stream, operation]
+        keys = [self._key, self._keys.stream, self._keys.operation(operation)]
         args = [letter.id, OPERATION_TTL_S, *fields]
         reply = await self._client.run("streams/redrive", keys, args, Repeat.IDEMPOTENT)
         return reply.decode() if reply else None

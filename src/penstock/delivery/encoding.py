@@ -81,8 +81,8 @@ class Encoder:
         key: str | None,
         headers: Mapping[str, str] | None,
         dedup_key: str | None,
-        dedup_window_s: float,
-        expires_in_s: float | None,
+        dedup_window_ms: float,
+        expires_in_ms: float | None,
     ) -> Encoded:
         """Encode a message with any of the options of push()."""
         more: list[Field] = list(self._more)
@@ -90,13 +90,13 @@ class Encoder:
             more += [envelope.KEY, str(key)]
         if headers:
             more += [envelope.HEADERS, envelope.encode_headers(headers)]
-        if expires_in_s is not None:
-            _positive("expires_in_s", expires_in_s)
-            more += [envelope.EXPIRES_AT, int((time.time() + expires_in_s) * 1000)]
+        if expires_in_ms is not None:
+            _positive("expires_in_ms", expires_in_ms)
+            more += [envelope.EXPIRES_AT, int(time.time() * 1000 + expires_in_ms)]
         window_ms = 0
         if _checked("dedup_key", dedup_key) is not None:
-            _positive("dedup_window_s", dedup_window_s)
-            window_ms = max(1, int(dedup_window_s * 1000))
+            _positive("dedup_window_ms", dedup_window_ms)
+            window_ms = max(1, int(dedup_window_ms))
             more += [envelope.DEDUP_KEY, str(dedup_key)]
         message_id = _checked("message_id", message_id) or self._new_id()
         raw = self._dumps(data)

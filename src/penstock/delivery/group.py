@@ -8,7 +8,7 @@ from penstock import ids
 from penstock.delivery.retention import count_after, trim_finished
 from penstock.errors import GroupLost
 from penstock.keys import check_dead_letters, check_name
-from penstock.model import ConsumerInfo, Lag, PendingEntry, StreamStats
+from penstock.model import ConsumerInfo, Health, Lag, PendingEntry, StreamStats
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
@@ -135,7 +135,7 @@ class ConsumerGroup:
 
     async def health_check(
         self, max_lag: int = 10_000, max_idle_ms: int = 60_000, dlq_stream: str | None = None
-    ) -> dict[str, Any]:
+    ) -> Health:
         """Return `healthy`, `issues` and `stats`.
 
         A consumer that holds nothing may be silent: it has nothing to do, or is about to be removed.

@@ -77,10 +77,9 @@ class Administration:
         except DecodeError:
             return by_name.get(envelope.DATA, b"")  # shown as it is: a look must not fail for one message
 
-    async def redrive(self, max_messages: int | None) -> int:
-        """Put dead letters back into the queue; return how many."""
-        letters = DeadLetters(self._client, self._key.pending, self._dead_letters)
-        return len(await letters.redrive(limit=max_messages))
+    async def redrive(self, limit: int | None) -> list[str]:
+        """Put dead letters back into the queue; return the ids of the new entries."""
+        return await DeadLetters(self._client, self._key.pending, self._dead_letters).redrive(limit=limit)
 
     async def purge(self, target: str) -> int:
         """Delete what is in a state for good; return how many."""

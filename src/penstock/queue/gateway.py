@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from penstock import envelope, ids
 from penstock.delivery.encoding import Encoded
 from penstock.delivery.outbox import Outbox
 from penstock.delivery.publisher import Answer, Duplicate, Publisher, PublishSettings
 from penstock.errors import PayloadTooLarge, PenstockError, QueueFull, StreamFull
-from penstock.events import Event, EventName, EventSink
+from penstock.events import Event, EventName, EventSink, tell
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_seconds
 from penstock.policy import Limits, Reason
@@ -33,6 +33,7 @@ from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
 from penstock.queue.queue_consumer import QueueConsumer, QueueConsumerSettings
 from penstock.queue.stream_delivery import StreamDelivery
 from penstock.redis.client import StreamClient
+from penstock.redis.driver_kinds import DriverClient
 from penstock.redis.from_driver import client_of, decodes, is_cluster
 from penstock.redis.retry import Repeat, RetryBudget
 from penstock.serializers import DEFAULT_MAX_BYTES, PayloadLimits
@@ -50,7 +51,7 @@ class RedisGateway(AbstractRedisGateway):
     def __init__(
         self,
         *,
-        redis_client: Any,
+        redis_client: StreamClient | DriverClient,
         retry_budget_seconds: float = 120,
         retry_max_delay_seconds: float = 5.0,
         retry_initial_delay_seconds: float = 0.01,
@@ -349,14 +350,6 @@ class Announcer:
         for name_of_queue in [queue] if queue else list(self._listeners):
             for sink in self._listeners.get(name_of_queue, ()):
                 tell(sink, Event(name, name_of_queue, GROUP, fields))
-
-
-def tell(sink: EventSink, event: Event) -> None:
-    """Tell a user's function what happened; its failure changes nothing."""
-    try:
-        sink(event)
-    except Exception:
-        logger.exception("on_event failed for %s", event.name)
 
 
 def _ignore(_answers: list[Answer]) -> None:

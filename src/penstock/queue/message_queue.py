@@ -10,11 +10,11 @@ from typing import Any
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
 from penstock.events import Event as Occurrence
-from penstock.events import EventName, EventSink
+from penstock.events import EventName, EventSink, tell
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_number, check_seconds
 from penstock.queue.abstract_gateway import AbstractRedisGateway
-from penstock.queue.gateway import RedisGateway, tell
+from penstock.queue.gateway import RedisGateway
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import QueueStats
 from penstock.queue.options import (
@@ -34,6 +34,8 @@ from penstock.queue.options import (
 )
 from penstock.queue.payload import Message, MessageData, canonical, checked_key, content_key
 from penstock.queue.processing import Processing
+from penstock.redis.client import StreamClient
+from penstock.redis.driver_kinds import DriverClient
 from penstock.redis.from_driver import client_of
 from penstock.runtime.aio import IS_ASYNC, Event
 from penstock.serializers import DEFAULT_MAX_DEPTH, PayloadLimits
@@ -55,7 +57,7 @@ class RedisMessageQueue:
         self,
         name: str,
         *,
-        client: Any = None,
+        client: StreamClient | DriverClient | None = None,
         gateway: AbstractRedisGateway | None = None,
         deduplication: bool = True,
         get_deduplication_key: DedupKey | Unset | None = UNSET,
@@ -65,7 +67,7 @@ class RedisMessageQueue:
         max_failed_length: int | None = 1_000,
         visibility_timeout_seconds: float | Unset | None = UNSET,
         heartbeat_interval_seconds: float | None = None,
-        on_heartbeat_failure: Callable[[], Any] | None = None,
+        on_heartbeat_failure: Callable[[], object] | None = None,
         max_processing_seconds: float = _LONGEST_LEASE_S,
         max_delivery_count: int | Unset | None = UNSET,
         interrupt: BaseGracefulInterruptHandler | None = None,
@@ -223,11 +225,11 @@ class RedisMessageQueue:
         check_number("count", count)
         return await self._gateway.administration(self.key).peek(count, source)
 
-    async def redrive_dead_letters(self, max_messages: int | None = None) -> int:
-        """Put dead letters back into the queue, the oldest first; return how many."""
-        if max_messages is not None:
-            check_number("max_messages", max_messages)
-        return await self._gateway.administration(self.key).redrive(max_messages)
+    async def redrive_dead_letters(self, limit: int | None = None) -> list[str]:
+        """Put dead letters back into the queue, the oldest first; return the ids of the new entries."""
+        if limit is not None:
+            check_number("limit", limit)
+        return await self._gateway.administration(self.key).redrive(limit)
 
     async def purge(self, *, target: str) -> int:
         """Delete what is pending, or the completed or failed log, or the dead letters; return how many.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 import redis.asyncio
@@ -18,6 +18,13 @@ _PIPELINES = (
     blocking_cluster.ClusterPipeline,
     asyncio_cluster.ClusterPipeline,
 )
+
+
+class DriverClient(Protocol):
+    """A client of redis-py, blocking or asyncio, of one server or of a cluster."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Send a command."""
 
 
 def is_pipeline(client: Any) -> bool:

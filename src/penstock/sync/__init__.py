@@ -36,6 +36,7 @@ __getattr__, __dir__, __all__ = _lazy_names(
             "ConsumerInfo",
             "ConsumerMetrics",
             "DeadLetter",
+            "Health",
             "Lag",
             "PassReport",
             "PendingEntry",

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from penstock.counters import WorkerTally
 from penstock.dead_letter_record import traceback_of
 from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, text_of
+from penstock.events import Emitter, EventName
 from penstock.policy import DelaysById, GiveUp, Retry
 from penstock.redis.retry import pause_s
 from penstock.runtime.aio import Event, Lock, pause, shielded
@@ -42,12 +43,13 @@ class ResultCommitter:
         backend: Any,
         tally: WorkerTally,
         save_timeout_s: float,
-        saves_errors: bool,
+        save_errors: bool,
+        emit: Emitter,
         on_settled: Callable[[Task], Awaitable[None]] | None = None,
     ) -> None:
-        self._on_settled = on_settled
+        self._on_settled, self._emit = on_settled, emit
         self._queue, self._backend, self._tally = queue, backend, tally
-        self._save_timeout_s, self._saves_errors = save_timeout_s, saves_errors
+        self._save_timeout_s, self._save_errors = save_timeout_s, save_errors
         self._lock = threading.Lock()
         self._done: list[Row] = []
         self._kept: list[Row] = []  # the back-end did not take them, and is asked again at `_again_s`
@@ -85,24 +87,32 @@ class ResultCommitter:
         """Give a task back, or up."""
         task, verdict = failed.task, failed.verdict
         text = f"{failed.error}: {failed.text}"
+        self._emit(EventName.FAILED, id=task.id, kind=task.kind, error=text, attempts=task.attempts)
         if isinstance(verdict, Retry):
             is_ours = await self._queue.nack(
-                task.id, verdict.after_ms / 1000, error=text, counts=verdict.counts, max_retry=task.attempts + 1
+                task.id, verdict.after_ms / 1000, error=text, counts=verdict.counts, max_retry=task.attempts
             )
             outcome = "retry" if verdict.counts else "snooze"
+            happened = EventName.RETURNED
+            fields: dict[str, object] = {"delay_s": verdict.after_ms / 1000, "counts": verdict.counts}
         else:
             is_ours = await self._give_up(failed, verdict)
-            outcome = "dead"
+            outcome, happened = "dead", EventName.DEAD_LETTERED
+            fields = {"reason": verdict.reason, "error": text}
+        if is_ours:
+            self._emit(happened, id=task.id, kind=task.kind, **fields)
+        else:
+            self._emit(EventName.STALE, id=task.id, kind=task.kind, what=happened.value)
         self._tally.count(task.kind, outcome if is_ours else "refused")
         if self._on_settled is not None:
             await self._on_settled(task)
 
     async def _give_up(self, failed: Failed, verdict: GiveUp) -> bool:
         task = failed.task
-        if self._saves_errors and self._backend is not None:
+        if self._save_errors and self._backend is not None:
             result = Result(
                 task_id=task.id, kind=task.kind, status=Status.ERROR, error=f"{failed.error}: {failed.text}",
-                attempts=task.attempts + 1, traceback=traceback_of(failed.cause) or None,
+                attempts=task.attempts, traceback=traceback_of(failed.cause) or None,
             )  # fmt: skip
             if not await self._save_now((task, result)):
                 return False
@@ -205,6 +215,12 @@ class ResultCommitter:
             totals[outcome] = totals.get(outcome, 0) + 1
         for (kind, status), number in totals.items():
             self._tally.count(kind, status, number)
+        if self._emit.sink is not None:
+            for (task, _), is_stored in zip(rows, answers, strict=True):
+                if is_stored:
+                    self._emit(EventName.COMPLETED, id=task.id, kind=task.kind)
+                else:
+                    self._emit(EventName.STALE, id=task.id, kind=task.kind, what="completed")
         if self._on_settled is not None:
             for task, _ in rows:
                 await self._on_settled(task)

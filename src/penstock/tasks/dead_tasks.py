@@ -52,7 +52,10 @@ class DeadTasks(DeadLetterStream[DeadTask]):
             return replace(letter, data=self._entries.open(letter.data, letter.task_id))
         return letter
 
-    async def redrive(self, letter: DeadTask) -> str:
+    async def _put_back(self, letter: DeadTask, _operation: str) -> str | None:
+        return letter.task_id if await self.put_back(letter) == "queued" else None
+
+    async def put_back(self, letter: DeadTask) -> str:
         """Put a record back into its lane; return 'queued', or why not: 'gone', 'open' or 'done'.
 
         Guarantees: the record moves in one step. Its error is not the result of the task any more.

@@ -143,16 +143,14 @@ class TaskRunner:
         self, task: Task, handler: Handler, data: object, skipped: Skip | None, started_at: datetime
     ) -> Outcome:
         if isinstance(data, Result):
-            result = msgspec.structs.replace(data, task_id=task.id, kind=task.kind, attempts=task.attempts + 1)
+            result = msgspec.structs.replace(data, task_id=task.id, kind=task.kind, attempts=task.attempts)
         elif skipped is not None:
             result = Result(
                 task_id=task.id, kind=task.kind, status=Status.SKIP, error=text_of(skipped) or None,
-                attempts=task.attempts + 1, started_at=started_at,
+                attempts=task.attempts, started_at=started_at,
             )  # fmt: skip
         else:
-            result = Result(
-                task_id=task.id, kind=task.kind, data=data, attempts=task.attempts + 1, started_at=started_at
-            )
+            result = Result(task_id=task.id, kind=task.kind, data=data, attempts=task.attempts, started_at=started_at)
         if data is not None:
             try:
                 encode(result)
@@ -166,14 +164,14 @@ class TaskRunner:
         if isinstance(error, WorkerStopped):
             verdict: Verdict = Retry(0, counts=False)
         else:
-            verdict = handler.retry.after_failure(error, task.attempts + 1, self._max_retry, self._chance)
+            verdict = handler.retry.after_failure(error, task.attempts, self._max_retry, self._chance)
         level = logging.ERROR if isinstance(verdict, GiveUp) else logging.WARNING
         logger.log(
             logging.INFO if isinstance(error, WorkerStopped | Snooze) else level,
             "task %s (%s) failed in run %d: %s; %s",
-            task.id, task.kind, task.attempts + 1, text_of(error, repr), verdict,
+            task.id, task.kind, task.attempts, text_of(error, repr), verdict,
             exc_info=None if isinstance(error, WorkerStopped | Snooze) else error,
-            extra={"task_id": task.id, "kind": task.kind, "attempt": task.attempts + 1},
+            extra={"task_id": task.id, "kind": task.kind, "attempt": task.attempts},
         )  # fmt: skip
         return Failed(task, verdict, name_of(error), text_of(error), error)
 

@@ -16,6 +16,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.errors import ConfigurationError, EncodeError
@@ -30,7 +31,12 @@ _OLD_MS = 100  # how long a task is in hand before its lease is renewed
 
 def result_of(task: Task, data: object = None) -> Result:
     """Return a result that says that the task went well."""
-    return Result(task_id=task.id, kind=task.kind, data=data, attempts=task.attempts + 1)
+    return Result(task_id=task.id, kind=task.kind, data=data, attempts=task.attempts)
+
+
+def in_first_run(task: Task) -> Task:
+    """Return a task as it is when it was handed out once."""
+    return msgspec.structs.replace(task, attempts=1)
 
 
 class TaskQueueContract:
@@ -59,14 +65,14 @@ class TaskQueueContract:
     async def test_a_task_comes_out_as_it_went_in(self, queue: TaskQueue) -> None:
         task = Task(kind="render", payload={"n": 1, "raw": b"\xff", "list": [None, 1.5]}, requires=frozenset({"gpu"}))
         assert await queue.enqueue(task) == task.id
-        assert await queue.pop() == task
+        assert await queue.pop() == in_first_run(task)
 
     async def test_tasks_come_in_the_order_in_which_they_were_added(self, queue: TaskQueue) -> None:
         tasks = [Task(kind="render", payload={"n": n}) for n in range(20)]
         assert await queue.enqueue_many(tasks) == [task.id for task in tasks]
         found = [await queue.pop() for _ in range(5)]
         found += await queue.pop_many(100)
-        assert found == tasks
+        assert found == [in_first_run(task) for task in tasks]
 
     async def test_an_empty_queue_gives_nothing_at_once_if_it_is_not_to_block(self, queue: TaskQueue) -> None:
         started = time.monotonic()
@@ -89,7 +95,7 @@ class TaskQueueContract:
         activities.start(pop)
         await other.enqueue(task)
         assert await activities.join(_LONG_S)
-        assert found == [task]
+        assert found == [in_first_run(task)]
 
     async def test_a_task_is_handed_to_one_consumer_only(self, queue: TaskQueue, other: TaskQueue) -> None:
         await queue.enqueue_many([Task(kind="render") for _ in range(50)])
@@ -100,7 +106,7 @@ class TaskQueueContract:
         task = Task(kind="render")
         assert [await queue.enqueue(task), await other.enqueue(task)] == [task.id, task.id]
         assert await queue.enqueue_many([task, task]) == [task.id, task.id]
-        assert await queue.pop() == task
+        assert await queue.pop() == in_first_run(task)
         assert await other.enqueue(task) == task.id  # in hand
         await queue.finish_many([result_of(task)])
         assert await queue.enqueue(task) == task.id  # done
@@ -135,7 +141,7 @@ class TaskQueueContract:
         assert await other.nack(first.id)
         again = await other.pop()
         assert again is not None
-        assert (again.id, again.attempts) == (first.id, 1)
+        assert (again.id, again.attempts) == (first.id, 2)
 
     async def test_nobody_acknowledges_what_nobody_holds(self, queue: TaskQueue) -> None:
         task = Task(kind="render")
@@ -145,11 +151,11 @@ class TaskQueueContract:
         assert not await queue.extend(task.id)
         assert not await queue.dead_letter(task.id)
         assert not await queue.ack("unknown")
-        assert await queue.pop() == task
+        assert await queue.pop() == in_first_run(task)
 
     async def test_a_task_that_is_given_back_comes_again_with_its_attempts(self, queue: TaskQueue) -> None:
         await queue.enqueue(Task(kind="render"))
-        for attempts in range(MAX_RETRY + 1):
+        for attempts in range(1, MAX_RETRY + 2):
             task = await queue.pop()
             assert task is not None
             assert task.attempts == attempts
@@ -161,7 +167,7 @@ class TaskQueueContract:
         for _ in range(3 * MAX_RETRY):
             task = await queue.pop()
             assert task is not None
-            assert task.attempts == 0
+            assert task.attempts == 1
             assert await queue.nack(task.id, counts=False)
 
     async def test_a_task_that_fails_too_often_is_dead_and_its_result_tells(
@@ -200,15 +206,15 @@ class TaskQueueContract:
         await queue.enqueue(at, at=datetime.now(UTC) + timedelta(seconds=0.15))
         assert await queue.pop(block=False) is None
         assert await queue.pending_count() == 2
-        assert await queue.pop(timeout=_LONG_S) == at
+        assert await queue.pop(timeout=_LONG_S) == in_first_run(at)
         assert time.time() - started >= 0.14
-        assert await queue.pop(timeout=_LONG_S) == later
+        assert await queue.pop(timeout=_LONG_S) == in_first_run(later)
         assert time.time() - started >= 0.29
 
     async def test_a_time_that_is_past_is_now(self, queue: TaskQueue) -> None:
         task = Task(kind="render")
         await queue.enqueue(task, at=datetime.now(UTC) - timedelta(days=1))
-        assert await queue.pop(block=False) == task
+        assert await queue.pop(block=False) == in_first_run(task)
 
     async def test_a_task_that_is_given_back_with_a_delay_waits_for_it(self, queue: TaskQueue) -> None:
         await queue.enqueue(Task(kind="render"))
@@ -232,7 +238,7 @@ class TaskQueueContract:
             freed += await other.requeue_orphans(idle_ms=1, max_batch=2)
         again = [await other.pop() for _ in range(3)]
         assert sorted(task.id for task in again if task) == sorted(task.id for task in tasks)
-        assert [task.attempts for task in again if task] == [1, 1, 1]
+        assert [task.attempts for task in again if task] == [2, 2, 2]
 
     async def test_a_lease_that_is_renewed_keeps_the_task(self, queue: TaskQueue, other: TaskQueue) -> None:
         await queue.enqueue(Task(kind="render"))
@@ -346,7 +352,7 @@ class TaskQueueContract:
         able = {"gpu", "disk"}
         found = await other.pop_many(10, timeout=5, provides=able, kinds={"render", "print"})
         found += await other.pop_many(10, timeout=1.5, provides=able, kinds={"render", "print"})
-        assert {(task.id, task.attempts) for task in found} == {(gpu.id, 0), (foreign.id, 0)}
+        assert {(task.id, task.attempts) for task in found} == {(gpu.id, 1), (foreign.id, 1)}
 
     async def test_urgent_tasks_go_first_and_the_others_are_not_starved(self, queue: TaskQueue) -> None:
         await queue.enqueue_many([Task(kind="render", priority=Priority.LOW) for _ in range(10)])
@@ -363,12 +369,12 @@ class TaskQueueContract:
         assert await queue.enqueue_many([first, second]) == [first.id, first.id]
         assert await other.enqueue(second) == first.id
         task = await queue.pop()
-        assert task == first
+        assert task == in_first_run(first)
         assert await queue.pop(block=False) is None
         assert await queue.enqueue(second) == first.id  # in hand
         await queue.finish_many([result_of(first)])
         assert await queue.enqueue(second) == second.id
-        assert await queue.pop() == second
+        assert await queue.pop() == in_first_run(second)
 
     # --- looking ------------------------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ def test_messages_at_which_a_handler_hangs_are_given_up_and_the_rest_goes_on(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
 ) -> None:
     add_orders(stream_redis, 8)
-    run(pipeline_of(Handler(f"{SHOP}:stuck", attempts=2, timeout="500ms")))
+    run(pipeline_of(Handler(f"{SHOP}:stuck", max_attempts=2, timeout="500ms")))
     assert table() == [0, 1, 2, 4, 6, 7]
     told = {json.loads(letter["data"])["n"]: letter for letter in dead_letters(stream_redis)}
     assert sorted(told) == [3, 5]
@@ -147,7 +147,7 @@ def test_messages_that_a_handler_does_not_return_are_given_up(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
 ) -> None:
     add_orders(stream_redis, 6)
-    run(pipeline_of(Handler(f"{SHOP}:lazy", attempts=2)))
+    run(pipeline_of(Handler(f"{SHOP}:lazy", max_attempts=2)))
     assert table() == [0, 2, 4]
     assert {letter["dlq_error"] for letter in dead_letters(stream_redis)} == {"NotDone"}
 

@@ -139,7 +139,7 @@ def test_a_handler_that_hangs_costs_its_messages_and_not_the_others(
 ) -> None:
     """Also in C code, where the worker must be ended and its task is repeated."""
     words: list[object] = ["--stream", "orders", "--handler", f"{HANDLERS}:stuck", "--timeout", "500ms"]
-    words += ["--attempts", 2, "--results", tmp_path / "results"]
+    words += ["--max-attempts", 2, "--results", tmp_path / "results"]
     if kept == "an archive":
         words += ["--archive", cold, "--to", START_MS + 8]
     else:

@@ -52,7 +52,7 @@ def read(schema: str = "data binary", *, is_streaming: bool = True, **given: Any
 def test_defaults() -> None:
     found = read()
     assert (found.stream, found.form, found.semantics) == ("s", "raw", "exactly-once")
-    assert (found.max_len, found.when_full, found.batch_size, found.in_flight) == (0, "reject", 500, 2)
+    assert (found.max_len, found.on_full, found.batch_size, found.in_flight) == (0, "reject", 500, 2)
     assert (found.retry_timeout_s, found.block_timeout_s, found.remember_s) == (60, 30, 7 * 86_400)
     assert found.content_type is None
 
@@ -87,7 +87,7 @@ def test_a_batch_write_without_a_name_is_at_least_once_and_cannot_be_more() -> N
         ({"semantics": "maybe"}, "exactly-once, at-least-once"),
         ({"writeId": "w"}, "checkpoint"),
         ({"batchId": 3}, "give writeId"),
-        ({"whenFull": "block"}, "maxLen"),
+        ({"onFull": "block"}, "maxLen"),
         ({"maxLen": 0}, "at least 1"),
         ({"blockTimeout": "soon"}, "length of time"),
         ({"url": None}, "url is missing"),

@@ -201,21 +201,21 @@ def test_a_blocked_write_goes_on_as_consumers_make_room(redis_url: str, raw: red
 
     consumer = threading.Thread(target=consume, daemon=True)
     consumer.start()
-    write(options(redis_url, ONE, stream="s", maxLen=300, whenFull="block"), batches(ROWS))
+    write(options(redis_url, ONE, stream="s", maxLen=300, onFull="block"), batches(ROWS))
     consumer.join(30)
     assert seen == ROWS
 
 
 @pytest.mark.usefixtures("default_server")
 def test_a_blocked_write_gives_up_in_time(redis_url: str) -> None:
-    chosen = options(redis_url, ONE, stream="s", maxLen=300, whenFull="block", blockTimeout="200ms")
+    chosen = options(redis_url, ONE, stream="s", maxLen=300, onFull="block", blockTimeout="200ms")
     with pytest.raises(StreamFull, match=r"for 0\.2 s now"):
         write(chosen, batches(ROWS))
 
 
 @pytest.mark.usefixtures("default_server")
 def test_the_oldest_make_room_if_so_chosen(redis_url: str, raw: redis.Redis) -> None:
-    done = write(options(redis_url, ONE, stream="s", maxLen=300, whenFull="drop_oldest"), batches(ROWS))
+    done = write(options(redis_url, ONE, stream="s", maxLen=300, onFull="drop_oldest"), batches(ROWS))
     assert payloads(raw) == ROWS[-300:]
     assert done.dropped == {"s": 2_045}
 

@@ -41,7 +41,7 @@ def test_streams_are_owned_kept_finished_and_taken_over(client: StreamClient, cl
         dead.done_stream("session-0")
         assert raw.xlen(LBS) == 11
         assert not raw.exists(locks[0])
-        with following(quick(client, "a", sweep_interval_ms=60_000)) as (a,):
+        with following(quick(client, "a", recovery_interval_ms=60_000)) as (a,):
             with pytest.raises(AlreadyClaimed, match="redis-consumer-dead"):
                 a.balancer.claim(LBSInfo("session-1", ids[1]))
             dead.release("session-1")

@@ -227,7 +227,7 @@ def test_8_claims_of_one_process_side_by_side_give_one_ownership(client: StreamC
         eventually(lambda: first.added)
         crash(dead)
         eventually(lambda: not locks(raw))
-        with following(quick(client, "a", sweep_interval_ms=60_000), claims=False) as (a,):
+        with following(quick(client, "a", recovery_interval_ms=60_000), claims=False) as (a,):
             info = LBSInfo("session-1", entry_id)
             results = outcomes([start(a.balancer.claim, info) for _ in range(8)])
             assert sum(isinstance(result, AlreadyClaimed) for result in results) == 7
@@ -275,7 +275,7 @@ def test_11_a_claim_of_a_living_stream_changes_nothing(client: StreamClient, raw
 def test_12_a_paused_owner_that_was_not_missed_goes_on_and_is_not_offered_its_own_stream(
     client: StreamClient, raw: redis.Redis
 ) -> None:
-    with following(quick(client, "a", sweep_interval_ms=100)) as (a,):
+    with following(quick(client, "a", recovery_interval_ms=100)) as (a,):
         entry_id = add_raw(raw, "session-1")
         eventually(lambda: a.added)
         raw.delete(f"session-1{SEP}{entry_id}")

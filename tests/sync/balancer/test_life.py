@@ -7,9 +7,9 @@ import pytest
 import redis
 
 from penstock.balancer.messages import StreamAdded
-from penstock.sync import StreamClient
+from penstock.sync import Event, StreamClient
 from tests.helpers.threads import eventually
-from tests.sync.balancer.stage import LBS, SEP, add_raw, crash, following, locks, pending, quick
+from tests.sync.balancer.stage import GROUP, LBS, SEP, add_raw, crash, following, locks, pending, quick
 
 pytestmark = pytest.mark.acl(stream=("session-*",))
 
@@ -40,10 +40,10 @@ def test_a_stream_of_a_dead_owner_is_claimed_by_exactly_one_peer(client: StreamC
 
 
 def test_a_released_stream_is_handed_over_at_once(client: StreamClient, raw: redis.Redis) -> None:
-    with following(quick(client, "a", sweep_interval_ms=60_000)) as (a,):
+    with following(quick(client, "a", recovery_interval_ms=60_000)) as (a,):
         add_raw(raw, "session-1")
         eventually(lambda: a.added)
-        with following(quick(client, "b", sweep_interval_ms=60_000)) as (b,):
+        with following(quick(client, "b", recovery_interval_ms=60_000)) as (b,):
             a.balancer.release("session-1")
             eventually(lambda: b.owned == ["session-1"])
             assert a.owned == []
@@ -65,7 +65,7 @@ def test_a_stream_that_was_handed_over_comes_back_at_once_when_its_new_owner_die
 
 
 def test_done_hands_over_what_is_not_finished(client: StreamClient, raw: redis.Redis) -> None:
-    with following(quick(client, "b", sweep_interval_ms=60_000)) as (b,):
+    with following(quick(client, "b", recovery_interval_ms=60_000)) as (b,):
         with following(quick(client, "a", capacity=3)) as (a,):
             for number in range(6):
                 add_raw(raw, f"session-{number}")
@@ -73,3 +73,19 @@ def test_done_hands_over_what_is_not_finished(client: StreamClient, raw: redis.R
         eventually(lambda: len(b.owned) == 6)
         assert a.ending == "done"
         assert raw.xlen(LBS) == 6
+
+
+def test_a_balancer_tells_what_becomes_of_its_streams(client: StreamClient, raw: redis.Redis) -> None:
+    events: list[Event] = []
+    with following(quick(client, "a", on_event=events.append)) as (a,):
+        first, second = add_raw(raw, "session-1"), add_raw(raw, "session-2")
+        raw.xadd(LBS, {"lbs-input": "no message"})
+        eventually(lambda: len(a.added) == 2 and len(events) == 3)
+        a.balancer.done_stream("session-1")
+    assert {(event.stream, event.group) for event in events} == {(LBS, GROUP)}
+    assert sorted(str(event.name) for event in events[:3]) == ["claimed", "claimed", "dead_lettered"]
+    assert [(str(event.name), dict(event.fields)) for event in events[3:]] == [
+        ("completed", {"id": first}),
+        ("handed_back", {"count": 1, "ids": [second]}),
+        ("stopped", {}),
+    ]

@@ -120,7 +120,7 @@ def test_rule_3_go_takes_over_when_we_stop(client: StreamClient, raw: redis.Redi
 
 @pytest.mark.parametrize("flags", ["KEx", "Ex", "Kx", "AKE"])
 def test_rule_4_either_flavour_of_events_is_heard(client: StreamClient, raw: redis.Redis, flags: str) -> None:
-    with following(quick(client, "a", sweep_interval_ms=60_000)) as (a,):
+    with following(quick(client, "a", recovery_interval_ms=60_000)) as (a,):
         add_raw(raw, "other")
         eventually(lambda: a.added == ["other"])
         raw.config_set("notify-keyspace-events", flags)
@@ -251,7 +251,7 @@ def test_rule_10_any_database_will_do(redis_url: str, raw: redis.Redis) -> None:
         with following(dead) as (first,):
             first.balancer.add_stream("session-1")
             eventually(lambda: first.added)
-            with following(quick(client, "a", sweep_interval_ms=60_000)) as (a,):
+            with following(quick(client, "a", recovery_interval_ms=60_000)) as (a,):
                 crash(dead)
                 eventually(lambda: a.owned == ["session-1"])
     assert not raw.exists(LBS), "nothing in database 0"

@@ -49,7 +49,7 @@ def test_a_record_that_went_cannot_be_put_back(redis_url: str) -> None:
         give_up(queue, 1)
         [letter] = [letter for letter in queue.dead.iterate()]
         give_up(queue, 1)
-        assert queue.dead.redrive(letter) == "gone"
+        assert queue.dead.put_back(letter) == "gone"
 
 
 def test_tasks_of_dead_workers_are_within_the_limits(redis_url: str) -> None:

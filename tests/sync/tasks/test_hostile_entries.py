@@ -40,7 +40,7 @@ def test_an_entry_of_very_many_fields_is_dead_lettered_and_redriven_with_what_ma
     ]
     assert all(letter.cut.startswith(f"{count - 2_000} fields") for letter in letters)
     assert all(letter.fields["field-1999"] == b"1999" for letter in letters)
-    assert queue.dead.redrive(letters[1]) == "queued"
+    assert queue.dead.redrive([letters[1].id]) == [letters[1].task_id]
     again = queue.pop(block=False)
     assert again is not None
     assert again.id == task.id
@@ -77,7 +77,7 @@ def test_a_malformed_entry_does_not_speak_for_the_task_whose_id_it_carries(
     raw.xadd("jobs.tasks", {"data": "no task", "task_id": "not-yet-queued", "kind": "render"})
     assert [found.id for found in queue.pop_many(10)] == [task.id]
     assert raw.xlen("jobs.dead") == 2
-    assert queue.wait_for_result(task.id, 0) is None
+    assert queue.wait_for_result(task.id, 1) is None
     assert queue.wait_for_result("not-yet-queued", 0) is None
     assert queue.enqueue(Task(kind="render", id="not-yet-queued")) == "not-yet-queued"
     assert queue.pop(block=False) is not None
@@ -93,7 +93,7 @@ def test_a_copy_of_a_task_in_hand_is_a_dead_letter(queue: RedisTaskQueue, raw: r
     raw.xadd("jobs.tasks", fields)
     assert queue.pop_many(10, block=False) == []
     assert [letter.reason for letter in queue.dead.iterate()] == ["invalid"] * 3
-    assert queue.wait_for_result(task.id, 0) is None
+    assert queue.wait_for_result(task.id, 1) is None
     assert queue.finish_many([Result(task_id=task.id, kind=task.kind)]) == [True]
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 0
 
@@ -118,7 +118,7 @@ def test_a_copy_that_enqueue_did_not_write_is_a_dead_letter_when_its_task_is_ope
     letters = [letter for letter in queue.dead.iterate()]
     assert [letter.reason for letter in letters] == ["invalid"] * 4
     assert [letter.error_text for letter in letters[2:]] == [f"task {task.id} has ended, it has a result"] * 2
-    result = queue.wait_for_result(task.id, 0)
+    result = queue.wait_for_result(task.id, 1)
     assert result is not None
     assert result.data == 1
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 1
@@ -134,7 +134,7 @@ def test_of_two_entries_of_a_task_that_were_written_by_hand_the_second_waits_for
     assert raw.zcard(queue.keys.tasks().retries(queue.group)) == 1
     assert queue.finish_many([Result(task_id=task.id, kind=task.kind, data=1)]) == [True]
     [again] = queue.pop_many(10, timeout=DEADLINE_S)
-    assert (again.id, again.attempts) == (task.id, 0)
+    assert (again.id, again.attempts) == (task.id, 1)
     assert queue.finish_many([Result(task_id=task.id, kind=task.kind, data=2)]) == [False]
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 0
 
@@ -154,7 +154,7 @@ def test_a_task_that_cannot_be_read_gets_an_error_as_its_result(queue: RedisTask
     msgspec.structs.force_setattr(task, "schema_v", 2)  # as a producer of the next version writes it
     queue.enqueue(task)
     assert queue.pop(block=False) is None
-    result = queue.wait_for_result(task.id, 0)
+    result = queue.wait_for_result(task.id, 1)
     assert result is not None
     assert (result.status, result.kind) == (Status.ERROR, "render")
     assert "schema_v=2" in str(result.error)

@@ -10,7 +10,7 @@ from tests.sync.tasks.stage import MemoryBackend
 handlers = Handlers()
 
 
-@handlers.task("double", retry=Retry(max_retries=1, initial_s=0.0))
+@handlers.task("double", retry=Retry(max_attempts=2, initial_delay_ms=0))
 def double(task: Task) -> int:
     return 2 * int(task.payload["n"])
 

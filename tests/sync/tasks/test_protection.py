@@ -19,7 +19,7 @@ def test_only_what_a_holder_of_the_key_enqueued_is_run(mode: Mode, redis_url: st
     handlers = Handlers()
     runs: list[str] = []
 
-    @handlers.task("pay", retry=Retry(initial_s=0.0))
+    @handlers.task("pay", retry=Retry(initial_delay_ms=0))
     def flaky(task: Task) -> str:
         runs.append(task.payload["card"])
         if runs.count("4711") < 2:

@@ -13,6 +13,8 @@ import pytest
 import redis
 
 from penstock.errors import BackendUnavailable, ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
 from penstock.runtime.threads import IS_ASYNC, Cancelled
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
 from penstock.sync.tasks.task_reader import TaskReader
@@ -20,7 +22,7 @@ from penstock.task import Result, Status, Task
 from tests.helpers.threads import DEADLINE_S, Event, eventually, join, pause, start, wait_for
 from tests.sync.tasks.stage import MemoryBackend, quick, running
 
-AT_ONCE = Retry(initial_s=0.0)
+AT_ONCE = Retry(initial_delay_ms=0)
 
 
 @pytest.fixture(params=["stub", "redis"])
@@ -93,7 +95,7 @@ def test_a_failed_task_is_tried_again_until_it_succeeds(queue: TaskQueue, redis_
     queue.enqueue(task)
     with running(quick(queue, handlers)):
         result = result_of(queue, task)
-    assert attempts == [0, 1, 2]
+    assert attempts == [1, 2, 3]
     assert (result.data, result.attempts) == ("done", 3)
 
 
@@ -101,11 +103,11 @@ def test_a_failed_task_is_tried_again_until_it_succeeds(queue: TaskQueue, redis_
     ("retry", "error", "runs"),
     [
         (AT_ONCE, ValueError("bad"), 4),  # what the queue allows
-        (Retry(max_retries=1, initial_s=0.0), ValueError("bad"), 2),
-        (Retry(max_retries=6, initial_s=0.0), ValueError("bad"), 7),
-        (Retry(max_retries=0), ValueError("bad"), 1),
-        (Retry(never=(KeyError,), initial_s=0.0), KeyError("bad"), 1),
-        (Retry(only=(OSError,), initial_s=0.0), ValueError("bad"), 1),
+        (Retry(max_attempts=2, initial_delay_ms=0), ValueError("bad"), 2),
+        (Retry(max_attempts=7, initial_delay_ms=0), ValueError("bad"), 7),
+        (Retry(max_attempts=1), ValueError("bad"), 1),
+        (Retry(never=(KeyError,), initial_delay_ms=0), KeyError("bad"), 1),
+        (Retry(only=(OSError,), initial_delay_ms=0), ValueError("bad"), 1),
         (AT_ONCE, FatalError("bad"), 1),
         (AT_ONCE, RetryLater(0.001, "bad"), 4),
     ],
@@ -125,7 +127,7 @@ def test_a_task_that_always_fails_is_given_up_as_its_kind_says(
     worker = quick(queue, handlers)
     with running(worker):
         result = result_of(queue, task)
-    assert seen == list(range(runs))
+    assert seen == list(range(1, runs + 1))
     assert result.status is Status.ERROR
     assert type(error).__name__ in str(result.error)
     assert "bad" in str(result.error)
@@ -141,7 +143,7 @@ class Unusual(BaseException):
 def test_whatever_a_handler_raises_is_a_failed_run(queue: TaskQueue, redis_url: str, kind: type[BaseException]) -> None:
     handlers, runs = Handlers(), []
 
-    @handlers.task("odd", retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("odd", retry=Retry(max_attempts=2, initial_delay_ms=0))
     def odd(task: Task) -> None:
         runs.append(task.attempts)
         raise kind("as ordered")
@@ -154,7 +156,7 @@ def test_whatever_a_handler_raises_is_a_failed_run(queue: TaskQueue, redis_url: 
     queue.enqueue_many([odd_one, fine_one])
     with running(quick(queue, handlers)):
         failed, done = result_of(queue, odd_one), result_of(queue, fine_one)
-    assert runs == [0, 1]
+    assert runs == [1, 2]
     assert (failed.status, done.data) == (Status.ERROR, "done")
     assert f"{kind.__name__}: as ordered" in str(failed.error)
 
@@ -165,7 +167,7 @@ def test_a_handler_that_exits_ends_the_worker_and_its_run_counts(
 ) -> None:
     handlers, runs = Handlers(), []
 
-    @handlers.task("leave", retry=Retry(max_retries=2, initial_s=0.0))
+    @handlers.task("leave", retry=Retry(max_attempts=3, initial_delay_ms=0))
     def leave(task: Task) -> None:
         runs.append(task.attempts)
         raise kind(66)
@@ -175,7 +177,7 @@ def test_a_handler_that_exits_ends_the_worker_and_its_run_counts(
     for _ in range(3):
         with pytest.raises(kind, match="66"):
             quick(queue, handlers).run()
-    assert runs == [0, 1, 2]
+    assert runs == [1, 2, 3]
     assert (result_of(queue, task)).status is Status.ERROR
     assert queue.pending_count() == 0
 
@@ -202,7 +204,7 @@ def test_an_error_that_cannot_be_shown_stops_no_worker(
 ) -> None:
     handlers = Handlers()
 
-    @handlers.task("odd", retry=Retry(max_retries=0))
+    @handlers.task("odd", retry=Retry(max_attempts=1))
     def odd(task: Task) -> None:
         raise UNSPEAKABLE[name]
 
@@ -226,7 +228,7 @@ def test_a_failure_is_logged_with_its_traceback_which_the_result_has_too(
 ) -> None:
     handlers = Handlers()
 
-    @handlers.task("ship", retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("ship", retry=Retry(max_attempts=2, initial_delay_ms=0))
     def ship(task: Task) -> None:
         task.payload["address"]
 
@@ -256,7 +258,7 @@ def test_a_snooze_burns_no_attempt(queue: TaskQueue, redis_url: str) -> None:
     queue.enqueue(task)
     with running(quick(queue, handlers)):
         assert (result_of(queue, task)).status is Status.OK
-    assert seen == [0] * 8
+    assert seen == [1] * 8
 
 
 def test_a_handler_may_skip_a_task_or_give_the_result_itself(queue: TaskQueue, redis_url: str) -> None:
@@ -282,7 +284,7 @@ def test_a_handler_may_skip_a_task_or_give_the_result_itself(queue: TaskQueue, r
 def test_a_handler_that_takes_too_long_is_ended(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
 
-    @handlers.task("slow", timeout_s=0.05, retry=Retry(max_retries=1, initial_s=0.0))
+    @handlers.task("slow", timeout_s=0.05, retry=Retry(max_attempts=2, initial_delay_ms=0))
     def slow(task: Task) -> None:
         pause(DEADLINE_S)
 
@@ -341,7 +343,7 @@ def test_a_task_that_a_worker_cannot_do_is_left_for_others(queue: TaskQueue, red
         assert (result_of(queue, tasks[3])).data == "small"
         with running(quick(queue, large, provides={"gpu", "memory"})):
             found = [(result_of(queue, task)).data for task in tasks]
-    assert found == [["print", 0], "large", ["big", 0], "small"]
+    assert found == [["print", 1], "large", ["big", 1], "small"]
 
 
 # --- saving ---------------------------------------------------------------------------------------
@@ -367,7 +369,7 @@ def test_a_task_whose_result_cannot_be_saved_is_not_acknowledged_and_runs_again(
         assert queue.pending_count() == 1
         backend.failure = None
         result = result_of(queue, task)
-    assert set(runs) == {0}
+    assert set(runs) == {1}
     assert backend.saved == {task.id: result}
 
 
@@ -382,7 +384,7 @@ def test_a_back_end_that_is_away_for_a_while_costs_no_second_run(queue: TaskQueu
 
     tasks = [Task(kind="work") for _ in range(300)]
     queue.enqueue_many(tasks[:100])
-    worker = quick(queue, handlers, results=backend, concurrency=4, read_ahead=50)
+    worker = quick(queue, handlers, results=backend, concurrency=4, prefetch=50)
     with running(worker):
         eventually(lambda: worker.tally.backend_failures >= 6)  # for two seconds, by its growing pauses
         queue.enqueue_many(tasks[100:])
@@ -401,7 +403,7 @@ def test_a_task_that_cannot_be_settled_stops_no_other(redis_url: str, raw: redis
     raw.xadd("jobs.dead", {"junk": "1"}, id=f"{2**64 - 1}-{2**64 - 1}")  # nothing can be added behind it
     raw.xadd("jobs.tasks", {"data": "no task"})
 
-    @handlers.task("work", retry=Retry(max_retries=0))
+    @handlers.task("work", retry=Retry(max_attempts=1))
     def work(task: Task) -> None:
         if task.payload.get("fails"):
             raise ValueError("as ordered")
@@ -432,7 +434,7 @@ def test_a_worker_takes_no_more_tasks_than_it_can_bring_home(queue: TaskQueue, r
 
     tasks = [Task(kind="work") for _ in range(200)]
     queue.enqueue_many(tasks)
-    worker = quick(queue, handlers, results=Slow(), concurrency=4, read_ahead=8)
+    worker = quick(queue, handlers, results=Slow(), concurrency=4, prefetch=8)
     with running(worker):
         wait_for(is_asked)
         pause(0.3)  # nothing may happen, and nothing says when it would
@@ -458,12 +460,12 @@ def test_a_back_end_that_hangs_holds_up_no_task_for_ever(queue: TaskQueue, redis
 
     task, backend = Task(kind="work"), Hanging()
     queue.enqueue(task)
-    worker = quick(queue, handlers, results=backend, save_timeout_s=0.05)
+    worker = quick(queue, handlers, results=backend, save_timeout_ms=50)
     with running(worker):
         eventually(lambda: worker.tally.backend_failures)
         assert queue.pending_count() == 1
         may_go_on.set()
-        assert (result_of(queue, task)).data == 0
+        assert (result_of(queue, task)).data == 1
     assert list(backend.saved) == [task.id]
 
 
@@ -502,7 +504,7 @@ def test_a_result_that_was_saved_before_is_the_one_that_is_told(queue: TaskQueue
 def test_what_cannot_be_encoded_is_a_failure_of_the_handler(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
 
-    @handlers.task("odd", retry=Retry(max_retries=0))
+    @handlers.task("odd", retry=Retry(max_attempts=1))
     def odd(task: Task) -> object:
         return object()
 
@@ -540,7 +542,7 @@ def test_a_worker_that_stops_lets_handlers_end_and_hands_the_rest_back(queue: Ta
     assert (report.ok, report.reason) == (1, "stopped")
     assert (result_of(queue, tasks[0])).data == "done"
     rest = [queue.pop(timeout=DEADLINE_S) for _ in range(4)]
-    assert {(task.id, task.attempts) for task in rest if task} == {(task.id, 0) for task in tasks[1:]}
+    assert {(task.id, task.attempts) for task in rest if task} == {(task.id, 1) for task in tasks[1:]}
 
 
 @pytest.mark.skipif(not IS_ASYNC, reason="a thread cannot be interrupted")
@@ -553,14 +555,14 @@ def test_a_handler_that_outlasts_the_grace_hands_its_task_back(queue: TaskQueue,
         pause(DEADLINE_S)
 
     queue.enqueue(Task(kind="work"))
-    worker = quick(queue, handlers, grace_s=0.05)
+    worker = quick(queue, handlers, shutdown_grace_ms=50)
     call = start(worker.run)
     wait_for(begun)
     worker.stop()
     join(call)
     again = queue.pop(timeout=DEADLINE_S)
     assert again is not None
-    assert again.attempts == 0
+    assert again.attempts == 1
 
 
 def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) -> None:
@@ -568,7 +570,7 @@ def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) -> None:
     handlers.task("work")(lambda _: None)
     queue.enqueue(Task(kind="work"))
     started = time.monotonic()
-    report = quick(queue, handlers, idle_exit_s=0.3).run()
+    report = quick(queue, handlers, idle_exit_ms=300).run()
     assert (report.reason, report.ok) == ("idle", 1)
     assert time.monotonic() - started >= 0.3
 
@@ -576,7 +578,7 @@ def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) -> None:
 def test_a_worker_leaves_when_its_time_is_up(queue: TaskQueue, redis_url: str) -> None:
     handlers = Handlers()
     handlers.task("work")(lambda _: None)
-    report = quick(queue, handlers, max_uptime_s=0.2).run()
+    report = quick(queue, handlers, max_uptime_ms=200).run()
     assert report.reason == "uptime"
 
 
@@ -596,7 +598,7 @@ def test_tasks_of_a_worker_that_vanished_are_done_by_another(queue: TaskQueue, r
         with RedisTaskQueue(redis_url) as vanished:
             assert len(vanished.pop_many(20)) == 20
     with running(quick(queue, handlers, idle_ms=200)):
-        assert [(result_of(queue, task)).data for task in tasks] == [1] * 20
+        assert [(result_of(queue, task)).data for task in tasks] == [2] * 20
 
 
 def test_each_task_that_must_run_alone_gets_its_turn_while_others_keep_coming(
@@ -641,3 +643,43 @@ def test_handlers_are_checked_when_they_are_registered() -> None:
         handlers.task("other", timeout_s=-1)
     with pytest.raises(ConfigurationError, match="no handlers"):
         Worker(StubQueue(), Handlers())
+
+
+def test_a_worker_tells_what_becomes_of_its_tasks(queue: TaskQueue, redis_url: str) -> None:
+    handlers, events = Handlers(), list[Occurrence]()
+
+    @handlers.task("flaky", retry=Retry(max_attempts=2, initial_delay_ms=0))
+    def flaky(task: Task) -> None:
+        if task.payload["fails"] >= task.attempts:
+            raise ValueError("not yet")
+
+    once, always = Task(kind="flaky", payload={"fails": 1}), Task(kind="flaky", payload={"fails": 9})
+    queue.enqueue_many([once, always])
+    worker = quick(queue, handlers, on_event=events.append)
+    with running(worker):
+        result_of(queue, once)
+        result_of(queue, always)
+    assert {(event.stream, event.group) for event in events} == {(queue.name, queue.name)}  # type: ignore[attr-defined]
+    told = {
+        task.id: [str(event.name) for event in events if event.fields.get("id") == task.id] for task in (once, always)
+    }
+    assert told[once.id] == ["failed", "returned", "completed"]
+    assert told[always.id] == ["failed", "returned", "failed", "dead_lettered"]
+    assert [event.fields["attempts"] for event in events if event.name == "failed"].count(2) == 1
+    assert (events[-1].name, events[-1].fields) == (EventName.STOPPED, {"reason": "stopped"})
+
+
+def test_a_worker_survives_an_on_event_that_raises(queue: TaskQueue, redis_url: str) -> None:
+    handlers = Handlers()
+
+    @handlers.task("work")
+    def work(task: Task) -> str:
+        return "done"
+
+    def fail(event: Occurrence) -> None:
+        raise RuntimeError(event.name)
+
+    task = Task(kind="work")
+    queue.enqueue(task)
+    with running(quick(queue, handlers, on_event=fail)):
+        assert (result_of(queue, task)).data == "done"

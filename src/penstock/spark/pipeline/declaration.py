@@ -177,7 +177,7 @@ def _listed(document: dict[str, Any], key: str, places: Places) -> list[tuple[in
 def _step(table: Any, name: str, places: Places) -> Step:
     kinds = [kind for kind in STEPS if isinstance(table, Mapping) and kind in table]
     if not kinds and isinstance(table, Mapping):
-        refuse_unknown(table, [*STEPS, "name", "output", "batch_size", "attempts", "timeout"], name, places)
+        refuse_unknown(table, [*STEPS, "name", "output", "batch_size", "max_attempts", "timeout"], name, places)
     if len(kinds) != 1:
         raise ConfigurationError(f"{places.of(name)} needs one of the keys {', '.join(STEPS)}")
     return build(STEPS[kinds[0]], table, name, places)

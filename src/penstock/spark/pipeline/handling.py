@@ -221,12 +221,12 @@ class HandlerTask(Carried):
         decode = bytes if self.form in ("raw", "avro") else load_serializer(self.form).decode
         caller = Caller(
             function,
-            self.step.attempts,
+            self.step.max_attempts,
             has_output=self.output is not None,
             timeout_s=self.step.timeout_s,
         )
         desk = self.office.open()
-        begun = Begun(desk, self.step.handler, self.step.attempts)
+        begun = Begun(desk, self.step.handler, self.step.max_attempts)
         try:
             for batch in batches:
                 yield self._handled(batch, caller, desk, begun, decode)

@@ -44,23 +44,23 @@ class Handler:
     """The batch handler of the workers, async or plain, on the executors: `handler = "module:function"`.
 
     It is given lists of up to `batch_size` StreamMessage of one stream and returns the ids that are done. Others, and
-    all if it raises, are tried again one by one, up to `attempts` times in all; then they go to the dead letters. With
-    `output`, columns as DDL, it returns a mapping of ids to mappings of these columns, which are added to the row. A
-    call that takes longer than `timeout`, a length of time, has failed.
+    all if it raises, are tried again one by one, up to `max_attempts` times in all; then they go to the dead letters.
+    With `output`, columns as DDL, it returns a mapping of ids to mappings of these columns, which are added to the row.
+    A call that takes longer than `timeout`, a length of time, has failed.
     """
 
     handler: str
     name: str | None = None
     output: str | None = None
     batch_size: int = 100
-    attempts: int = 3
+    max_attempts: int = 3
     timeout: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
         check_function_path("handler", self.handler)
         check_positive("batch_size", self.batch_size)
-        check_positive("attempts", self.attempts)
+        check_positive("max_attempts", self.max_attempts)
         _check_name(self.name)
         if self.output is not None:
             parse_ddl(self.output)

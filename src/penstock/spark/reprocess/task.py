@@ -51,7 +51,7 @@ class Work:
     results: ResultBackendSettings
     form: str = "json"
     batch_size: int = 100
-    attempts: int = 3
+    max_attempts: int = 3
     name: str | None = None
     timeout: str | None = None
 
@@ -59,7 +59,7 @@ class Work:
         """Raise ConfigurationError for anything that cannot work."""
         check_function_path("--handler", self.handler)
         check_positive("--batch-size", self.batch_size)
-        check_positive("--attempts", self.attempts)
+        check_positive("--max-attempts", self.max_attempts)
         if self.form not in FORMS:
             raise ConfigurationError(f"--payload {self.form!r} must be one of {', '.join(FORMS)}")
         if self.name is not None:
@@ -103,7 +103,7 @@ class ReprocessTask(Carried):
         check_mark(self.mark)
         function = with_outputs(imported("--handler", self.work.handler))
         is_repeated = is_repeated_task()
-        caller = Caller(function, self.work.attempts, has_output=True, timeout_s=self.work.timeout_s)
+        caller = Caller(function, self.work.max_attempts, has_output=True, timeout_s=self.work.timeout_s)
         # Of several messages nobody would know which one hangs.
         alone = nullcontext if is_repeated and self.work.timeout_s is not None else None
         stuck = self.stuck.known() if self.stuck is not None and is_repeated else frozenset()

@@ -149,12 +149,12 @@ class Courier:
 
     def _wait_for_room(self, chunk: Chunk, waited_s: float) -> None:
         options = self._options
-        if options.when_full == "reject" or waited_s >= options.block_timeout_s:
-            waited = f", for {options.block_timeout_s:g} s now," if options.when_full == "block" else ""
+        if options.on_full == "reject" or waited_s >= options.block_timeout_s:
+            waited = f", for {options.block_timeout_s:g} s now," if options.on_full == "block" else ""
             raise StreamFull(
                 f"stream {chunk.stream!r} holds{waited} maxLen={options.max_len} entries that a group still needs; the "
                 f"rows from {chunk.first + 1:,} on of this partition found no room. Add consumers, raise maxLen, or "
-                "choose whenFull=block or drop_oldest"
+                "choose onFull=block or drop_oldest"
             )
         pause(pause_s(5, self._chance, longest_s=0.25))
 

@@ -38,7 +38,7 @@ class SinkOptions:
     write_id: str | None
     batch_id: int
     max_len: int
-    when_full: WhenFull
+    on_full: WhenFull
     block_timeout_s: float
     batch_size: int
     in_flight: int
@@ -63,10 +63,10 @@ class SinkOptions:
         content_type = options.text("contentType") or (MsgpackSerializer.content_type if form == "msgpack" else None)
         if content_type is not None:
             check_name("option contentType", content_type, _MAX_CONTENT_TYPE)
-        when_full: WhenFull = options.choice("whenFull", ("reject", "block", "drop_oldest"), "reject")
+        on_full: WhenFull = options.choice("onFull", ("reject", "block", "drop_oldest"), "reject")
         max_len = options.whole("maxLen")
-        if max_len is None and _is_given(options, "whenFull"):
-            raise ConfigurationError("option whenFull says what happens at maxLen entries: give maxLen too")
+        if max_len is None and _is_given(options, "onFull"):
+            raise ConfigurationError("option onFull says what happens at maxLen entries: give maxLen too")
         made = cls(
             link=link,
             columns=columns,
@@ -77,7 +77,7 @@ class SinkOptions:
             batch_id=options.whole("batchId", least=0) or 0,
             semantics=_semantics(options, is_streaming),
             max_len=max_len or 0,
-            when_full=when_full,
+            on_full=on_full,
             block_timeout_s=options.duration("blockTimeout", timedelta(seconds=30)).total_seconds(),
             batch_size=options.whole("batchSize") or 500,
             in_flight=options.whole("inFlight") or 2,

@@ -97,7 +97,7 @@ class MarkedWay:
         self._spell, self._identity, self._epoch = spell, identity, epoch
         self.is_bare = is_bare
         self._script = script("spark/write")
-        self._policy = "drop_oldest" if options.when_full == "drop_oldest" else "reject"
+        self._policy = "drop_oldest" if options.on_full == "drop_oldest" else "reject"
         self._max_len, self._ttl_s = options.max_len, options.remember_s
         if options.semantics == "at-least-once":
             self._ttl_s = int(options.retry_timeout_s + options.block_timeout_s) * 2 + 60

@@ -33,6 +33,7 @@ from penstock.errors import (
     PenstockError,
     ServerError,
 )
+from penstock.events import Emitter
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
 from penstock.redis.blocking import Command, Reply
@@ -84,7 +85,10 @@ class BalancerCommands:
 
     def __init__(self, client: StreamClient, keys: BalancerKeys, me: str, config: BalancerConfig) -> None:
         self._client, self.keys, self.me, self._config = client, keys, me, config
-        self._dead_letter_writer = DeadLetterWriter(client, keys.stream, keys.group, keys.dead_letters, config.logger)
+        self.emit = Emitter(config.on_event, keys.stream, keys.group)
+        self._dead_letter_writer = DeadLetterWriter(
+            client, keys.stream, keys.group, keys.dead_letters, config.logger, self.emit
+        )
         self.queued: set[str] = set()  # data streams of which this consumer has met another entry that waits
 
     # --- the service --------------------------------------------------------------------------------
@@ -172,7 +176,7 @@ class BalancerCommands:
             if holder is not None and holder.decode() != self.me:
                 raise self._held(info, holder.decode())
         limit = self._config.max_deliveries or 0
-        token, deliveries, fields = self._own(claim, self._config.lock_ttl_ms, limit, owned)
+        token, deliveries, fields = self._own(claim, self._config.lease_ms, limit, owned)
         message = LBSInputMessage.of_entry(fields)
         return Ownership(info, token, message.info, deliveries)
 
@@ -189,9 +193,9 @@ class BalancerCommands:
         name = info.data_stream_name
         keys = [self.keys.stream, self.keys.owners, self.keys.token, self.keys.peers]
         keys += [] if is_cluster else [info.lock]
-        args: list[str | int] = [self.keys.group, self.me, info.id_in_lbs, name, config.lock_ttl_ms, min_idle_ms, limit]
+        args: list[str | int] = [self.keys.group, self.me, info.id_in_lbs, name, config.lease_ms, min_idle_ms, limit]
         args += [owned, config.capacity or 0, config.peer_ttl_ms]
-        claim.hold(time.monotonic(), config.lock_ttl_ms)
+        claim.hold(time.monotonic(), config.lease_ms)
         reply = self._client.run("balancer/own", keys, args, Repeat.IDEMPOTENT)
         if reply[0] != b"own":
             raise self._refusal(info, reply)
@@ -217,7 +221,7 @@ class BalancerCommands:
         return AlreadyClaimed(f"already claimed: {info.data_stream_name!r} of {self.keys.stream} is with {holder}")
 
     def _extend(self, info: LBSInfo, may_take: bool) -> int:
-        args: list[str | int] = [self.me, self._config.lock_ttl_ms, int(may_take)]
+        args: list[str | int] = [self.me, self._config.lease_ms, int(may_take)]
         return int(self._client.run("balancer/extend", [info.lock], args, Repeat.IDEMPOTENT))
 
     # --- giving up ----------------------------------------------------------------------------------
@@ -275,7 +279,7 @@ class BalancerCommands:
         keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]
 
         def settle(record: Record, _: Sequence[bytes]) -> bool:
-            args = [self.keys.group, self.me, entry.id, self._config.lock_ttl_ms, name, *record]
+            args = [self.keys.group, self.me, entry.id, self._config.lease_ms, name, *record]
             return bool(self._client.run("balancer/dead_letter", keys, args, Repeat.IDEMPOTENT) == 1)
 
         try:

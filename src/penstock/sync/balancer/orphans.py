@@ -66,7 +66,7 @@ class Sweep:
 
     def run(self, after_each: Callable[[], None]) -> None:
         """Sweep until stop(); raise what cannot be mended."""
-        interval_s, is_first = self._config.sweep_interval_ms / 1000, True
+        interval_s, is_first = self._config.recovery_interval_ms / 1000, True
         while not self._stopping.is_set():
             began_s = time.monotonic()
             # Lowered before the look, so that whatever is told meanwhile leads to another one.
@@ -126,7 +126,7 @@ class Sweep:
             self._config.metrics_recorder.record_ksp_dropped(refused)
         if hints and not self._soon.is_set():
             # Redis tells of a lock when it deletes it, which may be seconds after it ran out. The sweep asks for all.
-            rest_s = min(_MOST_SWEEPING * self._took_s, self._config.sweep_interval_ms / 1000)
+            rest_s = min(_MOST_SWEEPING * self._took_s, self._config.recovery_interval_ms / 1000)
             self._not_before_s = time.monotonic() + max(_SWARM_S, rest_s)
             self._soon.set()
 
@@ -134,7 +134,7 @@ class Sweep:
 
     def _may_be_orphan(self, entry: Pending) -> bool:
         # One that was read a moment ago is about to be locked by whoever read it.
-        return entry.idle_ms >= self._config.lock_ttl_ms and self._concerns_us(entry)
+        return entry.idle_ms >= self._config.lease_ms and self._concerns_us(entry)
 
     def _concerns_us(self, entry: Pending) -> bool:
         # Not if we own it or have just handed it over.

@@ -7,6 +7,7 @@ from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import LBSInfo, LBSInputMessage, StreamAdded
 from penstock.errors import AlreadyClaimed, GroupLost, PenstockError, PermanentError, ReadOnlyServer
+from penstock.events import EventName
 from penstock.redis.blocking import Command, Reply
 from penstock.redis.translate import Redirected
 from penstock.runtime.threads import Event, next_tick, pause
@@ -140,4 +141,5 @@ class Reader:
             self._holdings.end_claim(claim)
         recorder.record_lock_acquired(info.data_stream_name, is_success=True)
         recorder.record_processing_started(info.data_stream_name)
+        self._commands.emit(EventName.CLAIMED, id=info.id_in_lbs, data_stream=info.data_stream_name)
         self._notices.put(StreamAdded(info, message.info, ownership.token))

@@ -179,7 +179,7 @@ class Runner:
 
     def _keep_balance(self) -> None:
         while not self._stopping.is_set():
-            self._stopping.wait(self._balancer.config.heartbeat_ms / 1000)
+            self._stopping.wait(self._balancer.config.heartbeat_interval_ms / 1000)
             if not self._rebalances or self._stopping.is_set():
                 continue
             try:

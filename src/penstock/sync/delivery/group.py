@@ -8,7 +8,7 @@ from typing import Any
 from penstock import ids
 from penstock.errors import GroupLost
 from penstock.keys import check_dead_letters, check_name
-from penstock.model import ConsumerInfo, Lag, PendingEntry, StreamStats
+from penstock.model import ConsumerInfo, Health, Lag, PendingEntry, StreamStats
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.retention import count_after, trim_finished
@@ -134,9 +134,7 @@ class ConsumerGroup:
             for row, score in zip(rows, scores, strict=True)
         ]  # fmt: skip
 
-    def health_check(
-        self, max_lag: int = 10_000, max_idle_ms: int = 60_000, dlq_stream: str | None = None
-    ) -> dict[str, Any]:
+    def health_check(self, max_lag: int = 10_000, max_idle_ms: int = 60_000, dlq_stream: str | None = None) -> Health:
         """Return `healthy`, `issues` and `stats`.
 
         A consumer that holds nothing may be silent: it has nothing to do, or is about to be removed.

@@ -6,12 +6,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from penstock import envelope, ids
 from penstock.delivery.encoding import Encoded
 from penstock.errors import PayloadTooLarge, PenstockError, QueueFull, StreamFull
-from penstock.events import Event, EventName, EventSink
+from penstock.events import Event, EventName, EventSink, tell
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_seconds
 from penstock.policy import Limits, Reason
@@ -27,6 +27,7 @@ from penstock.queue.options import (
     check_sink,
 )
 from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
+from penstock.redis.driver_kinds import DriverClient
 from penstock.redis.retry import Repeat, RetryBudget
 from penstock.serializers import DEFAULT_MAX_BYTES, PayloadLimits
 from penstock.sync.delivery.outbox import Outbox
@@ -51,7 +52,7 @@ class RedisGateway(AbstractRedisGateway):
     def __init__(
         self,
         *,
-        redis_client: Any,
+        redis_client: StreamClient | DriverClient,
         retry_budget_seconds: float = 120,
         retry_max_delay_seconds: float = 5.0,
         retry_initial_delay_seconds: float = 0.01,
@@ -350,14 +351,6 @@ class Announcer:
         for name_of_queue in [queue] if queue else list(self._listeners):
             for sink in self._listeners.get(name_of_queue, ()):
                 tell(sink, Event(name, name_of_queue, GROUP, fields))
-
-
-def tell(sink: EventSink, event: Event) -> None:
-    """Tell a user's function what happened; its failure changes nothing."""
-    try:
-        sink(event)
-    except Exception:
-        logger.exception("on_event failed for %s", event.name)
 
 
 def _ignore(_answers: list[Answer]) -> None:

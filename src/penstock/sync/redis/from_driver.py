@@ -19,7 +19,7 @@ _made: dict[int, StreamClient] = {}  # by the identity of the client, which need
 _making = threading.Lock()
 
 
-def client_of(client: Any, what: str = "client") -> StreamClient:
+def client_of(client: object, what: str = "client") -> StreamClient:
     """Return the StreamClient for a client of redis-py: the same one for the same client; a StreamClient as it is.
 
     Raises: ConfigurationTypeError for anything else, a client of the other half, a pipeline or a Sentinel.

@@ -17,8 +17,7 @@ from penstock.counters import Tally
 from penstock.delivery.heartbeat import Heartbeat
 from penstock.delivery.in_flight import Row
 from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, TransientError
-from penstock.events import Event as Occurrence
-from penstock.events import EventName, EventSink
+from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import check_dead_letters
 from penstock.model import ConsumerMetrics, PassReport, StreamMessage
 from penstock.redis.retry import pause_s
@@ -59,9 +58,9 @@ class StreamConsumer:
         stream: str,
         config: ConsumerConfig,
         handler: BatchHandler | None = None,
-        dlq_handler: Callable[[StreamMessage, str], Any] | None = None,
+        dlq_handler: Callable[[StreamMessage, str], object] | None = None,
         serializer: Serializer | None = None,
-        error_hook: Callable[[BaseException, list[StreamMessage]], Any] | None = None,
+        error_hook: Callable[[BaseException, list[StreamMessage]], object] | None = None,
         *,
         message_handler: MessageHandler | None = None,
         on_event: EventSink | None = None,
@@ -70,7 +69,7 @@ class StreamConsumer:
             raise ConfigurationError("give exactly one of handler (a batch) and message_handler (one message)")
         self.client, self.stream, self.config = client, stream, config
         self.worker_name = config.resolved_worker_name()
-        self._on_event = on_event
+        self._tell = Emitter(on_event, stream, config.group)
         self._group = ConsumerGroup(client, stream, config.group)
         self._tally = Tally()
         self._stopping, self._chance = Event(), random.Random()
@@ -312,11 +311,7 @@ class StreamConsumer:
             self._tally.count(dead=1)
         if name is EventName.DEAD_LETTERS_TRIMMED and isinstance(count := fields["count"], int):
             self._tally.count(dead_trimmed=count)  # here, for the chores have no other way to it
-        if self._on_event is not None:
-            try:
-                self._on_event(Occurrence(name, self.stream, self.config.group, fields))
-            except Exception:
-                logger.exception("on_event failed for %s", name)
+        self._tell(name, **fields)
 
     def _ack_refused(self, refused: list[str]) -> None:
         self._tally.count(lease_lost=len(refused))

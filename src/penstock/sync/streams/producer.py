@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, get_args
 from penstock.counters import RateTracker
 from penstock.delivery.encoding import Encoder
 from penstock.errors import ConfigurationError, NotDurable, PenstockError, PublishUnknown, StreamFull
-from penstock.events import Event, EventName, EventSink
+from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import check_name
 from penstock.model import ProducerMetrics
 from penstock.number_checks import check_number
@@ -23,14 +22,12 @@ from penstock.sync.delivery.outbox import Outbox
 from penstock.sync.delivery.publisher import Answer, Duplicate, Durability, OnFull, Publisher, PublishSettings
 from penstock.sync.redis.client import StreamClient
 
-logger = logging.getLogger("penstock.sync.streams")
-
 
 class StreamProducer:
     """Publishes messages to one stream.
 
     Concurrent calls of push() travel together by themselves. After a lost reply the producer sends again within
-    `retry_budget_s` and adds nothing twice.
+    `retry_budget_ms` and adds nothing twice.
     """
 
     _instances: ClassVar[weakref.WeakSet[StreamProducer]] = weakref.WeakSet()
@@ -50,8 +47,8 @@ class StreamProducer:
         linger_ms: float = 0,
         max_batch: int = 500,
         max_buffered: int = 10_000,
-        retry_budget_s: float = 30.0,
-        block_timeout_s: float = 30.0,
+        retry_budget_ms: int = 30_000,
+        block_timeout_ms: int = 30_000,
         on_event: EventSink | None = None,
     ) -> None:
         if on_full not in get_args(OnFull):
@@ -60,24 +57,27 @@ class StreamProducer:
             raise ConfigurationError(f"durability={durability!r} must be one of {', '.join(get_args(Durability))}")
         if max_len is not None:
             check_number("max_len", max_len)
-        sizes = {"replicas": replicas, "durability_timeout_ms": durability_timeout_ms}
-        for name, value in (sizes | {"max_batch": max_batch, "max_buffered": max_buffered}).items():
+        sizes = {"replicas": replicas, "max_batch": max_batch, "max_buffered": max_buffered}
+        times = {
+            "durability_timeout_ms": durability_timeout_ms,
+            "retry_budget_ms": retry_budget_ms,
+            "block_timeout_ms": block_timeout_ms,
+        }
+        for name, value in (sizes | times).items():
             check_number(name, value)
-        check_number("retry_budget_s", retry_budget_s, is_whole=False)
-        check_number("block_timeout_s", block_timeout_s, is_whole=False)
         check_number("linger_ms", linger_ms, is_whole=False, may_be_zero=True)
         self.client = client
         self.stream = stream
         self.group = check_name("group", group) if group is not None else None
         self._encoder = Encoder(serializer, client.keys(stream).stream, client.protection)
-        retry = RetryBudget(retry_budget_s)
+        retry = RetryBudget(retry_budget_ms / 1000)
         settings = PublishSettings(
-            max_len or 0, on_full, durability, replicas, durability_timeout_ms, retry, block_timeout_s
+            max_len or 0, on_full, durability, replicas, durability_timeout_ms, retry, block_timeout_ms / 1000
         )
         self._publisher = Publisher(client, stream, settings, self._count_dropped)
         is_simple = durability == "fast" and on_full != "block"
         self._outbox = Outbox(self._publisher, self._count, linger_ms / 1000, max_batch, max_buffered, is_simple)
-        self._on_event = on_event
+        self._emit = Emitter(on_event, stream, group or "")
         self._total = self._dropped = self._rejected = 0
         self._rate = RateTracker()
         self._first_push: float | None = None
@@ -91,17 +91,17 @@ class StreamProducer:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         dedup_key: str | None = None,
-        dedup_window_s: float = 3600,
-        expires_in_s: float | None = None,
+        dedup_window_ms: float = 3_600_000,
+        expires_in_ms: float | None = None,
     ) -> str:
         """Add one message and return its id; with a `dedup_key` seen within its window, the id of the earlier one.
 
         Raises: StreamFull, PublishUnknown, NotDurable, EncodeError, or what Redis says.
         """
-        if message_id is None and key is None and headers is None and dedup_key is None and expires_in_s is None:
+        if message_id is None and key is None and headers is None and dedup_key is None and expires_in_ms is None:
             message = self._encoder.plain(data)
         else:
-            message = self._encoder.full(data, message_id, key, headers, dedup_key, dedup_window_s, expires_in_s)
+            message = self._encoder.full(data, message_id, key, headers, dedup_key, dedup_window_ms, expires_in_ms)
         outbox = self._outbox
         if outbox.is_full():
             outbox.wait_for_room()
@@ -155,14 +155,14 @@ class StreamProducer:
         self._total += added
         self._rate.record(added)
         if duplicates:
-            self._emit(EventName.DUPLICATE, duplicates)
+            self._emit(EventName.DUPLICATE, count=duplicates)
         if refused:
             self._rejected += refused
-            self._emit(EventName.REJECTED, refused)
+            self._emit(EventName.REJECTED, count=refused)
 
     def _count_dropped(self, count: int) -> None:
         self._dropped += count
-        self._emit(EventName.DROPPED, count)
+        self._emit(EventName.DROPPED, count=count)
 
     @staticmethod
     def _refused(error: Answer, answers: Sequence[Answer] = ()) -> PenstockError:
@@ -181,13 +181,6 @@ class StreamProducer:
                 for message_id in answer.message_ids
             )
         return error
-
-    def _emit(self, name: EventName, count: int) -> None:
-        if self._on_event is not None:
-            try:
-                self._on_event(Event(name, self.stream, self.group or "", {"count": count}))
-            except Exception:
-                logger.exception("on_event failed for %s", name)
 
     def metrics(self) -> ProducerMetrics:
         """Return the counters of this producer; asks nothing of Redis."""

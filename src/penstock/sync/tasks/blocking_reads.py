@@ -56,7 +56,7 @@ class LostReads:
 
     def never_ran(self, tasks: Iterable[TaskInFlight]) -> None:
         """Take note that these tasks may be recorded as begun, and were not."""
-        self._not_run.update({held.entry_id: held.task.attempts for held in tasks if held.is_again})
+        self._not_run.update({held.entry_id: held.task.attempts - 1 for held in tasks if held.is_again})
 
     def as_before(self, claims: Sequence[Redelivery]) -> list[Redelivery]:
         """Return claims with the attempts that really were."""

@@ -53,7 +53,10 @@ class DeadTasks(DeadLetterStream[DeadTask]):
             return replace(letter, data=self._entries.open(letter.data, letter.task_id))
         return letter
 
-    def redrive(self, letter: DeadTask) -> str:
+    def _put_back(self, letter: DeadTask, _operation: str) -> str | None:
+        return letter.task_id if self.put_back(letter) == "queued" else None
+
+    def put_back(self, letter: DeadTask) -> str:
         """Put a record back into its lane; return 'queued', or why not: 'gone', 'open' or 'done'.
 
         Guarantees: the record moves in one step. Its error is not the result of the task any more.

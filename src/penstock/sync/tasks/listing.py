@@ -96,7 +96,7 @@ class TaskListing:
         now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[InHand]()
         for row, runs, due_ms, entry in zip(pending, begun, due, entries, strict=True):
             count = number if (number := envelope.number(runs)) is not None else int(row[3])
-            task = self._read(entry[0][1], count if due_ms is not None else max(0, count - 1)) if entry else None
+            task = self._read(entry[0][1], count) if entry else None
             if task is not None:
                 waits_ms = None if due_ms is None else max(0, int(float(due_ms)) - now_ms)
                 found.append(InHand(task, row[1].decode(), int(row[2]), waits_ms))

@@ -84,7 +84,7 @@ class TaskQueue(Protocol):
         """
         ...
 
-    def renewing(self, interval_s: float | None = None) -> AbstractContextManager[None]:
+    def renewing(self, heartbeat_interval_ms: int | None = None) -> AbstractContextManager[None]:
         """Renew the leases of all tasks that this process holds, beside whatever it does, until the context ends."""
         ...
 

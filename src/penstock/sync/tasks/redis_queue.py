@@ -15,6 +15,7 @@ from penstock import task as values
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
@@ -39,14 +40,14 @@ logger = logging.getLogger("penstock.sync.tasks")
 _STEP = 500  # results per script call
 _UPKEEP_MS = 15_000
 _CONSUMER_TTL_MS = 3_600_000
-_DAY_S = 86_400
+_DAY_MS = 86_400_000
 
 
 class RedisTaskQueue:
     """A task queue on Redis Streams: `<name>.tasks`, `<name>.results`, `<name>.dead`.
 
     `max_retry` is how often a task is tried again after its first run before it goes to the dead letters; `idle_ms` is
-    how long a holder may be silent before its tasks are handed to others; results are kept for `result_ttl_s`. Work
+    how long a holder may be silent before its tasks are handed to others; results are kept for `result_ttl_ms`. Work
     that is not finished is kept for ever. A task of more than `max_payload_bytes`, or with a payload nested deeper than
     `max_payload_depth`, is refused by enqueue(), and goes to the dead letters when somebody else wrote it.
     `dead_letter_limits` are for the client that is made from a URL.
@@ -54,34 +55,36 @@ class RedisTaskQueue:
 
     def __init__(
         self,
-        url_or_client: str | StreamClient = "redis://localhost:6379/0",
+        client: str | StreamClient = "redis://localhost:6379/0",
         name: str = "penstock",
         *,
         idle_ms: int = 60_000,
         max_retry: int = 3,
-        result_ttl_s: float = 14 * _DAY_S,
+        result_ttl_ms: int = 14 * _DAY_MS,
         encoding: Literal["msgpack", "json"] = "msgpack",
         max_payload_bytes: int = DEFAULT_MAX_BYTES,
         max_payload_depth: int = DEFAULT_MAX_DEPTH,
         dead_letter_limits: DeadLetterLimits | Mapping[str, Any] | str | None = None,
+        on_event: EventSink | None = None,
     ) -> None:
         if encoding not in {"msgpack", "json"}:
             raise ConfigurationError(f"encoding={encoding!r} must be 'msgpack' or 'json'")
         check_number("idle_ms", idle_ms)
         check_number("max_retry", max_retry, may_be_zero=True)
-        check_number("result_ttl_s", result_ttl_s, is_whole=False)
-        self._owns_client = isinstance(url_or_client, str)
-        if isinstance(url_or_client, str):
-            self.client = StreamClient.from_url(url_or_client, dead_letter_limits=dead_letter_limits)
+        check_number("result_ttl_ms", result_ttl_ms)
+        self._owns_client = isinstance(client, str)
+        if isinstance(client, str):
+            self.client = StreamClient.from_url(client, dead_letter_limits=dead_letter_limits)
         elif dead_letter_limits is not None:
             raise ConfigurationError(
                 "dead_letter_limits belong to the client: StreamClient(..., dead_letter_limits=...)"
             )
         else:
-            self.client = url_or_client
-        self.name, self.idle_ms, self.max_retry, self.result_ttl_s = name, idle_ms, max_retry, result_ttl_s
+            self.client = client
+        self.name, self.idle_ms, self.max_retry, self.result_ttl_ms = name, idle_ms, max_retry, result_ttl_ms
         self.keys = TaskKeys.of(name, self.client.prefix, self.client.is_cluster)
         self.group, self.consumer = name, unique_worker_name(name)
+        self._emit = Emitter(on_event, name, name)
         limits = PayloadLimits(max_payload_bytes, max_payload_depth)
         encode: Callable[[Task], bytes] = values.encode if encoding == "msgpack" else msgspec.json.encode
         self.encode_task: Callable[[Task], bytes] = lambda task: values.encode_task(task, limits, encode)
@@ -273,9 +276,9 @@ class RedisTaskQueue:
             self._reader.look_soon()
 
     @contextmanager
-    def renewing(self, interval_s: float | None = None) -> Iterator[None]:
+    def renewing(self, heartbeat_interval_ms: int | None = None) -> Iterator[None]:
         """Renew the leases of all tasks that this object holds, from a thread, until the context ends."""
-        wait_s = interval_s or self.idle_ms / 4000
+        wait_s = (heartbeat_interval_ms or self.idle_ms / 4) / 1000
         renewal = TaskRenewal(
             self.client.settings, self.keys, self.group, self.consumer, self._held, wait_s, self.idle_ms, self._lost
         )  # fmt: skip
@@ -288,6 +291,7 @@ class RedisTaskQueue:
     def _lost(self, tasks: list[TaskInFlight]) -> None:
         if tasks:
             logger.warning("%d task(s) belong to another worker now, the first is %s", len(tasks), tasks[0].task.id)
+            self._emit(EventName.LEASE_LOST, ids=[held.task.id for held in tasks])
 
     # --- results ------------------------------------------------------------------------------------
 
@@ -326,8 +330,11 @@ class RedisTaskQueue:
         freed, dead = store.orphans(idle_ms, limit, self.max_retry)
         if freed:
             self._reader.due_soon(store.lane, 0)
+            self._emit(EventName.RECLAIMED, count=freed)
         if dead:
             logger.warning("%d task(s) were given up after their workers died, the first is %s", len(dead), dead[0])
+            for task_id in dead:
+                self._emit(EventName.DEAD_LETTERED, id=task_id, reason="max_deliveries", error="")
         return freed
 
     def trim(self) -> None:
@@ -337,7 +344,7 @@ class RedisTaskQueue:
             store.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
             if not store.lane.is_lasting and store.close():
                 self._lanes.forget(store.lane)
-        self._result_store.trim(int(self.result_ttl_s * 1000))
+        self._result_store.trim(int(self.result_ttl_ms))
         self.client.dead_letter_retention.apply(self.keys.dead, self.keys.counts)
 
     def list_tasks(self, limit: int = 10, offset: int = 0) -> list[Task]:

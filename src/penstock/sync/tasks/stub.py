@@ -161,7 +161,7 @@ class StubQueue:
     def _hand_out(self, entry: _Entry) -> Task:
         entry.since_s = self._now()
         entry.runs += 1
-        return msgspec.structs.replace(entry.task, attempts=entry.runs - 1)
+        return msgspec.structs.replace(entry.task, attempts=entry.runs)
 
     def ack(self, task_id: str) -> bool:
         """Settle a task as done; False = it is in nobody's hands."""
@@ -292,7 +292,7 @@ class StubQueue:
         self._notify()
 
     @contextmanager
-    def renewing(self, interval_s: float | None = None) -> Iterator[None]:  # noqa: ARG002
+    def renewing(self, heartbeat_interval_ms: int | None = None) -> Iterator[None]:  # noqa: ARG002
         """Let nothing that is in hand become an orphan until the context ends."""
         self._is_renewing = True
         try:
@@ -369,7 +369,7 @@ class StubQueue:
             now_s = self._now()
             found = []
             for entry in self._open.values():
-                task = msgspec.structs.replace(entry.task, attempts=max(0, entry.runs - (entry.due_s is None)))
+                task = msgspec.structs.replace(entry.task, attempts=entry.runs)
                 if entry.since_s is not None:
                     found.append(InHand(task, self.consumer, int((now_s - entry.since_s) * 1000)))
                 elif entry.runs and entry.due_s is not None:

@@ -146,7 +146,7 @@ class TaskReader:
             entries = self._without_settled(store, entries)
         for raw_id, fields in entries:
             try:
-                found.append(TaskInFlight(self._entries.read(fields), lane, raw_id.decode(), False))
+                found.append(TaskInFlight(self._entries.read(fields, 1), lane, raw_id.decode(), False))
             except Malformed as error:
                 self._refuse(store, Redelivery(raw_id.decode(), 0, 0, fields), error)
                 continue
@@ -234,7 +234,7 @@ class TaskReader:
         with self._lost.claiming() as found:
             for claim in claims:
                 try:
-                    task = self._entries.read(claim.fields, claim.attempts)
+                    task = self._entries.read(claim.fields, claim.attempts + 1)
                 except Malformed as error:
                     self._refuse(store, claim, error)
                     continue
@@ -306,7 +306,7 @@ class TaskReader:
             for held in moved:
                 self._held.release(held)
             self._lanes.store(lane).move(
-                [(held.entry_id, held.task.id, wanted.place_of(held.task), held.task.attempts) for held in moved]
+                [(held.entry_id, held.task.id, wanted.place_of(held.task), held.task.attempts - 1) for held in moved]
             )
         return [held for held in found if wanted.accepts(held.task)] if misfits else found
 

@@ -21,10 +21,12 @@ from penstock.errors import (
     TransientError,
     WorkerStopped,
 )
+from penstock.events import Emitter, EventName, EventSink
 from penstock.number_checks import check_number
 from penstock.runtime.threads import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.shutdown import SignalWatch
 from penstock.sync.delivery.reader import PrefetchWindow
+from penstock.sync.results.backend import ResultBackend
 from penstock.sync.tasks.committer import ResultCommitter
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, RunningTask, TaskInbox, TaskRunner
@@ -59,7 +61,7 @@ class Worker:
 
     Guarantees: a task is acknowledged after its result was saved, in the same step in which the queue stores that.
     Leases are renewed from a thread while handlers run. On stop(), SIGTERM and SIGINT nothing new begins, what runs may
-    end within `grace_s`, and everything else is handed back without counting an attempt. A handler that calls
+    end within `shutdown_grace_ms`, and everything else is handed back without counting an attempt. A handler that calls
     sys.exit() has failed like any other; then the worker stops, and run() raises SystemExit.
     """
 
@@ -68,18 +70,19 @@ class Worker:
         queue: TaskQueue,
         handlers: Handlers,
         *,
-        results: Any = None,
+        results: ResultBackend | None = None,
         concurrency: int = 16,
         provides: Collection[str] = (),
         burst: bool = False,
-        idle_exit_s: float | None = None,
-        max_uptime_s: float | None = None,
-        grace_s: float = 30.0,
+        idle_exit_ms: int | None = None,
+        max_uptime_ms: int | None = None,
+        shutdown_grace_ms: int = 30_000,
         idle_ms: int | None = None,
-        read_ahead: int | None = None,
-        save_timeout_s: float = 30.0,
-        saves_errors: bool = False,
-        handles_signals: bool = True,
+        prefetch: int | None = None,
+        save_timeout_ms: int = 30_000,
+        save_errors: bool = False,
+        handle_signals: bool = True,
+        on_event: EventSink | None = None,
     ) -> None:
         check_number("concurrency", concurrency)
         if not len(handlers):
@@ -89,10 +92,10 @@ class Worker:
         self.provides = frozenset(provides)
         self.kinds = handlers.for_worker(self.provides)
         self.tally = WorkerTally()
-        self._burst, self._idle_exit_s, self._max_uptime_s = burst, idle_exit_s, max_uptime_s
-        self._grace_s, self._handles_signals = grace_s, handles_signals
+        self._burst, self._idle_exit_ms, self._max_uptime_ms = burst, idle_exit_ms, max_uptime_ms
+        self._grace_s, self._handle_signals = shutdown_grace_ms / 1000, handle_signals
         self._idle_ms = idle_ms or int(getattr(queue, "idle_ms", 60_000))
-        self._prefetch = PrefetchWindow(min(concurrency, _MOST_AHEAD), read_ahead or _MOST_AHEAD)
+        self._prefetch = PrefetchWindow(min(concurrency, _MOST_AHEAD), prefetch or _MOST_AHEAD)
         self._threads = Threads(concurrency)
         self._runner = TaskRunner(handlers, self.tally, self._threads, queue)
         self._limits = {handler.kind: handler.limits for handler in handlers if handler.limits}
@@ -100,8 +103,12 @@ class Worker:
             raise ConfigurationError(
                 f"{type(queue).__name__} knows no limits: {', '.join(sorted(self._limits))} has some"
             )
+        name = str(getattr(queue, "name", ""))
+        self._emit = Emitter(on_event, name, name)
         settled = self._give_back_permit if self._limits else None
-        self._committer = ResultCommitter(queue, results, self.tally, save_timeout_s, saves_errors, settled)
+        self._committer = ResultCommitter(
+            queue, results, self.tally, save_timeout_ms / 1000, save_errors, self._emit, settled
+        )
         self._inbox = TaskInbox()
         self._slots: list[RunningTask] = []
         self._stopping = Event()
@@ -119,11 +126,11 @@ class Worker:
     def run(self) -> WorkerReport:
         """Work until something ends it; return what was done."""
         self._busy_s = time.monotonic()
-        unsubscribe = SignalWatch.subscribe(lambda: self.stop("signal")) if self._handles_signals else None
+        unsubscribe = SignalWatch.subscribe(lambda: self.stop("signal")) if self._handle_signals else None
         activities = TaskGroup(lambda: self.stop("failed"))
         workers = TaskGroup(lambda: self.stop("failed"))
         try:
-            with self.queue.renewing(self._idle_ms / 4000):
+            with self.queue.renewing(max(1, self._idle_ms // 4)):
                 for _ in range(self.concurrency):
                     workers.start(self._work)
                 for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
@@ -147,6 +154,7 @@ class Worker:
         for team in (workers, activities):
             team.raise_failure()
         self.tally.exit_reason = self._reason
+        self._emit(EventName.STOPPED, reason=self._reason)
         return self.report()
 
     def _wind_up(self, workers: TaskGroup) -> None:
@@ -178,7 +186,10 @@ class Worker:
                 logger.warning("task %s could not be handed back, it will be an orphan: %s", task.id, error)
                 for left in tasks[place:]:
                     self._committer.let_go(left, has_run=False)
-                return
+                tasks = tasks[:place]
+                break
+        if tasks:
+            self._emit(EventName.HANDED_BACK, count=len(tasks))
 
     def report(self) -> WorkerReport:
         """Return what was done so far."""
@@ -296,9 +307,9 @@ class Worker:
                     slot.interrupt(TaskTimeout("the handler ran longer than its timeout_s"))
             if not self._is_idle():
                 self._busy_s = now
-            if self._max_uptime_s is not None and now - started_s >= self._max_uptime_s:
+            if self._max_uptime_ms is not None and (now - started_s) * 1000 >= self._max_uptime_ms:
                 self.stop("uptime")
-            elif self._idle_exit_s is not None and now - self._busy_s >= self._idle_exit_s:
+            elif self._idle_exit_ms is not None and (now - self._busy_s) * 1000 >= self._idle_exit_ms:
                 self.stop("idle")
 
     def _recover(self) -> None:
@@ -341,13 +352,18 @@ class InlineWorker:
     """A worker without activities of its own: nothing runs but what is asked for."""
 
     def __init__(
-        self, queue: TaskQueue, handlers: Handlers, *, results: Any = None, provides: Collection[str] = ()
+        self,
+        queue: TaskQueue,
+        handlers: Handlers,
+        *,
+        results: ResultBackend | None = None,
+        provides: Collection[str] = (),
     ) -> None:
         self.queue, self.provides = queue, frozenset(provides)
         self.kinds = handlers.for_worker(self.provides)
         self.tally = WorkerTally()
         self._runner = TaskRunner(handlers, self.tally, Threads(1), queue)
-        self._committer = ResultCommitter(queue, results, self.tally, 30.0, saves_errors=False)
+        self._committer = ResultCommitter(queue, results, self.tally, 30.0, save_errors=False, emit=Emitter(None, ""))
 
     def run_once(self) -> Result | None:
         """Do the next task; return its result, or None when there is no task, or it failed and will be tried again.

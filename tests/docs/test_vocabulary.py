@@ -1,0 +1,62 @@
+"""The page of names and units: every name in its table is one of the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import tasks
+from penstock.balancer.config import BalancerConfig
+from penstock.queue.processing import Processing
+from penstock.spark.pipeline.steps import Handler
+from penstock.spark.reprocess.task import Work
+from penstock.tasks.dead_tasks import DeadTasks
+from tests.docs.pages import ROOT
+
+PAGE = (ROOT / "docs" / "reference" / "vocabulary.md").read_text()
+TABLE = PAGE.partition("## Names")[2].partition("## Units")[0]
+WORDS = sorted(set(re.findall(r"`([^`]+)`", TABLE)))
+OTHERS: dict[str, Any] = {
+    "Processing": Processing, "DeadTasks": DeadTasks, "Handler": Handler, "Work": Work,
+}  # fmt: skip
+
+
+def _class(name: str) -> Any:
+    return OTHERS.get(name) or getattr(tasks, name, None) or getattr(penstock, name)
+
+
+def _names(kind: Any) -> set[str]:
+    names = {*dir(kind), *inspect.signature(kind).parameters}
+    if dataclasses.is_dataclass(kind):
+        names |= {field.name for field in dataclasses.fields(kind)}
+    if kind is penstock.StreamBalancer:
+        names |= {field.name for field in dataclasses.fields(BalancerConfig)}
+    return names
+
+
+@pytest.mark.parametrize("word", [word for word in WORDS if "." in word])
+def test_every_name_of_the_table_is_a_parameter_or_an_attribute(word: str) -> None:
+    owner, name, call = re.fullmatch(r"(\w+)\.(\w+)(?:\((\w*)\))?", word).groups()  # type: ignore[union-attr]
+    if call is None:
+        # Set in the constructor: what it was given, or made of that.
+        assert name in _names(_class(owner)) or f"self.{name}" in inspect.getsource(_class(owner))
+    else:
+        method = getattr(_class(owner), name)
+        assert callable(method)
+        assert not call or call in inspect.signature(method).parameters
+
+
+@pytest.mark.parametrize("word", [word for word in WORDS if re.fullmatch(r"[a-z]+[A-Z]\w+|url", word)])
+def test_every_option_of_spark_in_the_table_is_one(word: str) -> None:
+    source = "".join(path.read_text() for path in (ROOT / "src" / "penstock" / "spark").rglob("*.py"))
+    assert f'"{word}"' in source
+
+
+def test_every_part_of_the_vocabulary_has_its_column() -> None:
+    rows = [line.count("|") for line in TABLE.strip().splitlines()]
+    assert set(rows) == {7}
