@@ -13,7 +13,10 @@ import redis
 
 from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Worker
+from penstock.sync.tasks.lane_store import LaneStore
 from penstock.task import Priority, Result, Task
+from tests.helpers import threads
+from tests.helpers.ageing import Ageing
 from tests.helpers.commandstats import calls
 from tests.helpers.round_trips import count_round_trips
 from tests.helpers.threads import DEADLINE_S, eventually, join, start
@@ -436,3 +439,39 @@ def test_tasks_in_hand_are_listed_in_two_questions_a_lane(
     assert 0 < (found[3].due_in_ms or 0) <= 60_000
     assert {hand.consumer for hand in found} == {queue.consumer}
     assert [hand.task.attempts for hand in found] == [1 if number == 3 else 0 for number in range(40)]
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def test_a_task_that_is_done_keeps_its_lease_until_the_server_has_settled_it(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish_now = LaneStore.finish
+    leases = {name: Ageing(raw, f"jobs.tasks{name}", "jobs") for name in ("", ".high")}
+
+    def finish_late(store: LaneStore, *args: Any) -> Any:
+        for _ in range(3):
+            leases[store.lane.suffix].age()
+            threads.eventually(leases[store.lane.suffix].is_renewed)  # as if the next handler blocked the event loop
+        return finish_now(store, *args)
+
+    monkeypatch.setattr(LaneStore, "finish", finish_late)
+    queue.enqueue_many([Task(kind="any"), Task(kind="any", priority=Priority.HIGH)])
+    with queue.renewing(0.05):
+        for task in queue.pop_many(2):
+            assert finish(queue, task)
+
+
+def test_a_task_of_another_worker_is_renewed_no_more(
+    queue: RedisTaskQueue, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.enqueue(Task(kind="any", priority=Priority.HIGH))
+    with queue.renewing(0.01):
+        task = queue.pop()
+        assert task is not None
+        [(entry_id, _)] = raw.xrange("jobs.tasks.high")
+        raw.xclaim("jobs.tasks.high", "jobs", "thief", 0, [entry_id], justid=True)
+        eventually(lambda: f"belong to another worker now, the first is {task.id}" in caplog.text)
+        assert not finish(queue, task)
+    assert raw.xpending("jobs.tasks.high", "jobs")["consumers"] == [{"name": b"thief", "pending": 1}]
