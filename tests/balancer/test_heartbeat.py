@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from penstock import RetryConfig, StreamClient
+from penstock.balancer.commands import BalancerCommands
 from penstock.balancer.config import MetricsRecorder
 from penstock.errors import StreamNotOwned
 from penstock.testing import FaultProxy
@@ -26,6 +27,7 @@ from tests.balancer.stage import (
     pending,
     quick,
 )
+from tests.helpers import threads
 from tests.helpers.aio import eventually, throughout
 
 
@@ -36,8 +38,7 @@ async def test_all_streams_of_a_consumer_cost_one_round_trip(
         for number in range(1_200):
             add_raw(raw, f"session-{number}")
         await eventually(lambda: len(a.owned) == 1_200)
-        heart = a.balancer._heartbeat
-        connection = heart._open(LBS)
+        [connection] = a.balancer._heartbeat._thread._runner._connections.values()
         trips: list[int] = []
         whole = connection.pipeline
 
@@ -63,6 +64,25 @@ async def test_locks_are_extended_while_the_application_does_not_give_way(
                 assert time.monotonic() < until_s
         assert locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id}
         await throughout(0.3, lambda: a.disowned == [])
+
+
+async def test_a_stream_that_is_done_keeps_its_lock_until_the_server_has_settled_it(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = BalancerCommands.done
+
+    async def done_late(*args: Any) -> None:
+        for _ in range(3):
+            age_locks(raw)
+            threads.eventually(lambda: are_extended(raw))  # as if the application gave the event loop no turn
+        await done(*args)
+
+    monkeypatch.setattr(BalancerCommands, "done", done_late)
+    async with following(quick(client, "a", **LASTING), claims=False) as (a,):
+        add_raw(raw, "session-1")
+        await eventually(lambda: a.added)
+        await a.balancer.done_stream("session-1")
+        assert (a.disowned, locks(raw), raw.xlen(LBS)) == ([], {}, 0)
 
 
 async def test_locks_are_extended_while_the_server_is_at_its_memory_limit(

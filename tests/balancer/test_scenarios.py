@@ -165,7 +165,7 @@ async def test_main_flow_added_expired_claimed_disowned_done(client: StreamClien
             await eventually(lambda: b.expired == ["session1"])
             await b.balancer.claim(LBSInfo("session1", entry_id))
             assert locks(raw) == {f"session1{SEP}{entry_id}": b.balancer.id}
-            a.balancer._heartbeat.beat()  # ... and comes back
+            a.balancer._heartbeat.start(at_once=True)  # ... and comes back
             await eventually(lambda: a.disowned == ["session1"])
             assert a.owned == []
             await b.balancer.done_stream("session1")

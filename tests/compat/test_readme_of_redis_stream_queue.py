@@ -275,9 +275,7 @@ def test_a_consumer_beside_a_monitor_ends_in_order_with_asyncio_run(address, raw
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(main())
-    assert "penstock-heartbeat" not in {thread.name for thread in threading.enumerate()}, (
-        "leases are renewed for nobody"
-    )
+    assert "penstock-leases" not in {thread.name for thread in threading.enumerate()}, "leases are renewed for nobody"
     assert signal.getsignal(signal.SIGTERM) is before
     waiting = raw.zcard("{orders}:retries:order_workers")
     assert waiting == pending(raw) == 5, "what was begun is handed back, for the next consumer to take at once"

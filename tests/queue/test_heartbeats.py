@@ -12,6 +12,7 @@ import redis
 
 from penstock import RedisMessageQueue, StreamClient
 from penstock.events import EventName
+from penstock.queue.stream_delivery import StreamDelivery
 from penstock.redis.scripts import script
 from penstock.testing import FaultProxy
 from tests.helpers import threads
@@ -89,6 +90,26 @@ async def test_a_handler_that_blocks_its_thread_keeps_its_message(
         threads.eventually(leases.is_renewed)  # which gives the event loop no turn
     assert [count for _, count in pending(raw).values()] == [1]
     await held.end()
+    assert raw.xlen(QUEUE) == 0
+
+
+async def test_a_message_that_is_done_keeps_its_lease_until_the_server_has_settled_it(
+    beat_client: StreamClient, leases: Ageing, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queue_of(leased(beat_client), heartbeat_interval_seconds=BEAT_S)
+    await queue.publish("a")
+    held = await taken(queue)
+    finish = StreamDelivery.finish_quickly
+
+    async def finish_late(*args: Any) -> Any:
+        for _ in range(3):
+            leases.age()
+            threads.eventually(leases.is_renewed)  # as if the next handler gave the event loop no turn
+        return await finish(*args)
+
+    monkeypatch.setattr(StreamDelivery, "finish_quickly", finish_late)
+    await held.end()
+    assert not held.processing.lease_lost
     assert raw.xlen(QUEUE) == 0
 
 

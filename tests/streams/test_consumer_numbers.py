@@ -132,7 +132,7 @@ async def test_a_heartbeat_calls_no_message_lost_that_is_being_buried(client: St
 
     async def write_slowly(entry: Rejected, *told: Any) -> Reason | None:
         reason = await write(entry, *told)
-        consumer._leases_lost([entry.id])  # the heartbeat found it pending with nobody
+        consumer._leases_lost(client.keys(STREAM), [entry.id])  # the heartbeat found it pending with nobody
         await next_turn()
         return reason
 

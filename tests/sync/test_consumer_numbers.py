@@ -129,7 +129,7 @@ def test_a_heartbeat_calls_no_message_lost_that_is_being_buried(client: StreamCl
 
     def write_slowly(entry: Rejected, *told: Any) -> Reason | None:
         reason = write(entry, *told)
-        consumer._leases_lost([entry.id])  # the heartbeat found it pending with nobody
+        consumer._leases_lost(client.keys(STREAM), [entry.id])  # the heartbeat found it pending with nobody
         next_turn()
         return reason
 

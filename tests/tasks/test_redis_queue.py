@@ -14,7 +14,10 @@ from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.events import Event
 from penstock.task import Priority, Result, Task
 from penstock.tasks import Handlers, RedisTaskQueue, Worker
+from penstock.tasks.lane_store import LaneStore
 from penstock.testing.task_queue_contract import in_first_run
+from tests.helpers import threads
+from tests.helpers.ageing import Ageing
 from tests.helpers.aio import DEADLINE_S, eventually, join, start
 from tests.helpers.commandstats import calls
 from tests.helpers.round_trips import count_round_trips
@@ -483,3 +486,39 @@ async def test_what_was_redriven_is_told_by_its_task_and_what_came_back_too_ofte
     assert len(await queue.dead.redrive(max_redrives=4)) == 3
     with pytest.raises(ConfigurationError, match="max_redrives=0 must be positive"):
         await queue.dead.redrive(max_redrives=0)
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+async def test_a_task_that_is_done_keeps_its_lease_until_the_server_has_settled_it(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish_now = LaneStore.finish
+    leases = {name: Ageing(raw, f"jobs.tasks{name}", "jobs") for name in ("", ".high")}
+
+    async def finish_late(store: LaneStore, *args: Any) -> Any:
+        for _ in range(3):
+            leases[store.lane.suffix].age()
+            threads.eventually(leases[store.lane.suffix].is_renewed)  # as if the next handler blocked the event loop
+        return await finish_now(store, *args)
+
+    monkeypatch.setattr(LaneStore, "finish", finish_late)
+    await queue.enqueue_many([Task(kind="any"), Task(kind="any", priority=Priority.HIGH)])
+    with queue.renewing(50):
+        for task in await queue.pop_many(2):
+            assert await finish(queue, task)
+
+
+async def test_a_task_of_another_worker_is_renewed_no_more(
+    queue: RedisTaskQueue, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await queue.enqueue(Task(kind="any", priority=Priority.HIGH))
+    with queue.renewing(10):
+        task = await queue.pop()
+        assert task is not None
+        [(entry_id, _)] = raw.xrange("jobs.tasks.high")
+        raw.xclaim("jobs.tasks.high", "jobs", "thief", 0, [entry_id], justid=True)
+        await eventually(lambda: f"belong to another worker now, the first is {task.id}" in caplog.text)
+        assert not await finish(queue, task)
+    assert raw.xpending("jobs.tasks.high", "jobs")["consumers"] == [{"name": b"thief", "pending": 1}]

@@ -10,12 +10,8 @@ from typing import Any, cast
 import pytest
 
 from penstock.counters import Tally
-from penstock.delivery.heartbeat import Heartbeat
-from penstock.delivery.in_flight import InFlight
 from penstock.events import EventName
-from penstock.keys import StreamKeys
 from penstock.model import StreamMessage
-from penstock.redis.settings import ConnectionSettings
 from penstock.sync.delivery.ack_buffer import AckBuffer
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.sync.delivery.inbox import Batch, Inbox, Row
@@ -132,23 +128,6 @@ def test_a_lease_that_is_lost_when_its_message_is_settled_disturbs_nobody() -> N
     )  # fmt: skip
     workers.lose_leases(["1-0", "2-0"])
     assert events == [(EventName.LEASE_LOST, ["1-0"])]
-
-
-def test_the_heart_goes_on_beating_whatever_goes_wrong(caplog: pytest.LogCaptureFixture) -> None:
-    class Troubled(Heartbeat):
-        beats = 0
-
-        def beat(self) -> None:
-            self.beats += 1
-            raise KeyError("what nobody expected")
-
-    settings = ConnectionSettings(hosts=(("localhost", 1),))
-    nobody: Any = lambda *_: None  # noqa: E731
-    heart = Troubled(settings, StreamKeys.of("orders", ""), "g", "me", 0.001, 1_000, InFlight(), nobody, nobody, nobody)
-    heart.start()
-    eventually(lambda: heart.beats >= 3)
-    heart.stop()
-    assert "what nobody expected" in caplog.text
 
 
 @pytest.mark.usefixtures("restless")

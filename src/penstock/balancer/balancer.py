@@ -101,7 +101,7 @@ class StreamBalancer:
 
     def _beat(self) -> None:
         self._home = home()
-        self._heartbeat.start()
+        self._heartbeat.start(at_once=True)
 
     async def _guarded(self, activity: Callable[..., Awaitable[None]], *args: object) -> None:
         # An activity that cannot go on ends the notices, with its reason; locks are held until done() is called.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
-from penstock.errors import ConfigurationTypeError, GatewayContractError
+from penstock.errors import ConfigurationTypeError, GatewayContractError, text_of
 from penstock.events import EventSink
 from penstock.keys import QueueKeys
 from penstock.policy import Reason
 from penstock.queue.administration import Administration
-from penstock.queue.gateway_renewal import GatewayRenewal
 from penstock.queue.model import ClaimedMessage
 from penstock.queue.payload import MessageData
+from penstock.runtime.aio import Event, TaskGroup
 
+logger = logging.getLogger("penstock.queue")
 StopRenewal: TypeAlias = Callable[[], Awaitable[None]]
 
 
@@ -189,8 +192,37 @@ class AbstractRedisGateway(ABC):
         on_lost: Callable[[str], None],
     ) -> StopRenewal:
         """Renew a lease every interval, and say when that fails; the function that is returned ends it."""
-        renewal = GatewayRenewal(self.renew_message_lease, queue, claimed, interval_seconds, max_seconds, on_lost)
-        return renewal.start()
+        # Here, and not in the thread that renews leases: a gateway's methods belong to the caller's event loop.
+        until_s, stopping, activities = time.monotonic() + max_seconds, Event(), TaskGroup(lambda: None)
+
+        async def keep() -> None:
+            reason = ""
+            while not reason:
+                if await stopping.wait(interval_seconds):
+                    return
+                reason = await self._why_not_renewed(queue, claimed, until_s)
+            if not stopping.is_set():
+                on_lost(reason)
+
+        async def stop() -> None:
+            stopping.set()
+            if not await activities.join(1.0):
+                await activities.cancel()
+
+        activities.start(keep)
+        return stop
+
+    async def _why_not_renewed(self, queue: str, claimed: ClaimedMessage, until_s: float) -> str:
+        # Renew the lease; return why it could not be, or nothing.
+        if time.monotonic() >= until_s:
+            return "the handler takes longer than max_processing_seconds: its lease is renewed no more"
+        try:
+            if await self.renew_message_lease(queue, claimed.stored_message, claimed.lease_token):
+                return ""
+        except Exception as error:
+            logger.warning("a lease of %s was not renewed: %s", queue, text_of(error))
+            return f"the renewal failed: {text_of(error)}"
+        return "the message belongs to another consumer by now"
 
     async def close(self) -> None:  # noqa: B027  most brokers have nothing to give up
         """Give up what was opened."""

@@ -28,9 +28,9 @@ from penstock.events import EventName
 from penstock.policy import Limits, Reason, before_run, unreadable
 from penstock.protection import payload_of
 from penstock.queue.consumer_slots import PATIENCE_S, ConsumerSlot, ConsumerSlots
-from penstock.queue.lease_keeper import LeaseKeeper
 from penstock.queue.model import GROUP
 from penstock.queue.payload import decode_payload
+from penstock.queue.queue_leases import QueueLeases
 from penstock.queue.stream_delivery import StreamDelivery
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import PASSING, RetryBudget, Trial
@@ -81,7 +81,7 @@ class QueueConsumer:
         self._take_ahead_after: float = _BRISK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
         self._ended_s, self._brisk_turns = 0.0, 0
         self.dead_letter_writer = DeadLetterWriter(client, self.keys.stream, GROUP, settings.dead_letters, logger, emit)
-        self._keeper: LeaseKeeper | None = None
+        self.leases = QueueLeases(client.settings, self.keys, GROUP, settings.lease_s or 1.0)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -338,12 +338,6 @@ class QueueConsumer:
         if not has_come:
             self._brisk_turns = 0
 
-    def lease_keeper(self) -> LeaseKeeper:
-        """Return what renews the leases of messages in hand; a forked process has one of its own."""
-        if self._keeper is None or self._keeper.is_foreign:
-            self._keeper = LeaseKeeper(self.client.settings, self.keys, GROUP, self.settings.lease_s or 1.0)
-        return self._keeper
-
     # --- the end ------------------------------------------------------------------------------------
 
     async def hand_back(self) -> bool:
@@ -379,7 +373,5 @@ class QueueConsumer:
 
     def close(self) -> None:
         """End the renewal of leases, and give up the connections of all slots that hold nothing."""
-        if self._keeper is not None:
-            self._keeper.close()
-            self._keeper = None
+        self.leases.stop()
         self.slots.close()

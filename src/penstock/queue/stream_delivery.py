@@ -19,8 +19,8 @@ from penstock.events import EventName
 from penstock.policy import Reason
 from penstock.queue.abstract_gateway import StopRenewal
 from penstock.queue.consumer_slots import ConsumerSlot
-from penstock.queue.lease_keeper import Lease
 from penstock.queue.payload import MessageData
+from penstock.queue.queue_leases import Lease
 from penstock.redis.retry import OPERATION_TTL_S, PASSING, Repeat
 from penstock.runtime.aio import call_in_loop, home, pause, wait_out
 
@@ -193,10 +193,10 @@ class StreamDelivery(msgspec.Struct, eq=False):
             lambda: call_in_loop(here, lambda: emit(EventName.RENEWED, id=self.id)),
             on_lost,
         )
-        keeper = self.consumer.lease_keeper()
-        keeper.keep(lease)
+        leases = self.consumer.leases
+        leases.keep(lease)
 
         async def stop() -> None:
-            keeper.leave(lease)
+            leases.leave(lease)
 
         return stop

@@ -20,15 +20,15 @@ from penstock.delivery.decoding import Decoded, Decoder, Rejected
 from penstock.delivery.drain import CLEANUP_TIMEOUT_S, Drain, graceful_end
 from penstock.delivery.group import ConsumerGroup
 from penstock.delivery.group_commands import GroupCommands
-from penstock.delivery.heartbeat import Heartbeat
 from penstock.delivery.in_flight import Row
 from penstock.delivery.inbox import Inbox
 from penstock.delivery.janitor import Janitor
+from penstock.delivery.leases import StreamLeases
 from penstock.delivery.reader import MessageReader, PrefetchWindow
 from penstock.delivery.recovery import Recovery
 from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, TransientError
 from penstock.events import Emitter, EventName, EventSink
-from penstock.keys import check_dead_letters
+from penstock.keys import StreamKeys, check_dead_letters
 from penstock.model import ConsumerMetrics, PassReport, StreamMessage
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import pause_s
@@ -119,9 +119,9 @@ class StreamConsumer:
             awaitable(error_hook, threads, "error_hook") if error_hook is not None else None,
             limits, config.backoff, limit, self._parked, self._exit_asked,
         )  # fmt: skip
-        self._heartbeat = Heartbeat(
-            self.client.settings, keys, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
-            config.lease_ms, self._inbox.held, self._leases_lost, self._set_fenced, self._overdue,
+        self._leases = StreamLeases(
+            self.client.settings, keys.stream, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
+            config.lease_ms, lambda: {keys: self._renewable_ids()}, self._leases_lost,
         )  # fmt: skip
         self._drain = Drain(
             self._commands, self._inbox, self._reader, self._acks, self._tally, self._emit,
@@ -144,11 +144,11 @@ class StreamConsumer:
         try:
             async with graceful_end(partial(self._wind_up, activities, workers), grace_s, on_signal):
                 await self._persist(self._open)
-                self._heartbeat.start()
+                self._leases.start()
                 self._start(activities, workers)
                 await self._stopping.wait()
         finally:
-            self._heartbeat.stop()  # whatever happened: nobody renews leases for a consumer that is gone
+            self._leases.stop()  # whatever happened: nobody renews leases for a consumer that is gone
         self._raise_exit()
         activities.raise_failure()
         workers.raise_failure()
@@ -160,7 +160,7 @@ class StreamConsumer:
         mark = self._tally.mark()
         self._inbox.reopen()
         await self._open()
-        self._heartbeat.start()
+        self._leases.start()
         try:
             await self._pass(self._read_pass)
             await self._pass(self._recovery.take_due)
@@ -173,7 +173,7 @@ class StreamConsumer:
             await shielded(CLEANUP_TIMEOUT_S, self._drain.let_go)
             raise
         finally:
-            self._heartbeat.stop()
+            self._leases.stop()
         return self._tally.report_since(mark)
 
     def stop(self) -> None:
@@ -220,8 +220,8 @@ class StreamConsumer:
         await self._group.ensure(config.dlq_stream, config.dlq_group)
         if not self._is_open:
             if config.worker_name is not None:
-                await self._commands.take_name(secrets.token_hex(8), self._heartbeat.name_ttl_ms)
-                self._heartbeat.incarnation = self._commands.incarnation
+                await self._commands.take_name(secrets.token_hex(8), self._leases.name_ttl_ms)
+                self._leases.keep_name(self._commands.incarnation, self._set_fenced)
             await self._commands.ack([], forget=False, record=True)
             self._is_open = True
 
@@ -295,7 +295,7 @@ class StreamConsumer:
         if not await activities.join(1.0):
             await activities.cancel()
         await self._drain.end()
-        self._heartbeat.stop()
+        self._leases.stop()
         await self._drain.quietly(self._commands.leave_name)
         await self._reader.close()
         self._is_open = False
@@ -316,8 +316,8 @@ class StreamConsumer:
         self._tally.count(lease_lost=len(refused))
         self._emit(EventName.LEASE_LOST, ids=refused)
 
-    def _leases_lost(self, lost: list[str]) -> None:
-        # Called by the heartbeat's thread.
+    def _leases_lost(self, _keys: StreamKeys, lost: list[str]) -> None:
+        # Called by a thread.
         for message in self._inbox.held.find(lost).values():
             if message is not None:
                 message.lease_lost = True
@@ -345,13 +345,14 @@ class StreamConsumer:
         self._reader.parked()
         self._recovery.wake.set()
 
-    def _overdue(self) -> set[str]:
-        timeout_ms = self.config.handler_timeout_ms
+    def _renewable_ids(self) -> list[str]:
+        unsettled, timeout_ms = self._inbox.held.unsettled_ids(), self.config.handler_timeout_ms
         if timeout_ms is None:
-            return set()
+            return unsettled
         # A hung handler is not renewed for ever: past its time the lease runs out and another consumer takes over.
         late_s = time.monotonic() - timeout_ms / 1000 - self.config.lease_ms / 1000
-        return {m.id for slot in list(self._workers.slots) if slot.started_s < late_s for m in slot.messages}
+        overdue = {m.id for slot in list(self._workers.slots) if slot.started_s < late_s for m in slot.messages}
+        return [entry_id for entry_id in unsettled if entry_id not in overdue]
 
     def _decode_fresh(self, rows: list[Row]) -> list[StreamMessage]:
         incoming = self._decoder.fresh(rows)

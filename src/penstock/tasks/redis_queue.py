@@ -14,9 +14,10 @@ from penstock import task as values
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.delivery.janitor import is_elected
+from penstock.delivery.leases import StreamLeases
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.events import Emitter, EventName, EventSink
-from penstock.keys import TaskKeys
+from penstock.keys import StreamKeys, TaskKeys
 from penstock.number_checks import check_number
 from penstock.redis.client import StreamClient
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
@@ -29,7 +30,6 @@ from penstock.tasks.lanes import ANY_TASK, Lane, TaskFilter
 from penstock.tasks.limits import Limits
 from penstock.tasks.listed import InHand, QueueGauges
 from penstock.tasks.listing import TaskListing
-from penstock.tasks.renewal import TaskRenewal
 from penstock.tasks.result_store import ResultStore
 from penstock.tasks.task_reader import TaskReader
 from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
@@ -89,7 +89,7 @@ class RedisTaskQueue:
         self.encode_task: Callable[[Task], bytes] = lambda task: values.encode_task(task, limits, encode)
         """Returns a task as it travels; raises EncodeError for one that no worker could read."""
         self._outbox = TaskOutbox(self.client, self.keys, self.group, self.encode_task)
-        self._held = TasksInFlight()
+        self._held = TasksInFlight(self.keys)
         self._lanes = LaneRegistry(self.client, self.keys, self.group, self.consumer)
         self._reader = TaskReader(
             self.client, self.keys, self._lanes, self._held, self.group, self.consumer, max_retry, limits
@@ -277,17 +277,18 @@ class RedisTaskQueue:
     @contextmanager
     def renewing(self, heartbeat_interval_ms: int | None = None) -> Iterator[None]:
         """Renew the leases of all tasks that this object holds, from a thread, until the context ends."""
-        wait_s = (heartbeat_interval_ms or self.idle_ms / 4) / 1000
-        renewal = TaskRenewal(
-            self.client.settings, self.keys, self.group, self.consumer, self._held, wait_s, self.idle_ms, self._lost
+        leases = StreamLeases(
+            self.client.settings, self.keys.index, self.group, self.consumer,
+            (heartbeat_interval_ms or self.idle_ms / 4) / 1000, self.idle_ms, self._held.ids_by_stream, self._lost,
         )  # fmt: skip
-        renewal.start()
+        leases.start()
         try:
             yield
         finally:
-            renewal.stop()
+            leases.stop()
 
-    def _lost(self, tasks: list[TaskInFlight]) -> None:
+    def _lost(self, keys: StreamKeys, entry_ids: list[str]) -> None:
+        tasks = self._held.lose(keys, entry_ids)
         if tasks:
             logger.warning("%d task(s) belong to another worker now, the first is %s", len(tasks), tasks[0].task.id)
             self._emit(EventName.LEASE_LOST, ids=[held.task.id for held in tasks])

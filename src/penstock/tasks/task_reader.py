@@ -281,7 +281,7 @@ class TaskReader:
             await self._reads.kill_abandoned()
             for store in await self._lanes.all():
                 async for page in store.commands.own_pending():
-                    entries = self._held.of(store.lane).entries
+                    entries = self._held.of(store.lane)
                     stranded = [entry_id for entry_id in page if entry_id not in entries]
                     if stranded:
                         claims, _ = await store.commands.take(stranded, is_own_read=True)

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from penstock.delivery.in_flight import InFlight
-from penstock.model import StreamMessage
+from penstock.keys import StreamKeys, TaskKeys
 from penstock.task import Task
 from penstock.tasks.lanes import Lane
 
@@ -21,38 +20,25 @@ class TaskInFlight(msgspec.Struct, gc=False, eq=False):
     is_again: bool  # it was handed out before, so there are records of that
 
 
-class LaneInFlight(InFlight):
-    """The entries of one lane, as the heartbeat asks for them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entries: dict[str, TaskInFlight] = {}
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def unsettled_ids(self) -> list[str]:
-        """Return the ids of all entries."""
-        return list(self.entries)
-
-    def find(self, wanted: Iterable[str]) -> dict[str, StreamMessage | None]:
-        """Return those of the entries that are held."""
-        return {entry_id: None for entry_id in wanted if entry_id in self.entries}
-
-
 class TasksInFlight:
     """The tasks in our hands, by their id and by their entry; for any number of threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: TaskKeys) -> None:
+        self._keys = keys
         self._by_id: dict[str, TaskInFlight] = {}
-        self.lanes: dict[Lane, LaneInFlight] = {}
+        self._lanes: dict[Lane, dict[str, TaskInFlight]] = {}  # by entry id
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def of(self, lane: Lane) -> LaneInFlight:
-        """Return the entries of a lane."""
-        return self.lanes.get(lane) or self.lanes.setdefault(lane, LaneInFlight())
+    def of(self, lane: Lane) -> dict[str, TaskInFlight]:
+        """Return the tasks of a lane by their entry."""
+        entries = self._lanes.get(lane)
+        return self._lanes.setdefault(lane, {}) if entries is None else entries
+
+    def ids_by_stream(self) -> dict[StreamKeys, list[str]]:
+        """Return the ids of all entries: the leases that are renewed."""
+        return {self._keys.tasks(lane.suffix): list(entries) for lane, entries in list(self._lanes.items())}
 
     def second_entries(self, tasks: Iterable[TaskInFlight]) -> list[TaskInFlight]:
         """Return those of the tasks whose id is that of another entry, which is held or comes before them."""
@@ -69,7 +55,7 @@ class TasksInFlight:
         lane, entries = None, dict[str, TaskInFlight]()
         for held in tasks:
             if held.lane is not lane:
-                lane, entries = held.lane, self.of(held.lane).entries
+                lane, entries = held.lane, self.of(held.lane)
             self._by_id[held.task.id] = held
             entries[held.entry_id] = held
 
@@ -79,21 +65,19 @@ class TasksInFlight:
 
     def release(self, held: TaskInFlight) -> None:
         """Let go of a task."""
-        if self._by_id.get(held.task.id) is held:
-            del self._by_id[held.task.id]
-        self.of(held.lane).entries.pop(held.entry_id, None)
+        self.release_all(held.lane, [held])
 
     def release_all(self, lane: Lane, tasks: Iterable[TaskInFlight]) -> None:
         """Let go of tasks of one lane."""
-        entries = self.of(lane).entries
+        entries = self.of(lane)
         for held in tasks:
             if self._by_id.get(held.task.id) is held:
                 del self._by_id[held.task.id]
             entries.pop(held.entry_id, None)
 
-    def lose(self, lane: Lane, entry_ids: Iterable[str]) -> list[TaskInFlight]:
-        """Let go of entries that belong to another consumer now; return their tasks."""
-        entries = self.of(lane).entries
+    def lose(self, keys: StreamKeys, entry_ids: Iterable[str]) -> list[TaskInFlight]:
+        """Let go of entries of a stream that belong to another consumer now; return their tasks."""
+        entries = next(self.of(lane) for lane in list(self._lanes) if self._keys.tasks(lane.suffix) == keys)
         lost = [entries[entry_id] for entry_id in entry_ids if entry_id in entries]
         for held in lost:
             self.release(held)

@@ -13,7 +13,9 @@ import redis
 from penstock.balancer.config import MetricsRecorder
 from penstock.errors import StreamNotOwned
 from penstock.sync import RetryConfig, StreamClient
+from penstock.sync.balancer.commands import BalancerCommands
 from penstock.testing import FaultProxy
+from tests.helpers import threads
 from tests.helpers.threads import eventually, throughout
 from tests.sync.balancer.stage import (
     GROUP,
@@ -37,8 +39,7 @@ def test_all_streams_of_a_consumer_cost_one_round_trip(
         for number in range(1_200):
             add_raw(raw, f"session-{number}")
         eventually(lambda: len(a.owned) == 1_200)
-        heart = a.balancer._heartbeat
-        connection = heart._open(LBS)
+        [connection] = a.balancer._heartbeat._thread._runner._connections.values()
         trips: list[int] = []
         whole = connection.pipeline
 
@@ -62,6 +63,25 @@ def test_locks_are_extended_while_the_application_does_not_give_way(client: Stre
                 assert time.monotonic() < until_s
         assert locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id}
         throughout(0.3, lambda: a.disowned == [])
+
+
+def test_a_stream_that_is_done_keeps_its_lock_until_the_server_has_settled_it(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = BalancerCommands.done
+
+    def done_late(*args: Any) -> None:
+        for _ in range(3):
+            age_locks(raw)
+            threads.eventually(lambda: are_extended(raw))  # as if the application gave the event loop no turn
+        done(*args)
+
+    monkeypatch.setattr(BalancerCommands, "done", done_late)
+    with following(quick(client, "a", **LASTING), claims=False) as (a,):
+        add_raw(raw, "session-1")
+        eventually(lambda: a.added)
+        a.balancer.done_stream("session-1")
+        assert (a.disowned, locks(raw), raw.xlen(LBS)) == ([], {}, 0)
 
 
 def test_locks_are_extended_while_the_server_is_at_its_memory_limit(client: StreamClient, raw: redis.Redis) -> None:

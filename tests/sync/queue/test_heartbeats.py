@@ -14,6 +14,7 @@ import redis
 from penstock.events import EventName
 from penstock.redis.scripts import script
 from penstock.sync import RedisMessageQueue, StreamClient
+from penstock.sync.queue.stream_delivery import StreamDelivery
 from penstock.testing import FaultProxy
 from tests.helpers import threads
 from tests.helpers.ageing import LEASE_MS, Ageing
@@ -90,6 +91,26 @@ def test_a_handler_that_blocks_its_thread_keeps_its_message(
         threads.eventually(leases.is_renewed)  # which gives the event loop no turn
     assert [count for _, count in pending(raw).values()] == [1]
     held.end()
+    assert raw.xlen(QUEUE) == 0
+
+
+def test_a_message_that_is_done_keeps_its_lease_until_the_server_has_settled_it(
+    beat_client: StreamClient, leases: Ageing, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queue_of(leased(beat_client), heartbeat_interval_seconds=BEAT_S)
+    queue.publish("a")
+    held = taken(queue)
+    finish = StreamDelivery.finish_quickly
+
+    def finish_late(*args: Any) -> Any:
+        for _ in range(3):
+            leases.age()
+            threads.eventually(leases.is_renewed)  # as if the next handler gave the event loop no turn
+        return finish(*args)
+
+    monkeypatch.setattr(StreamDelivery, "finish_quickly", finish_late)
+    held.end()
+    assert not held.processing.lease_lost
     assert raw.xlen(QUEUE) == 0
 
 

@@ -14,8 +14,11 @@ import redis
 from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.events import Event
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Worker
+from penstock.sync.tasks.lane_store import LaneStore
 from penstock.sync.testing.task_queue_contract import in_first_run
 from penstock.task import Priority, Result, Task
+from tests.helpers import threads
+from tests.helpers.ageing import Ageing
 from tests.helpers.commandstats import calls
 from tests.helpers.round_trips import count_round_trips
 from tests.helpers.threads import DEADLINE_S, eventually, join, start
@@ -480,3 +483,39 @@ def test_what_was_redriven_is_told_by_its_task_and_what_came_back_too_often_stay
     assert len(queue.dead.redrive(max_redrives=4)) == 3
     with pytest.raises(ConfigurationError, match="max_redrives=0 must be positive"):
         queue.dead.redrive(max_redrives=0)
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def test_a_task_that_is_done_keeps_its_lease_until_the_server_has_settled_it(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish_now = LaneStore.finish
+    leases = {name: Ageing(raw, f"jobs.tasks{name}", "jobs") for name in ("", ".high")}
+
+    def finish_late(store: LaneStore, *args: Any) -> Any:
+        for _ in range(3):
+            leases[store.lane.suffix].age()
+            threads.eventually(leases[store.lane.suffix].is_renewed)  # as if the next handler blocked the event loop
+        return finish_now(store, *args)
+
+    monkeypatch.setattr(LaneStore, "finish", finish_late)
+    queue.enqueue_many([Task(kind="any"), Task(kind="any", priority=Priority.HIGH)])
+    with queue.renewing(50):
+        for task in queue.pop_many(2):
+            assert finish(queue, task)
+
+
+def test_a_task_of_another_worker_is_renewed_no_more(
+    queue: RedisTaskQueue, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.enqueue(Task(kind="any", priority=Priority.HIGH))
+    with queue.renewing(10):
+        task = queue.pop()
+        assert task is not None
+        [(entry_id, _)] = raw.xrange("jobs.tasks.high")
+        raw.xclaim("jobs.tasks.high", "jobs", "thief", 0, [entry_id], justid=True)
+        eventually(lambda: f"belong to another worker now, the first is {task.id}" in caplog.text)
+        assert not finish(queue, task)
+    assert raw.xpending("jobs.tasks.high", "jobs")["consumers"] == [{"name": b"thief", "pending": 1}]

@@ -16,8 +16,8 @@ from penstock import dead_letter_record, envelope
 from penstock.errors import PenstockError
 from penstock.events import EventName
 from penstock.policy import Reason
-from penstock.queue.lease_keeper import Lease
 from penstock.queue.payload import MessageData
+from penstock.queue.queue_leases import Lease
 from penstock.redis.retry import OPERATION_TTL_S, PASSING, Repeat
 from penstock.runtime.threads import call_in_loop, home, pause, wait_out
 from penstock.sync.delivery.decoding import Rejected
@@ -192,10 +192,10 @@ class StreamDelivery(msgspec.Struct, eq=False):
             lambda: call_in_loop(here, lambda: emit(EventName.RENEWED, id=self.id)),
             on_lost,
         )
-        keeper = self.consumer.lease_keeper()
-        keeper.keep(lease)
+        leases = self.consumer.leases
+        leases.keep(lease)
 
         def stop() -> None:
-            keeper.leave(lease)
+            leases.leave(lease)
 
         return stop

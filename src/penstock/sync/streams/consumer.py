@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from penstock.config import ConsumerConfig
 from penstock.counters import Tally
-from penstock.delivery.heartbeat import Heartbeat
 from penstock.delivery.in_flight import Row
+from penstock.delivery.leases import StreamLeases
 from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, TransientError
 from penstock.events import Emitter, EventName, EventSink
-from penstock.keys import check_dead_letters
+from penstock.keys import StreamKeys, check_dead_letters
 from penstock.model import ConsumerMetrics, PassReport, StreamMessage
 from penstock.redis.retry import pause_s
 from penstock.runtime.threads import Event, TaskGroup, Threads, call_in_loop, home, shielded
@@ -120,9 +120,9 @@ class StreamConsumer:
             awaitable(error_hook, threads, "error_hook") if error_hook is not None else None,
             limits, config.backoff, limit, self._parked, self._exit_asked,
         )  # fmt: skip
-        self._heartbeat = Heartbeat(
-            self.client.settings, keys, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
-            config.lease_ms, self._inbox.held, self._leases_lost, self._set_fenced, self._overdue,
+        self._leases = StreamLeases(
+            self.client.settings, keys.stream, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
+            config.lease_ms, lambda: {keys: self._renewable_ids()}, self._leases_lost,
         )  # fmt: skip
         self._drain = Drain(
             self._commands, self._inbox, self._reader, self._acks, self._tally, self._emit,
@@ -145,11 +145,11 @@ class StreamConsumer:
         try:
             with graceful_end(partial(self._wind_up, activities, workers), grace_s, on_signal):
                 self._persist(self._open)
-                self._heartbeat.start()
+                self._leases.start()
                 self._start(activities, workers)
                 self._stopping.wait()
         finally:
-            self._heartbeat.stop()  # whatever happened: nobody renews leases for a consumer that is gone
+            self._leases.stop()  # whatever happened: nobody renews leases for a consumer that is gone
         self._raise_exit()
         activities.raise_failure()
         workers.raise_failure()
@@ -161,7 +161,7 @@ class StreamConsumer:
         mark = self._tally.mark()
         self._inbox.reopen()
         self._open()
-        self._heartbeat.start()
+        self._leases.start()
         try:
             self._pass(self._read_pass)
             self._pass(self._recovery.take_due)
@@ -174,7 +174,7 @@ class StreamConsumer:
             shielded(CLEANUP_TIMEOUT_S, self._drain.let_go)
             raise
         finally:
-            self._heartbeat.stop()
+            self._leases.stop()
         return self._tally.report_since(mark)
 
     def stop(self) -> None:
@@ -221,8 +221,8 @@ class StreamConsumer:
         self._group.ensure(config.dlq_stream, config.dlq_group)
         if not self._is_open:
             if config.worker_name is not None:
-                self._commands.take_name(secrets.token_hex(8), self._heartbeat.name_ttl_ms)
-                self._heartbeat.incarnation = self._commands.incarnation
+                self._commands.take_name(secrets.token_hex(8), self._leases.name_ttl_ms)
+                self._leases.keep_name(self._commands.incarnation, self._set_fenced)
             self._commands.ack([], forget=False, record=True)
             self._is_open = True
 
@@ -296,7 +296,7 @@ class StreamConsumer:
         if not activities.join(1.0):
             activities.cancel()
         self._drain.end()
-        self._heartbeat.stop()
+        self._leases.stop()
         self._drain.quietly(self._commands.leave_name)
         self._reader.close()
         self._is_open = False
@@ -317,8 +317,8 @@ class StreamConsumer:
         self._tally.count(lease_lost=len(refused))
         self._emit(EventName.LEASE_LOST, ids=refused)
 
-    def _leases_lost(self, lost: list[str]) -> None:
-        # Called by the heartbeat's thread.
+    def _leases_lost(self, _keys: StreamKeys, lost: list[str]) -> None:
+        # Called by a thread.
         for message in self._inbox.held.find(lost).values():
             if message is not None:
                 message.lease_lost = True
@@ -346,13 +346,14 @@ class StreamConsumer:
         self._reader.parked()
         self._recovery.wake.set()
 
-    def _overdue(self) -> set[str]:
-        timeout_ms = self.config.handler_timeout_ms
+    def _renewable_ids(self) -> list[str]:
+        unsettled, timeout_ms = self._inbox.held.unsettled_ids(), self.config.handler_timeout_ms
         if timeout_ms is None:
-            return set()
+            return unsettled
         # A hung handler is not renewed for ever: past its time the lease runs out and another consumer takes over.
         late_s = time.monotonic() - timeout_ms / 1000 - self.config.lease_ms / 1000
-        return {m.id for slot in list(self._workers.slots) if slot.started_s < late_s for m in slot.messages}
+        overdue = {m.id for slot in list(self._workers.slots) if slot.started_s < late_s for m in slot.messages}
+        return [entry_id for entry_id in unsettled if entry_id not in overdue]
 
     def _decode_fresh(self, rows: list[Row]) -> list[StreamMessage]:
         incoming = self._decoder.fresh(rows)

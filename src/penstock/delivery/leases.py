@@ -1,0 +1,340 @@
+"""Renews leases from a thread, so that a handler that blocks its event loop keeps its messages.
+
+All of a process that go to the same server with the same patience share one thread and one connection. Shared by the
+async and the sync half: it speaks to Redis over the blocking lane.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError
+from penstock.keys import StreamKeys
+from penstock.redis.blocking import Command, Reply
+from penstock.redis.script_runner import Call, ScriptRunner
+from penstock.redis.scripts import script
+from penstock.redis.settings import ConnectionSettings
+
+logger = logging.getLogger("penstock.streams")
+Renewal: TypeAlias = Generator[list[Call], list[Reply], None]
+_LEAST_PATIENCE_S = 1.0  # less would give up servers that are only slow
+_CHUNK = 500  # leases per script call
+_CALLS = 8  # at once: the renewal of many leases holds up no other for longer than these take
+_STOP_S = 1.0
+
+
+class Renewable(ABC):
+    """Leases that a thread renews when they are due, between start() and stop(), which any thread may call."""
+
+    def __init__(
+        self, settings: ConnectionSettings, key: str, interval_s: float, patience_s: float, what: str,
+        log: logging.Logger = logger,
+    ) -> None:  # fmt: skip
+        self._thread = _thread_for(settings, key, patience_s)
+        self._interval_s, self._patience_s, self._what, self._logger = interval_s, patience_s, what, log
+        self._due_s = 0.0
+
+    def start(self, *, at_once: bool = False) -> None:
+        """Renew from now on, first after an interval unless it is to be at once."""
+        if not self._thread.has(self):
+            self._due_s = time.monotonic() + (0.0 if at_once else self._interval_s)
+            self._thread.add(self)
+
+    def stop(self) -> None:
+        """Renew no longer; a command that is under way is waited for, a second at most."""
+        self._thread.remove(self)
+
+    @abstractmethod
+    def renew(self) -> Renewal:
+        """Renew all leases once: yields calls and gets their replies, among which may be errors."""
+
+    @property
+    def due_s(self) -> float:
+        """When to renew again, in the time of time.monotonic(); asked while the thread's lock is held."""
+        return self._due_s
+
+    @property
+    def early_s(self) -> float:
+        """By how much earlier than due it is renewed with others, so that the thread wakes up once for all."""
+        return self._interval_s / 8
+
+    @property
+    def timeout_s(self) -> float:
+        """How long replies may take."""
+        return self._patience_s
+
+    def begin(self) -> Renewal:
+        """Begin a renewal."""
+        # Measured from one to the next: the time that a renewal takes does not put off the next one.
+        self._due_s = max(self._due_s + self._interval_s, time.monotonic() + self._interval_s / 2)
+        return self.renew()
+
+    def failed(self, error: Exception) -> None:
+        """Take note that a renewal failed."""
+        if isinstance(error, PenstockError):
+            self._logger.warning("%s were not renewed: %s", self._what, error)
+            self._due_s = time.monotonic() + self._interval_s / 4
+        else:
+            self._logger.error("%s were not renewed", self._what, exc_info=error)
+
+
+class Held(NamedTuple):
+    """Messages that one consumer of a group holds."""
+
+    keys: StreamKeys
+    group: str
+    consumer: str
+    ids: Sequence[str]
+
+    def renew(self, incarnation: str = "", name_ttl_ms: int = 0) -> Call:
+        """Return the call that renews their leases; it is answered with what was refused, and what has vanished."""
+        names = [self.keys.stream]
+        if incarnation:
+            # Only then: while its slot is on the move, a script with a second key that may not exist is refused.
+            names.append(self.keys.worker(self.group, self.consumer))
+        args: Command = (len(names), *names, self.group, self.consumer, incarnation, name_ttl_ms, *self.ids)
+        return Call(self.keys.stream, script("streams/renew"), args)
+
+    def hold(self, lease_ms: int, settled: Iterable[str] = ()) -> Call:
+        """Return the call that keeps them though their entries vanished; it is answered with what was refused."""
+        ids = [*((item, 1) for item in self.ids), *((item, 0) for item in settled)]
+        names = (self.keys.stream, self.keys.retries(self.group))
+        words: Command = tuple(word for pair in ids for word in pair)
+        args = (len(names), *names, self.group, self.consumer, lease_ms, *words)
+        return Call(self.keys.stream, script("streams/hold_vanished"), args)
+
+
+class StreamLeases(Renewable):
+    """The leases of all messages that one consumer of a group has in flight, on one stream or several of one slot."""
+
+    def __init__(
+        self, settings: ConnectionSettings, key: str, group: str, consumer: str, interval_s: float, lease_ms: int,
+        in_flight: Callable[[], Mapping[StreamKeys, Sequence[str]]], on_lost: Callable[[StreamKeys, list[str]], None],
+    ) -> None:  # fmt: skip
+        # A mute link is given up after an interval, a third of the lease at most: then there is time for another try.
+        super().__init__(settings, key, interval_s, max(_LEAST_PATIENCE_S, interval_s), f"leases of {consumer}")
+        self._group, self._consumer, self._lease_ms = group, consumer, lease_ms
+        self._in_flight, self._on_lost = in_flight, on_lost
+        self.name_ttl_ms = int(interval_s * 12_000)
+        self._name: tuple[str, int] = ("", 0)
+        self._on_fenced: Callable[[], None] = lambda: None
+        self._vanished: dict[StreamKeys, set[str]] = {}  # their entries vanished, and their handlers run
+        self._told: set[tuple[str, str]] = set()  # stream and id: lost, and the consumer is being told
+
+    def keep_name(self, incarnation: str, on_fenced: Callable[[], None]) -> None:
+        """Keep the consumer's name as well, until another process has taken it."""
+        self._name, self._on_fenced = (incarnation, self.name_ttl_ms), on_fenced
+
+    def renew(self) -> Renewal:
+        """Renew what is in flight now, and the consumer's name."""
+        errors, before, self._vanished = list[PenstockError](), self._vanished, {}
+        held = [
+            Held(keys, self._group, self._consumer, ids[start : start + _CHUNK])
+            for keys, ids in self._in_flight().items()
+            if ids or self._name[0]
+            for start in range(0, max(1, len(ids)), _CHUNK)
+        ]
+        if not held and not before:
+            return
+        for start in range(0, len(held), _CALLS):
+            some = held[start : start + _CALLS]
+            replies = yield [chunk.renew(*self._name) for chunk in some]
+            for chunk, reply in zip(some, replies, strict=True):
+                if isinstance(reply, PenstockError):
+                    errors.append(reply)  # of this stream: the others are renewed
+                    continue
+                self._lose(chunk.keys, reply[0])
+                if reply[1]:
+                    self._vanished.setdefault(chunk.keys, set()).update(item.decode() for item in reply[1])
+        kept = {keys: self._vanished.get(keys, set()) for keys in {**before, **self._vanished}}
+        replies = yield [
+            Held(keys, self._group, self._consumer, list(ids)).hold(self._lease_ms, before.get(keys, set()) - ids)
+            for keys, ids in kept.items()
+        ]
+        for keys, refused in zip(kept, checked(replies), strict=True):
+            self._lose(keys, refused)
+        checked(errors)
+
+    def _lose(self, keys: StreamKeys, refused: Sequence[bytes]) -> None:
+        if not refused:
+            return
+        held = set(self._in_flight().get(keys, ()))  # what was settled while the command was under way is not lost
+        found = [item for item in map(bytes.decode, refused) if item in held]
+        lost = [item for item in found if (keys.stream, item) not in self._told]
+        self._told.update((keys.stream, item) for item in lost)
+        if lost:
+            tell(self._tell, keys, lost)
+
+    def _tell(self, keys: StreamKeys, lost: list[str]) -> None:
+        try:
+            self._on_lost(keys, lost)
+        finally:
+            self._told.difference_update([(keys.stream, item) for item in lost])
+
+    def failed(self, error: Exception) -> None:
+        """Take note that a renewal failed."""
+        if isinstance(error, ConsumerNameTaken):
+            self._due_s = float("inf")
+            self._on_fenced()
+        elif not isinstance(error, GroupLost):  # the reader notices too, and creates the group again
+            super().failed(error)
+
+
+def checked(replies: Sequence[Reply]) -> Sequence[Reply]:
+    """Return the replies; raise the first error among them."""
+    for reply in replies:
+        if isinstance(reply, PenstockError):
+            raise reply
+    return replies
+
+
+def tell(function: Callable[..., None], *args: object) -> None:
+    """Call what may be a user's code in a thread of its own: it must not cost other leases."""
+
+    def call() -> None:
+        try:
+            function(*args)
+        except Exception:  # the event loop of the handler may be gone
+            logger.exception("nobody could be told what became of a lease")
+
+    threading.Thread(target=call, name="penstock-lease-told", daemon=True).start()
+
+
+# --- the thread -----------------------------------------------------------------------------------------
+
+
+class LeaseThread:
+    """Renews what is registered, in as few round trips as possible; ends when nothing is.
+
+    Guarantees: a renewal waits for others no longer than for one round trip, which takes no longer than the patience
+    that all of them have in common.
+    """
+
+    def __init__(self, settings: ConnectionSettings, key: str) -> None:
+        self.settings, self.key = settings, key
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: in a forked process there are no threads, and the connection is the parent's."""
+        self.changed = threading.Condition()
+        self.wakes_s = float("inf")
+        self._renewables: set[Renewable] = set()
+        self._under_way: dict[Renewable, tuple[Renewal, list[Call] | None]] = {}  # None = not begun
+        self._thread: threading.Thread | None = None
+        self._runner: ScriptRunner | None = None
+
+    def has(self, renewable: Renewable) -> bool:
+        """Return whether it is registered."""
+        return renewable in self._renewables
+
+    def add(self, renewable: Renewable) -> None:
+        """Renew it when it is due."""
+        with self.changed:
+            self._renewables.add(renewable)
+            if self._thread is None:
+                self._runner = ScriptRunner(self.settings)
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._runner,), name="penstock-leases", daemon=True
+                )
+                self._thread.start()
+            self.changed.notify_all()
+
+    def remove(self, renewable: Renewable) -> None:
+        """Renew it no longer; what is under way is waited for, a second at most."""
+        with self.changed:
+            self._renewables.discard(renewable)
+            thread, is_last = self._thread, not self._renewables
+            if is_last and self._runner is not None:
+                self._runner.abort()  # nobody else waits for a reply
+            self.changed.notify_all()
+            if thread is None or thread is threading.current_thread():
+                return
+            self.changed.wait_for(lambda: renewable not in self._under_way, _STOP_S)
+        if is_last:
+            thread.join(_STOP_S)
+
+    def _run(self, runner: ScriptRunner) -> None:
+        while self._take_due():
+            replies, error = list[Reply](), None
+            try:
+                if calls := [call for _, some in self._under_way.values() for call in some or ()]:
+                    replies = runner.run_all(calls, min(item.timeout_s for item in self._under_way))
+            except Exception as failure:
+                error = failure
+            self._proceed(replies, error)
+        runner.close()
+
+    def _take_due(self) -> bool:
+        with self.changed:
+            while self._renewables or self._under_way:
+                now_s = time.monotonic()
+                due_s = {item: item.due_s for item in self._renewables if item not in self._under_way}
+                self.wakes_s = min(due_s.values(), default=float("inf"))
+                if self.wakes_s <= now_s:
+                    due = [item for item in due_s if due_s[item] - item.early_s <= now_s]
+                    self._under_way.update({item: (item.begin(), None) for item in due})
+                if self._under_way:
+                    return True
+                self.changed.wait(None if self.wakes_s == float("inf") else max(0.0, self.wakes_s - now_s))
+            self._thread = None
+            return False
+
+    def _proceed(self, replies: list[Reply], error: Exception | None) -> None:
+        start = 0
+        for item, (renewal, calls) in list(self._under_way.items()):
+            mine: Any = None if calls is None else replies[start : start + len(calls)]
+            start += len(calls or ())
+            following = None
+            try:
+                if self.has(item):
+                    following = renewal.throw(error) if error is not None and calls else renewal.send(mine)
+            except StopIteration:
+                pass
+            except Exception as failure:
+                # Whatever it is: a thread that ends costs every lease from now on, and nobody would know why.
+                item.failed(failure)
+            with self.changed:
+                self._under_way[item] = renewal, following
+                if following is None:
+                    renewal.close()  # half-way, if it was stopped
+                    del self._under_way[item]
+                    self.changed.notify_all()
+
+
+_threads: weakref.WeakSet[LeaseThread] = weakref.WeakSet()
+_making = threading.Lock()
+
+
+def _thread_for(settings: ConnectionSettings, key: str, patience_s: float) -> LeaseThread:
+    settings = replace(
+        settings,
+        socket_timeout_s=min(settings.socket_timeout_s, patience_s),
+        connect_timeout_s=min(settings.connect_timeout_s, patience_s),
+    )
+    key = key if settings.kind == "cluster" else ""  # there, the node of one key may be mute and that of another not
+    with _making:
+        for thread in _threads:
+            if (thread.settings, thread.key) == (settings, key):
+                return thread
+        made = LeaseThread(settings, key)
+        _threads.add(made)
+        return made
+
+
+def _after_fork() -> None:
+    global _making  # noqa: PLW0603 (somebody may have held it)
+    _making = threading.Lock()
+    for thread in _threads:
+        thread.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
