@@ -51,6 +51,14 @@ async def test_all_streams_of_a_consumer_cost_one_round_trip(
         assert set(trips) == {3}, "three scripts of at most 500 streams in one write"
 
 
+async def test_a_claim_that_ends_after_the_balancer_starts_no_heartbeat(client: StreamClient) -> None:
+    balancer = quick(client, "a")
+    async with following(balancer):
+        pass
+    balancer._beat()  # as a claim does that was under way meanwhile
+    assert not balancer._heartbeat._thread.has(balancer._heartbeat)
+
+
 async def test_locks_are_extended_while_the_application_does_not_give_way(
     client: StreamClient, raw: redis.Redis
 ) -> None:

@@ -139,7 +139,7 @@ def test_a_message_queue_is_used_by_a_worker(as_user: As, check: Check) -> None:
                     raise ValueError(message)
         for source in ("pending", "processing", "retrying", "completed", "failed", "dead_letter"):
             queue.peek(source=source)  # type: ignore[arg-type]
-        assert len(queue.redrive_dead_letters()) == 1
+        assert queue.redrive_dead_letters() == 1
         for target in ("pending", "completed", "failed", "dead_letter"):
             queue.purge(target=target)  # type: ignore[arg-type]
         queue.close()

@@ -7,6 +7,7 @@ replica has the slot) and three seconds.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import signal
 import threading
@@ -30,6 +31,7 @@ from tests.redis.sentinels import SentinelGroup
 IS_TIMED = os.environ.get("PENSTOCK_TIMED") == "1"
 BOUND_S = 3.0
 LEASE_MS = 12_000  # longer than a failover takes: nobody may lose anything
+ANSWER_S = 1.0  # what a master took that was being replaced is lost with it: the next one is the pulse
 Owner = Callable[[str], EmbeddedServer | None]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -67,14 +69,17 @@ class Pulses:
 
     def watch_lease(self, part: str, stream: str, group: str) -> None:
         """Looks for renewals of the oldest lease of a group, at the server that has the stream."""
-        before = 0
+        last_s = math.inf  # the lease was not renewed after this
 
         def is_renewed() -> bool:
-            nonlocal before
+            nonlocal last_s
+            asked_s = time.monotonic()
             rows: Any = self._ask(stream, "XPENDING", stream, group, "-", "+", 1)
-            idle_ms, before_ms = int(rows[0][2]) if rows else 0, before
-            before = idle_ms
-            return 0 < idle_ms < before_ms
+            idle_s = int(rows[0][2]) / 1000 if rows else math.inf
+            # By the moment, not by the idle time: that of the new master, too, may have begun before the last look.
+            is_later, latest_s = asked_s - idle_s > last_s, time.monotonic() - idle_s
+            last_s = latest_s if is_later else min(last_s, latest_s) if rows else last_s
+            return is_later
 
         self.keep(part, is_renewed)
 
@@ -179,8 +184,12 @@ class Parts:
         def make(name: str) -> Any:
             return half.do(
                 lambda: half.api.RedisMessageQueue(
-                    self._tag(name), client=self.client, deduplication=False,
-                    visibility_timeout_seconds=LEASE_MS // 1000, heartbeat_interval_seconds=0.5,
+                    self._tag(name), deduplication=False, heartbeat_interval_seconds=0.5,
+                    gateway=half.api.RedisGateway(
+                        redis_client=self.client, message_visibility_timeout_seconds=LEASE_MS // 1000,
+                        max_delivery_count=None,
+                        retry_max_delay_seconds=1.0,  # by default it rests up to 5 s between two tries
+                    ),
                 )
             )  # fmt: skip
 
@@ -229,7 +238,7 @@ class Parts:
         def step() -> bool:
             task = api.Task(kind="short")
             half.do(queues[0].enqueue, task)
-            return half.do(queues[0].wait_for_result, task.id, 5.0) is not None
+            return half.do(queues[0].wait_for_result, task.id, ANSWER_S) is not None
 
         half.do(queues[1].enqueue, api.Task(kind="long"))
         assert begun.wait(30)
@@ -257,7 +266,7 @@ class Parts:
         def step() -> bool:
             owned.clear()
             half.do(balancer.add_stream, self._tag(f"d{next(numbers)}"))
-            return owned.wait(5.0)
+            return owned.wait(ANSWER_S)
 
         assert step()
         self.pulses.keep(self._named("balancer"), lambda: [step(), time.sleep(0.1)][0])

@@ -97,7 +97,7 @@ async def test_dead_letters_are_full_records_that_can_be_redriven(client: Stream
     assert "redis-message-queue in 'orders::dlq'" in letter.error_text
     assert abs(letter.dead_at_ms - time.time() * 1000) < 60_000
     queue = RedisMessageQueue(QUEUE, client=client)
-    assert len(await queue.redrive_dead_letters()) == 1
+    assert await queue.redrive_dead_letters() == 1
     assert payloads(raw)[-1] == "poison"
     await queue.close()
 

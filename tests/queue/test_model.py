@@ -256,7 +256,7 @@ class QueueMachine(RuleBasedStateMachine):
     def redrive(self, most: int, who: int, loss: str) -> None:
         self._lose(loss)
         chosen = [message for message in self.dead if message.redrives < MAX_REDRIVES][:most]
-        assert len(self.queues[who].redrive_dead_letters(most)) == len(chosen)
+        assert self.queues[who].redrive_dead_letters(most) == len(chosen)
         for message in chosen:
             self.dead.remove(message)
             message.place, message.number, message.attempts = "pending", 0, 0

@@ -41,6 +41,19 @@ class Heartbeat(Renewable):
         self._holdings, self._on_lost = holdings, on_lost
         self._is_cluster = settings.kind == "cluster"
         self.begun = self._ended = 0  # the number of the latest heartbeat
+        self._is_over = False
+
+    def start(self, *, at_once: bool = False) -> None:
+        """Beat from now on, unless it was stopped: a claim that comes too late must not hold streams for good."""
+        with self._thread.changed:
+            if not self._is_over:
+                super().start(at_once=at_once)
+
+    def stop(self) -> None:
+        """Beat no longer, for ever."""
+        with self._thread.changed:
+            self._is_over = True
+        super().stop()
 
     def is_under_way(self, number: int) -> bool:
         """Return whether the heartbeat of a number has not ended yet."""

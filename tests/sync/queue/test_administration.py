@@ -147,7 +147,7 @@ def test_a_wrong_look_names_what_is_right(client: StreamClient) -> None:
 def test_redriven_messages_are_new_ones_and_come_in_their_old_order(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client)
     dead_letter(queue, 3)
-    assert len(queue.redrive_dead_letters()) == 3
+    assert queue.redrive_dead_letters() == 3
     assert raw.xlen(DEAD_LETTERS) == 0
     processing = queue.process_message()
     with processing as message:
@@ -158,27 +158,27 @@ def test_redriven_messages_are_new_ones_and_come_in_their_old_order(client: Stre
 def test_so_many_may_be_redriven_the_oldest_first(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client)
     dead_letter(queue, 5)
-    assert len(queue.redrive_dead_letters(2)) == 2
+    assert queue.redrive_dead_letters(2) == 2
     assert payloads(raw, DEAD_LETTERS) == [b"dead 2", b"dead 3", b"dead 4"]
     assert payloads(raw) == [b"dead 0", b"dead 1"]
-    assert len(queue.redrive_dead_letters(limit=100)) == 3
+    assert queue.redrive_dead_letters(max_messages=100) == 3
 
 
 def test_two_operators_redrive_each_dead_letter_once(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client)
     dead_letter(queue, 10)
-    added = outcomes([start(queue.redrive_dead_letters) for _ in range(3)])
-    assert sum(map(len, added)) == 10
+    counts = outcomes([start(queue.redrive_dead_letters) for _ in range(3)])
+    assert sum(counts) == 10
     assert sorted(payloads(raw)) == sorted(b"dead %d" % n for n in range(10))
 
 
 @pytest.mark.usefixtures("default_server")
 def test_redriving_nothing_is_no_error_and_a_wrong_number_is(client: StreamClient) -> None:
     queue = make_queue(client)
-    assert queue.redrive_dead_letters() == []
-    with pytest.raises(ValueError, match="limit=0 must be positive"):
+    assert queue.redrive_dead_letters() == 0
+    with pytest.raises(ValueError, match="max_messages=0 must be positive"):
         queue.redrive_dead_letters(0)
-    with pytest.raises(TypeError, match="limit=True must be a whole number"):
+    with pytest.raises(TypeError, match="max_messages=True must be a whole number"):
         queue.redrive_dead_letters(True)
 
 

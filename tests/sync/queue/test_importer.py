@@ -98,7 +98,7 @@ def test_dead_letters_are_full_records_that_can_be_redriven(client: StreamClient
     assert "redis-message-queue in 'orders::dlq'" in letter.error_text
     assert abs(letter.dead_at_ms - time.time() * 1000) < 60_000
     queue = RedisMessageQueue(QUEUE, client=client)
-    assert len(queue.redrive_dead_letters()) == 1
+    assert queue.redrive_dead_letters() == 1
     assert payloads(raw)[-1] == "poison"
     queue.close()
 

@@ -221,11 +221,11 @@ class RedisMessageQueue:
         check_number("count", count)
         return self._gateway.administration(self.key).peek(count, source)
 
-    def redrive_dead_letters(self, limit: int | None = None) -> list[str]:
-        """Put dead letters back into the queue, the oldest first; return the ids of the new entries."""
-        if limit is not None:
-            check_number("limit", limit)
-        return self._gateway.administration(self.key).redrive(limit)
+    def redrive_dead_letters(self, max_messages: int | None = None) -> int:
+        """Put dead letters back into the queue, the oldest first; return how many."""
+        if max_messages is not None:
+            check_number("max_messages", max_messages)
+        return len(self._gateway.administration(self.key).redrive(max_messages))
 
     def purge(self, *, target: str) -> int:
         """Delete what is pending, or the completed or failed log, or the dead letters; return how many.

@@ -171,9 +171,9 @@ class TaskReader:
         gone = set[str]()
         for held, value, result in zip(asked, known, ended, strict=True):
             if value is not None and value.partition(b" ")[0] != held.entry_id.encode():
-                self._bury_copy(store, held, f"is open, in entry {envelope.text(value)}")
+                self._dead_letter_copy(store, held, f"is open, in entry {envelope.text(value)}")
             elif value is None and result is not None:
-                self._bury_copy(store, held, "has ended, it has a result")
+                self._dead_letter_copy(store, held, "has ended, it has a result")
             elif held in second:
                 # Nobody knows another entry of the task: it waits until the one in our hands has ended.
                 store.give_back(held, int(_SECOND_S * 1000))
@@ -183,7 +183,7 @@ class TaskReader:
             gone.add(held.entry_id)
         return [held for held in tasks if held.entry_id not in gone]
 
-    def _bury_copy(self, store: LaneStore, held: TaskInFlight, why: str) -> None:
+    def _dead_letter_copy(self, store: LaneStore, held: TaskInFlight, why: str) -> None:
         ending = Release("dead_letter", reason=Reason.INVALID, text=f"task {held.task.id} {why}")
         store.release(ending, held.entry_id, held.task.id, held.task.kind, self._consumer)
 

@@ -6,7 +6,7 @@
 -- Returns: {ids of streams that are not this consumer's, or not any more}
 -- Called twice: extends again.
 -- A lock that another consumer holds is left alone, and an entry is refreshed only under this consumer's lock: XCLAIM to
--- oneself would take it back. The idle time is not set to 0: see balancer_own.
+-- oneself would take it back. The idle time is not set to 0: see own.lua.
 -- include: balancer/peers.lua
 local stream, group, me, ttl = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 register(KEYS[2], me, now_ms + ARGV[7], ARGV[5], ARGV[6])

@@ -12,11 +12,9 @@ for i = 4, #ARGV do
   if not holder then is_mine = #redis.call('XPENDING', stream, group, id, id, 1, me) == 1 end
   if is_mine then
     redis.call('XCLAIM', stream, group, me, 0, id, 'IDLE', ARGV[3], 'JUSTID')
-    if holder then
-      redis.call('PEXPIRE', lock, 1)
-    elseif lock then
-      redis.pcall('SET', lock, me, 'PX', 1)
-    end
+    if holder then redis.call('PEXPIRE', lock, 1) end
+    -- PEXPIRE deletes a lock whose millisecond is over by then, and tells nobody. SET does not look.
+    if lock and redis.call('EXISTS', lock) == 0 then redis.pcall('SET', lock, me, 'PX', 1) end
   end
   released[i - 3] = is_mine and 1 or 0
 end

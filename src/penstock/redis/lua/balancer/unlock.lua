@@ -6,5 +6,11 @@
 local holder = redis.call('GET', KEYS[1])
 if not holder then return 0 end
 if holder ~= ARGV[1] then return -1 end
-if ARGV[2] == '1' then redis.call('PEXPIRE', KEYS[1], 1) else redis.call('DEL', KEYS[1]) end
+if ARGV[2] == '1' then
+  redis.call('PEXPIRE', KEYS[1], 1)
+  -- It deletes a lock whose millisecond is over by then, and tells nobody. SET does not look.
+  if redis.call('EXISTS', KEYS[1]) == 0 then redis.pcall('SET', KEYS[1], ARGV[1], 'PX', 1) end
+else
+  redis.call('DEL', KEYS[1])
+end
 return 1
