@@ -245,10 +245,9 @@ class Stage:
     def _revive_server(self) -> None:
         if self.server is not None and not self.server.is_running:
             log = self.folder / "server.log"
-            told = log.read_text(errors="replace")[-800:] if log.exists() else ""
-            self.crashes.append(
-                f"the server of the campaign ended by itself, which says nothing about Penstock: {told}"
-            )
+            text = log.read_text(errors="replace") if log.exists() else ""
+            told = text.partition("BUG REPORT START")[2][:800] or text[-800:]  # a panic ends with pages of figures
+            self.crashes.append(f"the server ended by itself: {told}")
             self.server.start()
 
     def _replace(self, child: Child) -> None:

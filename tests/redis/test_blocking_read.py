@@ -47,6 +47,21 @@ async def test_a_read_that_is_woken_returns_nothing_and_the_next_one_goes_out_on
     assert not await read.wake(), "nothing waits"
 
 
+async def test_waking_a_read_that_the_server_holds_back_in_a_pause_does_not_crash_the_server(
+    read: BlockingRead, raw: redis.Redis
+) -> None:
+    # Redis 6.2 and 7.0 panic when CLIENT UNBLOCK hits a client that CLIENT PAUSE holds back, as a manual failover does.
+    await read.open()
+    raw.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+    reading = start(read.call, FOR_EVER, LONG_S)
+    await eventually(lambda: any(client["cmd"] == "xreadgroup" for client in raw.client_list()))
+    waking = start(read.wake)
+    await eventually(lambda: any(client["cmd"] == "eval" for client in raw.client_list()))
+    raw.execute_command("CLIENT", "UNPAUSE")
+    assert await join(waking)
+    assert await join(reading) is None
+
+
 async def test_a_read_whose_number_is_unknown_is_not_woken_but_can_be_broken_off(
     read: BlockingRead, raw: redis.Redis
 ) -> None:

@@ -11,6 +11,8 @@ from penstock.redis.blocking import Command, Connection, OnReply, Reply
 from penstock.redis.settings import Host
 from penstock.sync.redis.client import StreamClient
 
+_TRIES = 3
+
 
 def connect(client: StreamClient, key: str, asked: Host | None = None, *along: Command) -> Connection:
     """Open a connection to read on, whose number at the server is known; send further commands along."""
@@ -26,9 +28,18 @@ def connect(client: StreamClient, key: str, asked: Host | None = None, *along: C
 
 def wake(client: StreamClient, key: str, connection: Connection) -> bool:
     """Have the server answer a read that waits; False = none does, it is forbidden, or Redis is away."""
-    with suppress(PenstockError):
-        if connection.client_id:
-            return bool(client.call(key, "CLIENT", "UNBLOCK", connection.client_id))
+    if not connection.client_id:
+        return False
+    # Redis 6.2 and 7.0 panic when CLIENT UNBLOCK hits a command that CLIENT PAUSE WRITE holds back, as a manual
+    # failover does. The script is held back, too, and so is what follows it on this connection: once the pause is
+    # over, the read waits for messages or has been answered.
+    commands: list[Command] = [("EVAL", "return 1", 0), ("CLIENT", "UNBLOCK", connection.client_id)]
+    for _ in range(_TRIES):
+        with suppress(PenstockError):
+            shared = client.connection(key)
+            if shared.where != connection.where:
+                return False  # there, the number is somebody else's
+            return bool((shared.pipeline(commands))[-1] == 1)
     return False
 
 
