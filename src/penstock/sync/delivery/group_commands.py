@@ -12,7 +12,7 @@ queued ------> pending -----------> acknowledged
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock import envelope, ids
@@ -22,11 +22,11 @@ from penstock.redis.blocking import Command, Reply
 from penstock.redis.retry import Repeat
 from penstock.redis.scripts import script
 from penstock.runtime.threads import Promise, new_promise
-from penstock.sync.delivery.settle import settle
 from penstock.sync.redis.client import StreamClient
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
 MAX_IDS = 1_000  # per script call: Lua unpacks a list onto its stack
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +251,25 @@ class GroupCommands:
         """Give the name up, if it is still ours."""
         if self.incarnation:
             self._client.run("streams/leave_name", [self._worker], [self.incarnation], Repeat.IDEMPOTENT)
+
+
+def settle(
+    client: StreamClient, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], ids: Collection[str],
+    unheard: set[str],
+) -> Reply:  # fmt: skip
+    """Run a script that settles the ids and refuses those that are settled, until its answer is known; return that.
+
+    `unheard` receives the ids when a reply gets lost: a refusal of one of them then means that an earlier try settled
+    it. They stay there when this raises, for the next call, and are the caller's to remove.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return client.run(name, keys, args, Repeat.ONCE)
+        except ConnectionLost:
+            unheard.update(ids)
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def parse_rows(reply: Reply) -> list[tuple[bytes, list[bytes]]]:
