@@ -54,6 +54,7 @@ class GroupCommands:
     def __init__(self, client: StreamClient, keys: StreamKeys, group: str, consumer: str, dead_letters: str) -> None:
         self._client, self.keys, self.group, self.consumer = client, keys, group, consumer
         self.incarnation = ""  # set when the name was given by the user and might be taken twice
+        self.is_fenced = False  # another process has taken the name
         self._worker = keys.worker(group, consumer)
         self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
         self._ack = script("streams/ack")
