@@ -146,7 +146,7 @@ def test_what_one_acknowledgement_cannot_carry_is_not_forgotten() -> None:
     assert delivery is not None
     ids = [message.id for message in delivery.messages]
     delivery.finish(delivery.messages, ids)
-    carried = acks.take_along(is_calm=False)
+    carried = acks.take(for_read=True)
     assert carried is not None
     assert len(carried.ids) == MAX_IDS
     assert in_flight.has_finished.is_set(), "nobody else may ever be done"

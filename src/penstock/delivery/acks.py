@@ -40,22 +40,18 @@ class AckSender:
         self._is_record_old = False  # some were acknowledged since the position was recorded
         self._flushing = Lock()
 
-    def take_along(self, is_calm: bool) -> Acks | None:
-        """Return what a read should carry: nothing while there is little, for a moment later there is more."""
-        in_flight = self._in_flight
-        count = len(in_flight.finished)
-        if count < _WORTH_CARRYING and not (count and time.monotonic() - in_flight.first_finished_s > _OLD_S):
-            return None
-        self._carried += 1
-        return self.take(is_calm)
-
-    def take(self, is_calm: bool = False) -> Acks | None:
+    def take(self, *, for_read: bool = False, is_calm: bool = False) -> Acks | None:
         """Return what is to be acknowledged next; the caller says what became of it.
 
-        `is_calm` tells that no read and no claim is under way, so that the server's count of what is pending here and
-        ours must be the same.
+        A read carries nothing while there is little: a moment later there is more. `is_calm` tells that no read and no
+        claim is under way, so that the server's count of what is pending here and ours must be the same.
         """
         in_flight = self._in_flight
+        if for_read:
+            count = len(in_flight.finished)
+            if count < _WORTH_CARRYING and not (count and time.monotonic() - in_flight.first_finished_s > _OLD_S):
+                return None
+            self._carried += 1
         in_flight.has_finished.clear()
         with in_flight.lock:
             ids = in_flight.finished[:MAX_IDS]
@@ -81,18 +77,26 @@ class AckSender:
         return not self._is_record_old
 
     def answered(self, acks: Acks, reply: Reply) -> None:
-        """Take note of the server's answer to acknowledgements that travelled with a read."""
+        """Take note of the server's answer, which may be an error."""
         if isinstance(reply, GroupLost):
             self._in_flight.answered(acks.ids)  # the pending list went with the group
-        elif isinstance(reply, PenstockError):
+            return
+        acked, refused = (-1, []) if isinstance(reply, PenstockError) else (int(reply[0]), reply[1])
+        if acked < 0:
+            self._must_look = not isinstance(reply, PenstockError)
             self._take_back(acks)
-        else:
-            acked, refused = self._commands.parse_ack(reply)
-            if acked < 0:
-                self._must_look = True
-                self._take_back(acks)
-            else:
-                self._settled(acks, acked, refused)
+            return
+        self._in_flight.answered(acks.ids)
+        unheard = self._commands.unheard
+        if refused:
+            # After a lost answer "not pending" means that the first try was heard.
+            lost = [entry_id for entry_id in map(bytes.decode, refused) if entry_id not in unheard]
+            acked += len(refused) - len(lost)
+            if lost:
+                self._in_flight.count_lost(lost)
+        if unheard:
+            unheard.difference_update(acks.ids)
+        self._tally.count_acked(acked)
 
     def put_back(self, acks: Acks) -> None:
         """Acknowledge these again later: the answer got lost, and they may have been heard."""
@@ -107,31 +111,19 @@ class AckSender:
             in_flight.finished[:0] = acks.ids
         in_flight.has_finished.set()
 
-    def _settled(self, acks: Acks, acked: int, refused: list[str]) -> None:
-        self._in_flight.answered(acks.ids)
-        if refused:
-            # After a lost answer "not pending" means that the first try was heard.
-            lost = [entry_id for entry_id in refused if entry_id not in self._commands.unheard]
-            acked += len(refused) - len(lost)
-            if lost:
-                self._in_flight.count_lost(lost)
-        if self._commands.unheard:
-            self._commands.unheard.difference_update(acks.ids)
-        self._tally.count_acked(acked)
-
     async def flush(self) -> None:
         """Acknowledge everything that is done, in writes of its own."""
         async with self._flushing:
             while (acks := self.take()) is not None:
                 try:
-                    acked, refused = await self._commands.ack(acks.ids, acks.forget, acks.record)
-                except GroupLost:
-                    self._in_flight.answered(acks.ids)
-                    raise  # the pending list went with the group: nothing is left to acknowledge
+                    reply = await self._commands.ack(acks.ids, acks.forget, acks.record)
+                except GroupLost as error:
+                    self.answered(acks, error)
+                    raise
                 except BaseException:
                     self.put_back(acks)
                     raise
-                self._settled(acks, acked, refused)
+                self.answered(acks, reply)
 
     async def run_once(self) -> None:
         """Wait for something to acknowledge, give a read the chance to carry it, else send it."""

@@ -67,37 +67,40 @@ class MessageReader:
     async def read(self, count: int, block_ms: int | None) -> int:
         """Read new messages once, carrying acknowledgements along; return how many came."""
         await self._ready()
-        acks = self._acks.take_along(is_calm=self._in_flight.is_exact and not self.claiming.locked())
+        in_flight, found, is_answered = self._in_flight, 0, False
+        acks = self._acks.take(for_read=True, is_calm=in_flight.is_exact and not self.claiming.locked())
         commands: list[Command] = [self._commands.ack_command(*acks)] if acks else []
         commands.append(self._commands.read_command(count, block_ms))
         step = 2 if self._asked else 1
         if self._asked:  # counts for one command only
             commands = [part for command in commands for part in (("ASKING",), command)]
-        timeout_s = (block_ms or 0) / 1000 + REPLY_MARGIN_S
-
-        answered, found, last = False, 0, len(commands) - 1
 
         def on_reply(index: int, reply: Reply) -> None:
-            nonlocal answered, found
-            if index == last:
+            nonlocal is_answered, found
+            if index == len(commands) - 1:
                 # At once and not when this coroutine has its turn: the worker is the next to run.
-                self._in_flight.is_read_under_way = False
-                found = self._take_in(reply)
+                in_flight.is_read_under_way = False
+                rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
+                found = len(rows)
+                if rows:
+                    self._tally.count_read(found)
+                    self._prefetch.filled()
+                    in_flight.add_fresh(rows)
             elif acks is not None and index == step - 1:
-                answered = True
+                is_answered = True
                 self._acks.answered(acks, reply)
 
-        self.has_read = self._in_flight.is_read_under_way = True
+        self.has_read = in_flight.is_read_under_way = True
         try:
-            replies = await self._blocking.send(commands, timeout_s, on_reply)
+            replies = await self._blocking.send(commands, (block_ms or 0) / 1000 + REPLY_MARGIN_S, on_reply)
         except BaseException:
             # Cancelled, timed out or broken: the server may have handed messages to nobody.
             self._must_sweep = True
-            if acks is not None and not answered:
+            if acks is not None and not is_answered:
                 self._acks.put_back(acks)
             raise
         finally:
-            self._in_flight.is_read_under_way = False
+            in_flight.is_read_under_way = False
         for reply in reversed(replies[step - 1 :: step]):
             if isinstance(reply, PenstockError):
                 await self._refused(reply)
@@ -113,14 +116,6 @@ class MessageReader:
             await self._client.leave(connection, error)
             await self.close()
         raise error
-
-    def _take_in(self, reply: Reply) -> int:
-        rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
-        if rows:
-            self._tally.count_read(len(rows))
-            self._prefetch.filled()
-            self._in_flight.add_fresh(rows)
-        return len(rows)
 
     def take_again(self, claims: list[Redelivery], missing: list[str]) -> int:
         """Take in messages that were handed out before; return how many are new to this process."""

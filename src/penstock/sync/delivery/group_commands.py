@@ -82,23 +82,19 @@ class GroupCommands:
         """Return the command that acknowledges messages, at most MAX_IDS of them.
 
         `expected` is how many messages must be pending with this consumer if it lost none, or -1 if that is unknown.
+        The reply is how many were acknowledged, and the ids that were refused; -1 = not the expected number pending.
         """
         first, last = id_bounds(done) if expected < 0 else ("-", "+")
         keys = (self.keys.stream, self.keys.attempts(self.group), self.keys.position(self.group), self._worker)
         flags = (self.group, self.consumer, self.incarnation, int(record), int(forget), expected)
         return ("EVALSHA", self._ack.sha, len(keys), *keys, *flags, first, last, *done)
 
-    @staticmethod
-    def parse_ack(reply: Reply) -> tuple[int, list[str]]:
-        """Return how many were acknowledged, and the ids that were refused; -1 = not the expected number pending."""
-        return int(reply[0]), [item.decode() for item in reply[1]]
-
-    def ack(self, done: Sequence[str], forget: bool, record: bool) -> tuple[int, list[str]]:
+    def ack(self, done: Sequence[str], forget: bool, record: bool) -> Reply:
         """Acknowledge messages, at most MAX_IDS. The refusal of one that is `unheard` means that it is done."""
         command = self.ack_command(done, forget, record)
         count = int(command[2])
         keys = [str(key) for key in command[3 : 3 + count]]
-        return self.parse_ack(settle(self._client, "streams/ack", keys, command[3 + count :], done, self.unheard))
+        return settle(self._client, "streams/ack", keys, command[3 + count :], done, self.unheard)
 
     def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
         """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
