@@ -1,10 +1,10 @@
-"""Messages on their way out: checked and encoded."""
+"""Messages on their way out: checked, encoded and laid out as the publish script wants them."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -104,6 +104,23 @@ class Encoder:
             raise self._not_bytes(raw)
         message = Encoded(raw, message_id, tuple(more), dedup_key, window_ms)
         return message if self._protection is None else self._protected(message, self._protection)
+
+
+def layout(messages: Sequence[Encoded]) -> list[Field]:
+    """Return the arguments of the publish script that describe the messages, count and layout first."""
+    args: list[Field] = [len(messages), "plain"]
+    for message in messages:
+        if message.more or message.window_ms:
+            break
+        args.append(message.raw)
+        args.append(message.message_id)
+    else:
+        return args
+    args = [len(messages), "full"]
+    for message in messages:
+        fields = (envelope.DATA, message.raw, envelope.MESSAGE_ID, message.message_id, *message.more)
+        args += (len(fields), message.window_ms, *fields)
+    return args
 
 
 def _checked(what: str, value: object) -> str | None:

@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from penstock import envelope
-from penstock.delivery.encoding import Encoded, Field
+from penstock.delivery.encoding import Encoded, Field, layout
 from penstock.errors import (
     ConnectionFailed,
     ConnectionLost,
@@ -105,7 +104,6 @@ class Publisher:
         self._home: object = None
         self._was_connected = False
         self._chance = random.Random()
-        self.duplicates = 0
         self._combiner: Combiner[Item] = Combiner(self._send, settings.linger_s, settings.max_buffered)
         self.is_full = self._combiner.is_full  # asked before every post
         self.wait_for_room = self._combiner.wait_for_room
@@ -182,12 +180,12 @@ class Publisher:
         keys = [self._keys.stream, self._marker]
         if len(messages) == 1 and not messages[0].more and not messages[0].window_ms:
             # Its caller waits for it alone: laid out without the lists of a batch.
-            layout: Sequence[Field] = (1, "plain", messages[0].raw, messages[0].message_id)
+            args: Sequence[Field] = (1, "plain", messages[0].raw, messages[0].message_id)
         else:
-            layout = _layout(messages)
-            if layout[1] != "plain":
+            args = layout(messages)
+            if args[1] != "plain":
                 keys += [self._dedup + message.dedup_key for message in messages if message.dedup_key is not None]
-        return (*self._head, len(keys), *keys, self._sequence, *self._fixed, *layout)
+        return (*self._head, len(keys), *keys, self._sequence, *self._fixed, *args)
 
     # --- the long way -------------------------------------------------------------------------------
 
@@ -369,7 +367,6 @@ class Publisher:
                 f"add consumers, raise max_len, or choose on_full='block' or 'drop_oldest'"
             )
         if item.startswith(_SAME):
-            self.duplicates += 1
             return Duplicate(item[1:])
         return item
 
@@ -388,23 +385,6 @@ class Publisher:
             why = f"only {confirmed} of {wanted} {kind} confirmed within {timeout_ms} ms"
         text = f"written to stream {self._stream!r}, but {why}; it may be lost in a crash or a failover"
         return [NotDurable(text, [answer]) if isinstance(answer, str) else answer for answer in answers]
-
-
-def _layout(messages: Sequence[Encoded]) -> list[Field]:
-    # The arguments of the publish script that describe the messages, count and layout first.
-    args: list[Field] = [len(messages), "plain"]
-    for message in messages:
-        if message.more or message.window_ms:
-            break
-        args.append(message.raw)
-        args.append(message.message_id)
-    else:
-        return args
-    args = [len(messages), "full"]
-    for message in messages:
-        fields = (envelope.DATA, message.raw, envelope.MESSAGE_ID, message.message_id, *message.more)
-        args += (len(fields), message.window_ms, *fields)
-    return args
 
 
 def _messages(items: list[Item]) -> list[Encoded]:

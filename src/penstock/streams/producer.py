@@ -75,7 +75,7 @@ class StreamProducer:
         )  # fmt: skip
         self._publisher = Publisher(client, stream, settings, self._count, self._count_dropped)
         self._emit = Emitter(on_event, stream, group or "")
-        self._total = self._dropped = self._rejected = 0
+        self._total = self._duplicates = self._dropped = self._rejected = 0
         self._rate = RateTracker()
         self._first_push: float | None = None
         StreamProducer._instances.add(self)
@@ -152,6 +152,7 @@ class StreamProducer:
         self._total += added
         self._rate.record(added)
         if duplicates:
+            self._duplicates += duplicates
             self._emit(EventName.DUPLICATE, count=duplicates)
         if refused:
             self._rejected += refused
@@ -187,7 +188,7 @@ class StreamProducer:
             tps=round(self._rate.rate(), 2),
             avg_tps=round(self._total / uptime, 2) if uptime >= 1 else 0.0,
             uptime_secs=round(uptime, 1),
-            total_duplicates=self._publisher.duplicates,
+            total_duplicates=self._duplicates,
             total_dropped=self._dropped,
             total_rejected=self._rejected,
         )

@@ -50,9 +50,8 @@ class RunningCall:
 
     def resume(self) -> None:
         """Go on after an interruption, which was meant for one call."""
-        if self.cause is not None:
-            self.cause = None
-            Activity.resume()
+        self.cause = None
+        Activity.resume()
 
 
 class Workers:
@@ -147,7 +146,8 @@ class Workers:
                 error = worker.cause if is_interrupted else raised
             finally:
                 worker.messages = []
-            worker.resume()  # also when the handler swallowed its cancellation, or raised something else for it
+            if worker.cause is not None:
+                worker.resume()  # also when the handler swallowed its cancellation, or raised something else for it
             ids = [message.id for message in messages]
             # Of the questions nearly always one of the first two is answered with yes, and they cost nothing.
             if error is None and (returned is None or returned == ids or _texts(returned).issuperset(ids)):
