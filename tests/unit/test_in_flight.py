@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from penstock.config import ConsumerConfig
+from penstock.counters import Tally
 from penstock.delivery.decoding import Decoded, Decoder
 from penstock.delivery.delivery import Delivery
 from penstock.delivery.group_commands import Redelivery
@@ -27,7 +28,8 @@ class DecoderWithALook(Decoder):
 
 
 def registry(while_decoding: Callable[[], object] = lambda: None) -> InFlight:
-    context = SimpleNamespace(decoder=DecoderWithALook(while_decoding), config=ConsumerConfig(group="g"))
+    decoder = DecoderWithALook(while_decoding)
+    context = SimpleNamespace(decoder=decoder, config=ConsumerConfig(group="workers"), tally=Tally())
     return InFlight(cast("Any", context))
 
 

@@ -86,10 +86,14 @@ class InFlight:
             self._newest = max(self._newest, last)
             self._fresh[:0] = reversed(rows)
         self._arrivals.call(len(rows))
+        self.context.tally.count_read(len(rows))
         return len(rows)
 
-    def add_again(self, claims: Sequence[Redelivery]) -> int:
-        """Take in messages that were handed out before; return how many were not held already."""
+    def add_again(self, claims: Sequence[Redelivery], missing: Sequence[str] = ()) -> int:
+        """Take in messages that were handed out before; return how many were not held already.
+
+        Those that are missing were handed out, but their entries were trimmed or deleted: the server has settled them.
+        """
         decoded = self.context.decoder.again(claims)
         with self.lock:
             by_id = {message.id: message for message in decoded.messages}
@@ -100,7 +104,12 @@ class InFlight:
             self._again.extend(by_id.values())
             self._reject(decoded.rejected)
         self._arrivals.call(len(by_id))
-        return len(by_id) + len(decoded.rejected)
+        count = len(by_id) + len(decoded.rejected)
+        self.context.tally.count_read(count)
+        if missing:
+            self.context.tally.count(missing=len(missing), dead=len(missing))
+            self.context.emit(EventName.MISSING, ids=list(missing))
+        return count
 
     def _reject(self, rejected: Sequence[Rejected]) -> None:
         # Each is held by itself: it has no payload to be handled.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from penstock.delivery.group_commands import Redelivery
@@ -18,7 +19,7 @@ _PAGE = 1_000  # entries that the slow sweep looks at per call
 _LONGEST_WAIT_S = 1.0
 _PATIENCE = RetryBudget(5.0)  # with a busy server, before anybody is told
 
-Claimed = TypeVar("Claimed")
+Answer = TypeVar("Answer")
 
 
 class Recovery:
@@ -48,19 +49,12 @@ class Recovery:
             if limit <= 0:
                 break
             passes += 1
-            claims, missing, came = await self._claim(self._recover, limit)
+            recover = partial(self._commands.recover, self._lease_ms, limit, self._cursor, _PAGE, waits=False)
+            self._cursor, found, came = await self._claim(recover, is_recovery=True) or (self._cursor, 0, 0)
             taken += came
-            if not claims and not missing:
+            if not found:
                 break
         return taken
-
-    def _take_in(self, claims: list[Redelivery], missing: list[str]) -> int:
-        self._in_flight.suspects.update(claim.id for claim in claims)
-        count = self._reader.take_again(claims, missing)
-        if count:
-            self._context.tally.count(reclaimed=count)
-            self._context.emit(EventName.RECLAIMED, count=count, ids=[claim.id for claim in claims])
-        return count
 
     async def take_due(self) -> float:
         """Hand out failed messages that are due; return the seconds until the next look."""
@@ -68,32 +62,32 @@ class Recovery:
             limit = min(_STEP, self._room - self._in_flight.waiting_again)
             if limit <= 0:
                 return 0.05
-            claims, missing, wait_ms = await self._claim(self._take_due, limit)
-            if len(claims) + len(missing) < limit:
+            take_due = partial(self._commands.take_due, limit, waits=False)
+            wait_ms, found, _ = await self._claim(take_due) or (None, 0, 0)
+            if found < limit:
                 return _LONGEST_WAIT_S if wait_ms is None else min(_LONGEST_WAIT_S, wait_ms / 1000 + 0.001)
 
-    async def _recover(self, limit: int) -> tuple[list[Redelivery], list[str], int]:
-        if self._in_flight.is_closed:
-            return [], [], 0
-        self._cursor, claims, missing = await self._commands.recover(
-            self._lease_ms, limit, self._cursor, _PAGE, waits=False
-        )  # fmt: skip
-        return claims, missing, self._take_in(claims, missing)
-
-    async def _take_due(self, limit: int) -> tuple[list[Redelivery], list[str], int | None]:
-        if self._in_flight.is_closed:
-            return [], [], None
-        wait_ms, claims, missing = await self._commands.take_due(limit, waits=False)
-        self._reader.take_again(claims, missing)
-        return claims, missing, wait_ms
-
-    async def _claim(self, step: Callable[[int], Awaitable[Claimed]], limit: int) -> Claimed:
-        # A busy server, or a slot that is on the move, is waited for with `claiming` free: the reader needs it too.
+    async def _claim(
+        self, step: Callable[[], Awaitable[tuple[Answer, list[Redelivery], list[str]]]], *, is_recovery: bool = False
+    ) -> tuple[Answer, int, int] | None:
+        # Takes in what a step hands out; returns its answer, how many it found, and how many of them are new to this
+        # process. A busy server, or a slot that is on the move, is waited for with `claiming` free: the reader needs it
+        # too.
         trial = _PATIENCE.start()
         while True:
             try:
                 async with self._reader.claiming:
-                    return await step(limit)
+                    if self._in_flight.is_closed:
+                        return None
+                    answer, claims, missing = await step()
+                    ids = [claim.id for claim in claims]
+                    if is_recovery:
+                        self._in_flight.suspects.update(ids)
+                    came = self._in_flight.add_again(claims, missing)
+                    if is_recovery and came:
+                        self._context.tally.count(reclaimed=came)
+                        self._context.emit(EventName.RECLAIMED, count=came, ids=ids)
+                    return answer, len(claims) + len(missing), came
             except ConnectionLost:
                 await self._reader.sweep_soon()
                 raise

@@ -143,7 +143,7 @@ class StreamConsumer:
         await self._open()
         self._leases.start()
         try:
-            await self._pass(self._read_pass)
+            await self._pass(partial(self._reader.read, self.config.batch_size, self.config.block_ms or None))
             await self._pass(self._recovery.take_due)
             if time.monotonic() - self._last_recovery_s >= self.config.effective_recovery_ms / 1000:
                 self._last_recovery_s = time.monotonic()
@@ -176,9 +176,6 @@ class StreamConsumer:
         return [consumer.metrics() for consumer in list(cls._instances)]
 
     # --- one pass -----------------------------------------------------------------------------------
-
-    async def _read_pass(self) -> None:
-        await self._reader.read(self.config.batch_size, self.config.block_ms or None)
 
     async def _pass(self, step: Callable[[], Awaitable[Any]]) -> None:
         # Bring messages in, handle all of them, and say so before the pass goes on.

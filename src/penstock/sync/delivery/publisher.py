@@ -135,9 +135,7 @@ class Publisher:
 
         The hot path: the connection itself hands out the reply, which saves a task and two turns of the event loop.
         """
-        connection = self._open_connection()
-        lone = items[0] if len(items) == 1 and type(items[0]) is Encoded else None
-        messages = _messages(items) if lone is None else [lone]
+        connection, messages = self._open_connection(), _messages(items)
         if connection is None or len(messages) > self._settings.max_batch:
             return False
         command = self._compose(messages)
@@ -146,12 +144,6 @@ class Publisher:
             if isinstance(reply, PenstockError):
                 again = items, messages, command, reply
                 self._send_again(*again)
-            elif lone is not None:
-                answer = self._lone_answer(reply)
-                self._on_answers([answer])
-                if not lone.promise.done():  # the caller was cancelled
-                    lone.promise.set_result(answer)
-                done()
             else:
                 answers = self._answers([reply])
                 self._on_answers(answers)
@@ -342,13 +334,6 @@ class Publisher:
             self._on_dropped(int(dropped))
         answers = self._parse(text)
         return self._if_durable(replies[1], answers) if len(replies) > 1 else answers
-
-    def _lone_answer(self, reply: Reply) -> Answer:
-        # Of a message that travelled alone, without a question for durability.
-        text: str = reply.decode()
-        if text.startswith("0 ") and text[2].isdigit():
-            return text[2:]
-        return self._answers([reply])[0]
 
     def _parse(self, text: str) -> list[Answer]:
         first, is_range, last = text.partition("..")

@@ -13,7 +13,7 @@ from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import Event, Lock, next_tick
 from penstock.sync.delivery.acks import AckSender
-from penstock.sync.delivery.group_commands import MAX_IDS, Redelivery, parse_rows
+from penstock.sync.delivery.group_commands import MAX_IDS, parse_rows
 from penstock.sync.delivery.in_flight import InFlight
 from penstock.sync.redis.blocking_read import BlockingRead
 
@@ -52,9 +52,7 @@ class MessageReader:
     def __init__(self, in_flight: InFlight, acks: AckSender) -> None:
         context = in_flight.context
         self._in_flight, self._acks = in_flight, acks
-        self._client, self._commands, self._tally, self._emit = (
-            context.client, context.commands, context.tally, context.emit,
-        )  # fmt: skip
+        self._client, self._commands, self._emit = context.client, context.commands, context.emit
         self._prefetch = PrefetchWindow(context.config.batch_size, context.config.max_prefetch)
         self._sweep_interval_s = context.config.effective_recovery_ms / 1000
         self._blocking = BlockingRead(context.client, context.commands.keys.stream)
@@ -84,7 +82,6 @@ class MessageReader:
                 rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
                 found = len(rows)
                 if rows:
-                    self._tally.count_read(found)
                     self._prefetch.filled()
                     in_flight.add_fresh(rows)
             elif acks is not None and index == step - 1:
@@ -117,15 +114,6 @@ class MessageReader:
             self._client.leave(connection, error)
             self.close()
         raise error
-
-    def take_again(self, claims: list[Redelivery], missing: list[str]) -> int:
-        """Take in messages that were handed out before; return how many are new to this process."""
-        count = self._in_flight.add_again(claims)
-        self._tally.count_read(count)
-        if missing:
-            self._tally.count(missing=len(missing), dead=len(missing))
-            self._emit(EventName.MISSING, ids=missing)
-        return count
 
     def read_ahead(self, block_ms: int) -> None:
         """Wait for room, sweep if it is time, then read once."""
@@ -172,7 +160,7 @@ class MessageReader:
                     claims, missing = self._commands.take(stranded, self.has_read)
                     if not self.has_read:  # they are those of a process of this name that died
                         self._in_flight.suspects.update(claim.id for claim in claims)
-                    taken = self.take_again(claims, missing)
+                    taken = self._in_flight.add_again(claims, missing)
                     if taken:
                         found += taken
                         self._emit(EventName.SWEPT, count=taken, ids=[claim.id for claim in claims])

@@ -144,7 +144,7 @@ class StreamConsumer:
         self._open()
         self._leases.start()
         try:
-            self._pass(self._read_pass)
+            self._pass(partial(self._reader.read, self.config.batch_size, self.config.block_ms or None))
             self._pass(self._recovery.take_due)
             if time.monotonic() - self._last_recovery_s >= self.config.effective_recovery_ms / 1000:
                 self._last_recovery_s = time.monotonic()
@@ -177,9 +177,6 @@ class StreamConsumer:
         return [consumer.metrics() for consumer in list(cls._instances)]
 
     # --- one pass -----------------------------------------------------------------------------------
-
-    def _read_pass(self) -> None:
-        self._reader.read(self.config.batch_size, self.config.block_ms or None)
 
     def _pass(self, step: Callable[[], Any]) -> None:
         # Bring messages in, handle all of them, and say so before the pass goes on.
