@@ -37,8 +37,8 @@ from penstock.runtime.aio import Combiner, Promise, home, new_promise, pause
 OnFull: TypeAlias = Literal["reject", "block", "drop_oldest"]
 Durability: TypeAlias = Literal["fast", "local", "replicated"]
 Answer: TypeAlias = str | PenstockError  # the id, or why the message was not accepted
-_FULL = "!"
 _SAME = "="
+_UNUSUAL = f"!{_SAME}"  # how an answer begins that is not the id of a new entry; "!" = the stream is full
 
 
 class Duplicate(str):
@@ -335,25 +335,23 @@ class Publisher:
         dropped, _, text = replies[0].decode().partition(" ")
         if dropped != "0":
             self._on_dropped(int(dropped))
-        answers = self._parse(text)
-        return self._if_durable(replies[1], answers) if len(replies) > 1 else answers
-
-    def _parse(self, text: str) -> list[Answer]:
         first, is_range, last = text.partition("..")
         if is_range:
             ms, _, seq = first.partition("-")
-            return list(map(f"{ms}-".__add__, map(str, range(int(seq), int(last.partition("-")[2]) + 1))))
-        return [self._answer(item) for item in text.split(" ")]
-
-    def _answer(self, item: str) -> Answer:
-        if item == _FULL:
-            return StreamFull(
-                f"stream {self._stream!r} holds max_len={self._settings.max_len} entries that a group still needs; "
-                f"add consumers, raise max_len, or choose on_full='block' or 'drop_oldest'"
+            answers: list[Answer] = list(
+                map(f"{ms}-".__add__, map(str, range(int(seq), int(last.partition("-")[2]) + 1)))
             )
+        else:
+            answers = [item if item[0] not in _UNUSUAL else self._unusual(item) for item in text.split(" ")]
+        return self._if_durable(replies[1], answers) if len(replies) > 1 else answers
+
+    def _unusual(self, item: str) -> Answer:
         if item.startswith(_SAME):
             return Duplicate(item[1:])
-        return item
+        return StreamFull(
+            f"stream {self._stream!r} holds max_len={self._settings.max_len} entries that a group still needs; "
+            f"add consumers, raise max_len, or choose on_full='block' or 'drop_oldest'"
+        )
 
     def _if_durable(self, reply: Reply, answers: list[Answer]) -> list[Answer]:
         # The answers as they are; or, unless the server confirmed, a NotDurable of its own for everyone who has an id.
@@ -373,8 +371,8 @@ class Publisher:
 
 
 def _messages(items: list[Item]) -> list[Encoded]:
-    if len(items) == 1 and isinstance(items[0], Parcel):
-        return items[0].messages
+    if len(items) == 1:
+        return items[0].messages if isinstance(items[0], Parcel) else [items[0]]
     messages: list[Encoded] = []
     for item in items:
         if isinstance(item, Parcel):
