@@ -38,7 +38,7 @@ class ConsumerContext:
     emit: Emit
 
 
-class Delivery(msgspec.Struct, gc=False, eq=False):
+class Delivery(msgspec.Struct, eq=False):
     """Messages for one call of a handler, from the moment a worker has them until each is settled.
 
     Their leases are renewed as long as they are in flight, and what a worker leaves is handed back by Drain.
