@@ -128,7 +128,8 @@ async def test_a_heartbeat_calls_no_message_lost_that_is_being_buried(client: St
     await publish(client, range(1))
     events: list[Occurrence] = []
     consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1), Recorder(fail), on_event=events.append)
-    write = consumer._workers._dead_letter_writer.write
+    writer = consumer._in_flight.context.dead_letter_writer
+    write = writer.write
 
     async def write_slowly(entry: Rejected, *told: Any) -> Reason | None:
         reason = await write(entry, *told)
@@ -136,7 +137,7 @@ async def test_a_heartbeat_calls_no_message_lost_that_is_being_buried(client: St
         await next_turn()
         return reason
 
-    consumer._workers._dead_letter_writer.write = write_slowly  # type: ignore[method-assign]
+    writer.write = write_slowly  # type: ignore[method-assign]
     async with running(consumer):
         await eventually(lambda: EventName.DEAD_LETTERED in {event.name for event in events})
     assert {event.name for event in events} == {EventName.DEAD_LETTERED, EventName.STOPPED}

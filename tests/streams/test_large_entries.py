@@ -73,7 +73,7 @@ async def test_a_stream_of_which_nothing_was_removed_is_not_read_to_count_it(
 async def test_of_a_backlog_that_is_too_large_to_be_counted_the_server_is_believed(
     raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.delivery.retention._MOST_STEPS", 3)
+    monkeypatch.setattr("penstock.delivery.janitor._MOST_STEPS", 3)
     add(raw, 30, LARGE)
     raw.xack(STREAM, GROUP, *read_as(raw, "someone", 5))
     await group.trim(0)
@@ -87,7 +87,7 @@ async def test_of_a_backlog_that_is_too_large_to_be_counted_the_server_is_believ
 async def test_a_server_that_cannot_tell_is_told_to_have_what_was_counted(
     raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.delivery.retention._MOST_STEPS", 3)
+    monkeypatch.setattr("penstock.delivery.janitor._MOST_STEPS", 3)
     add(raw, 30, LARGE)
     read_as(raw, "someone", 5)
     lag = await group.lag()

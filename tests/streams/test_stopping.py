@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from penstock import StreamClient, StreamConsumer, StreamMessage
+from penstock.delivery.group_commands import Parking
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.testing import FaultProxy
@@ -47,6 +48,38 @@ async def test_stop_may_come_from_the_handler_itself(client: StreamClient, raw: 
     await join(start(consumer.run))
     assert consumer.metrics().total_acked == len(handler.seen)
     assert len(pending_ids(raw)) == consumer.metrics().total_handed_back
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_what_is_handed_back_is_in_flight_until_the_server_has_answered(client: StreamClient) -> None:
+    await publish(client, range(30))
+    began, go_on = Event(), Event()
+
+    async def slow(messages: list[StreamMessage]) -> list[str]:
+        began.set()
+        await wait_for(go_on)
+        return all_ids(messages)
+
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=FOREVER_MS), slow)
+    park, in_flight = consumer._commands.park, consumer._in_flight
+    renewed: list[bool] = []
+
+    async def park_and_look(parkings: list[Parking]) -> list[bool]:
+        answers = await park(parkings)
+        renewed.append({parking.id for parking in parkings} <= set(in_flight.unsettled_ids()))
+        return answers
+
+    consumer._commands.park = park_and_look  # type: ignore[method-assign,assignment]
+    run = start(consumer.run)
+    await wait_for(began)
+    await eventually(lambda: consumer.metrics().total_read == 30)
+    consumer.stop()
+    await eventually(lambda: consumer.metrics().total_handed_back == 20)
+    assert len(in_flight.unsettled_ids()) == 10
+    go_on.set()
+    await join(run)
+    assert all(renewed)
+    assert in_flight.unsettled_ids() == []
 
 
 @pytest.mark.usefixtures("default_server")

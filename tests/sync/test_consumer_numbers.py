@@ -125,7 +125,8 @@ def test_a_heartbeat_calls_no_message_lost_that_is_being_buried(client: StreamCl
     publish(client, range(1))
     events: list[Occurrence] = []
     consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1), Recorder(fail), on_event=events.append)
-    write = consumer._workers._dead_letter_writer.write
+    writer = consumer._in_flight.context.dead_letter_writer
+    write = writer.write
 
     def write_slowly(entry: Rejected, *told: Any) -> Reason | None:
         reason = write(entry, *told)
@@ -133,7 +134,7 @@ def test_a_heartbeat_calls_no_message_lost_that_is_being_buried(client: StreamCl
         next_turn()
         return reason
 
-    consumer._workers._dead_letter_writer.write = write_slowly  # type: ignore[method-assign]
+    writer.write = write_slowly  # type: ignore[method-assign]
     with running(consumer):
         eventually(lambda: EventName.DEAD_LETTERED in {event.name for event in events})
     assert {event.name for event in events} == {EventName.DEAD_LETTERED, EventName.STOPPED}

@@ -70,7 +70,7 @@ def test_a_stream_of_which_nothing_was_removed_is_not_read_to_count_it(raw: redi
 def test_of_a_backlog_that_is_too_large_to_be_counted_the_server_is_believed(
     raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sync.delivery.retention._MOST_STEPS", 3)
+    monkeypatch.setattr("penstock.sync.delivery.janitor._MOST_STEPS", 3)
     add(raw, 30, LARGE)
     raw.xack(STREAM, GROUP, *read_as(raw, "someone", 5))
     group.trim(0)
@@ -84,7 +84,7 @@ def test_of_a_backlog_that_is_too_large_to_be_counted_the_server_is_believed(
 def test_a_server_that_cannot_tell_is_told_to_have_what_was_counted(
     raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sync.delivery.retention._MOST_STEPS", 3)
+    monkeypatch.setattr("penstock.sync.delivery.janitor._MOST_STEPS", 3)
     add(raw, 30, LARGE)
     read_as(raw, "someone", 5)
     lag = group.lag()

@@ -12,6 +12,7 @@ import redis
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
+from penstock.sync.delivery.group_commands import Parking
 from penstock.testing import FaultProxy
 from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.helpers.threads import Event, eventually, is_done, join, pause, start, wait_for
@@ -48,6 +49,38 @@ def test_stop_may_come_from_the_handler_itself(client: StreamClient, raw: redis.
     join(start(consumer.run))
     assert consumer.metrics().total_acked == len(handler.seen)
     assert len(pending_ids(raw)) == consumer.metrics().total_handed_back
+
+
+@pytest.mark.usefixtures("default_server")
+def test_what_is_handed_back_is_in_flight_until_the_server_has_answered(client: StreamClient) -> None:
+    publish(client, range(30))
+    began, go_on = Event(), Event()
+
+    def slow(messages: list[StreamMessage]) -> list[str]:
+        began.set()
+        wait_for(go_on)
+        return all_ids(messages)
+
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=FOREVER_MS), slow)
+    park, in_flight = consumer._commands.park, consumer._in_flight
+    renewed: list[bool] = []
+
+    def park_and_look(parkings: list[Parking]) -> list[bool]:
+        answers = park(parkings)
+        renewed.append({parking.id for parking in parkings} <= set(in_flight.unsettled_ids()))
+        return answers
+
+    consumer._commands.park = park_and_look  # type: ignore[method-assign,assignment]
+    run = start(consumer.run)
+    wait_for(began)
+    eventually(lambda: consumer.metrics().total_read == 30)
+    consumer.stop()
+    eventually(lambda: consumer.metrics().total_handed_back == 20)
+    assert len(in_flight.unsettled_ids()) == 10
+    go_on.set()
+    join(run)
+    assert all(renewed)
+    assert in_flight.unsettled_ids() == []
 
 
 @pytest.mark.usefixtures("default_server")

@@ -2,121 +2,167 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from penstock.config import ConsumerConfig
+from penstock.counters import Tally
+from penstock.delivery.decoding import Decoded, Decoder
+from penstock.delivery.delivery import Delivery
+from penstock.delivery.group_commands import Redelivery
 from penstock.delivery.in_flight import InFlight, Row
 from penstock.model import StreamMessage
+
+
+class DecoderWithALook(Decoder):
+    """Lets a test look, or do something, while entries are being decoded."""
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        super().__init__("orders", None, "orders", None)
+        self._look = look
+
+    def fresh(self, rows: Sequence[Row]) -> Decoded:
+        self._look()
+        return super().fresh(rows)
+
+
+def registry(while_decoding: Callable[[], object] = lambda: None) -> InFlight:
+    decoder = DecoderWithALook(while_decoding)
+    context = SimpleNamespace(decoder=decoder, config=ConsumerConfig(group="workers"), tally=Tally())
+    return InFlight(cast("Any", context))
 
 
 def rows(*numbers: int) -> list[Row]:
     return [(b"%d-0" % number, [b"data", b"1"]) for number in numbers]
 
 
-def decode(taken: list[Row]) -> list[StreamMessage]:
-    return [StreamMessage(row[0].decode(), None) for row in taken]
+def unreadable(number: int) -> Row:
+    return b"%d-0" % number, [b"data", b"no JSON"]
+
+
+def again(*numbers: int) -> list[Redelivery]:
+    return [Redelivery(f"{number}-0", 1, 1, [b"data", b"1"]) for number in numbers]
+
+
+def taken(held: InFlight, limit: int) -> Delivery:
+    delivery = held.take_now(limit)
+    assert delivery is not None
+    return delivery
+
+
+def ids(delivery: Delivery) -> list[str]:
+    return [message.id for message in delivery.messages]
+
+
+def get(held: InFlight, entry_id: str) -> StreamMessage | None:
+    return held.find([entry_id]).get(entry_id)
 
 
 def test_new_messages_are_taken_in_order_and_stay_held_until_they_are_finished() -> None:
-    held = InFlight()
+    held = registry()
     assert held.add_fresh(rows(1, 2)) == 2
     assert held.add_fresh(rows(3)) == 1
-    first, second = held.take_fresh(2, decode), held.take_fresh(2, decode)
-    assert [m.id for m in first] == ["1-0", "2-0"]
-    assert [m.id for m in second] == ["3-0"]
+    first, second = taken(held, 2), taken(held, 2)
+    assert ids(first) == ["1-0", "2-0"]
+    assert ids(second) == ["3-0"]
     assert len(held) == 3
-    assert held.finish(first) is first
+    assert held.release(first.messages) is first.messages
     assert held.ids() == ["3-0"]
-    assert held.finish(second) == second
+    assert held.release(second.messages) == second.messages
     assert len(held) == 0
 
 
+def test_what_is_finished_stays_in_flight_until_the_server_has_answered() -> None:
+    held = registry()
+    held.add_fresh(rows(1))
+    delivery = taken(held, 1)
+    delivery.finish(delivery.messages, ids(delivery))
+    assert (held.ids(), held.unsettled_ids()) == ([], ["1-0"])
+    told, held.finished = held.finished, []
+    held.told.append(told)
+    assert held.unsettled_ids() == ["1-0"]
+    held.answered(told)
+    assert held.unsettled_ids() == []
+
+
 def test_a_message_is_held_while_it_is_decoded() -> None:
-    held = InFlight()
-    held.add_fresh(rows(1, 2))
     seen: list[list[str]] = []
-
-    def look(taken: list[Row]) -> list[StreamMessage]:
-        seen.append(held.ids())
-        return decode(taken)
-
-    taken = held.take_fresh(2, look)
+    held = registry(lambda: seen.append(held.ids()))
+    held.add_fresh(rows(1, 2))
+    delivery = taken(held, 2)
     assert seen == [["1-0", "2-0"]]
-    assert held.find(["1-0"]) == {"1-0": taken[0]}
+    assert held.find(["1-0"]) == {"1-0": delivery.messages[0]}
 
 
 def test_a_message_that_is_let_go_while_it_is_decoded_does_not_reach_the_worker() -> None:
-    held = InFlight()
+    held = registry(lambda: held.drop(["1-0"]))
     held.add_fresh(rows(1, 2))
-
-    def lose(taken: list[Row]) -> list[StreamMessage]:
-        held.drop(["1-0"])
-        return decode(taken)
-
-    assert [m.id for m in held.take_fresh(2, lose)] == ["2-0"]
+    assert ids(taken(held, 2)) == ["2-0"]
     assert held.ids() == ["2-0"]
 
 
-def test_what_a_worker_has_set_apart_stays_so_when_the_heartbeat_looks_before_the_rest_is_decoded() -> None:
-    held = InFlight()
-    held.add_fresh(rows(1, 2))
-    apart = StreamMessage("1-0", None)
+def test_a_message_that_is_let_go_while_it_is_found_unreadable_is_not_dead_lettered() -> None:
+    held = registry(lambda: held.drop(["1-0"]))
+    held.add_fresh([unreadable(1), *rows(2)])
+    assert ids(taken(held, 2)) == ["2-0"]
+    assert (held.ids(), list(held.rejected)) == (["2-0"], [])
 
-    def reject_the_first(taken: list[Row]) -> list[StreamMessage]:
-        held.set_apart(apart)
-        assert held.ids() == ["1-0", "2-0"]
-        return decode(taken[1:])
 
-    assert [m.id for m in held.take_fresh(2, reject_the_first)] == ["2-0"]
-    assert held.get("1-0") is apart
-    assert held.finish([apart]) == [apart]
+def test_what_a_worker_cannot_decode_stays_by_itself_when_the_heartbeat_looks_meanwhile() -> None:
+    held = registry(lambda: held.find(["2-0"]))
+    held.add_fresh([unreadable(1), *rows(2)])
+    assert ids(taken(held, 2)) == ["2-0"]
+    apart = get(held, "1-0")
+    assert apart is not None
+    assert held.release([apart]) == [apart]
 
 
 def test_what_a_worker_cannot_decode_is_held_by_itself() -> None:
-    held = InFlight()
-    held.add_fresh(rows(1, 2))
-
-    def reject(taken: list[Row]) -> list[StreamMessage]:
-        held.set_apart(StreamMessage("1-0", None))
-        return decode(taken[1:])
-
-    batch = held.take_fresh(2, reject)
-    held.finish(batch)
+    held = registry()
+    held.add_fresh([unreadable(1), *rows(2)])
+    held.release(taken(held, 2).messages)
     assert held.ids() == ["1-0"]
+    assert [entry.id for entry in held.rejected] == ["1-0"]
 
 
 def test_of_a_batch_that_lost_a_message_the_others_are_finished() -> None:
-    held = InFlight()
+    held = registry()
     held.add_fresh(rows(1, 2, 3))
-    batch = held.take_fresh(3, decode)
+    batch = taken(held, 3).messages
     assert held.drop(["2-0", "9-0"]) == ["2-0"]
-    assert [m.id for m in held.finish(batch)] == ["1-0", "3-0"]
-    assert held.finish(batch) == []
+    assert [m.id for m in held.release(batch)] == ["1-0", "3-0"]
+    assert held.release(batch) == []
 
 
 def test_a_message_that_came_again_is_not_finished_by_its_former_self() -> None:
-    held = InFlight()
+    held = registry()
     held.add_fresh(rows(1))
-    batch = held.take_fresh(1, decode)
+    batch = taken(held, 1).messages
     held.drop(["1-0"])
-    again = StreamMessage("1-0", "again")
-    assert held.add_all([again]) == [again]
-    assert held.finish(batch) == []
-    assert held.get("1-0") is again
+    assert held.add_again(again(1)) == 1
+    newer = get(held, "1-0")
+    assert held.release(batch) == []
+    assert get(held, "1-0") is newer is not batch[0]
 
 
 def test_what_waits_can_be_lost_and_called_off() -> None:
-    held = InFlight()
+    held = registry()
     held.add_fresh(rows(1, 2, 3))
+    held.add_again(again(7))
     assert held.drop(["2-0"]) == ["2-0"]
-    assert held.call_off() == ["1-0", "3-0"]
-    assert held.take_fresh(10, decode) == []
+    fresh, repeated = held.call_off()
+    assert (fresh, [m.id for m in repeated]) == (["1-0", "3-0"], ["7-0"])
+    assert held.take_now(10) is None
     assert held.find(["1-0", "2-0", "3-0"]) == {"1-0": None, "3-0": None}
 
 
 def test_what_is_held_is_not_taken_in_twice() -> None:
-    held = InFlight()
+    held = registry()
     held.add_fresh(rows(1, 2))
-    batch = held.take_fresh(1, decode)
-    assert held.add_all([StreamMessage("2-0", None), StreamMessage("7-0", None)]) == [StreamMessage("7-0", None)]
+    batch = taken(held, 1).messages
+    assert held.add_again(again(2, 7)) == 1
     assert held.add_fresh(rows(1, 2, 3, 7, 8)) == 2, "the group was set back"
     assert sorted(held.ids()) == ["1-0", "2-0", "3-0", "7-0", "8-0"]
-    held.finish(batch)
+    held.release(batch)
     assert held.add_fresh(rows(1)) == 1, "done and handed out once more"

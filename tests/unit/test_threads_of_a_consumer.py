@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,70 +13,102 @@ import pytest
 from penstock.counters import Tally
 from penstock.events import EventName
 from penstock.model import StreamMessage
-from penstock.sync.delivery.ack_buffer import AckBuffer
-from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
-from penstock.sync.delivery.inbox import Batch, Inbox, Row
+from penstock.policy import Limits
+from penstock.sync.delivery.acks import AckSender
+from penstock.sync.delivery.decoding import Decoded
+from penstock.sync.delivery.delivery import Delivery
+from penstock.sync.delivery.group_commands import MAX_IDS, Redelivery
+from penstock.sync.delivery.in_flight import InFlight, Row
 from penstock.sync.streams.workers import Workers
 from tests.helpers.threads import eventually
 
+UNLIMITED = Limits(None, None)
 
-def _message(number: int) -> StreamMessage:
-    return StreamMessage(f"{number}-0", number, 1, 1)
+
+class Numbers:
+    """Decodes an entry into the number of its id."""
+
+    def fresh(self, rows: list[Row]) -> Decoded:
+        return Decoded([_message(row[0].decode()) for row in rows])
+
+    def again(self, claims: list[Redelivery]) -> Decoded:
+        return Decoded([_message(claim.id) for claim in claims])
+
+
+class Nothing(Numbers):
+    """Can decode no entry."""
+
+    def fresh(self, rows: list[Row]) -> Decoded:
+        return Decoded()
+
+
+def _message(entry_id: str) -> StreamMessage:
+    return StreamMessage(entry_id, int(entry_id.partition("-")[0]), 1, 1)
 
 
 def _row(number: int) -> Row:
     return b"%d-0" % number, []
 
 
-def _inbox() -> Inbox:
-    return Inbox(lambda rows: [_message(int(row[0].split(b"-")[0])) for row in rows], lambda _: False)
+def _again(*numbers: int) -> list[Redelivery]:
+    return [Redelivery(f"{number}-0", 1, 1, []) for number in numbers]
+
+
+def _registry(decoder: Numbers | None = None, limits: Any = UNLIMITED, emit: Any = None) -> InFlight:
+    context = SimpleNamespace(
+        decoder=decoder or Numbers(), config=SimpleNamespace(limits=limits), commands=None, tally=Tally(), emit=emit
+    )
+    return InFlight(cast("Any", context))
 
 
 def test_workers_are_woken_for_what_comes_while_others_let_go() -> None:
-    inbox = _inbox()
-    inbox.add_again([_message(1), _message(2)])
-    before = inbox.take(2)
+    in_flight = _registry()
+    in_flight.add_again(_again(1, 2))
+    before = in_flight.take(2)
     assert before is not None
-    taken: list[Batch | None] = []
-    worker = threading.Thread(target=lambda: taken.append(inbox.take(2)), daemon=True)
+    taken: list[Delivery | None] = []
+    worker = threading.Thread(target=lambda: taken.append(in_flight.take(2)), daemon=True)
     worker.start()
-    inbox.held.finish(before.messages)  # as many leave as come in
-    assert inbox.add_fresh([_row(3), _row(4)]) == 2
+    in_flight.release(before.messages)  # as many leave as come in
+    assert in_flight.add_fresh([_row(3), _row(4)]) == 2
     worker.join(30)
-    assert [message.id for batch in taken if batch for message in batch.messages] == ["3-0", "4-0"]
+    assert [message.id for delivery in taken if delivery for message in delivery.messages] == ["3-0", "4-0"]
 
 
 def test_a_last_chance_that_one_worker_leaves_is_handed_to_another_that_waits() -> None:
-    taken: list[Batch | None] = []
+    taken: list[Delivery | None] = []
+    looks = 0
 
-    def is_last_chance(message: StreamMessage) -> bool:
-        if message.id == "2-0" and not worker.is_alive() and not taken:
-            worker.start()  # it finds nothing: the message is in our hand
-            eventually(lambda: inbox._arrivals._condition._waiters)  # type: ignore[attr-defined]
-        return message.id == "2-0"
+    def is_last_chance(_deliveries: int, _attempts: int) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            worker.start()  # it finds nothing: the second message is in our hand
+            eventually(lambda: in_flight._arrivals._condition._waiters)  # type: ignore[attr-defined]
+        return looks >= 2
 
-    inbox = Inbox(lambda _: [], is_last_chance)
-    worker = threading.Thread(target=lambda: taken.append(inbox.take(2)), daemon=True)
-    inbox.add_again([_message(1), _message(2)])
-    mine = inbox.take(2)
+    in_flight = _registry(limits=SimpleNamespace(is_last_chance=is_last_chance))
+    worker = threading.Thread(target=lambda: taken.append(in_flight.take(2)), daemon=True)
+    in_flight.add_again(_again(1, 2))
+    mine = in_flight.take(2)
     assert mine is not None
     assert [message.id for message in mine.messages] == ["1-0"]
     eventually(lambda: taken)
-    inbox.close()
-    assert [message.id for batch in taken if batch for message in batch.messages] == ["2-0"]
+    in_flight.close()
+    assert [message.id for delivery in taken if delivery for message in delivery.messages] == ["2-0"]
 
 
 def test_the_reader_goes_on_when_all_that_it_read_is_rejected() -> None:
-    inbox = Inbox(lambda _: [], lambda _: False)
-    inbox.add_fresh([_row(n) for n in range(10)])
-    reader = threading.Thread(target=lambda: inbox.wait_for_room(2), daemon=True)
+    in_flight = _registry(Nothing())
+    in_flight.add_fresh([_row(n) for n in range(10)])
+    reader = threading.Thread(target=lambda: in_flight.wait_for_room(2), daemon=True)
     reader.start()
-    eventually(lambda: inbox._room._condition._waiters)  # type: ignore[attr-defined]
-    worker = threading.Thread(target=lambda: inbox.take(1), daemon=True)
+    eventually(lambda: in_flight._room._condition._waiters)  # type: ignore[attr-defined]
+    worker = threading.Thread(target=lambda: in_flight.take(1), daemon=True)
     worker.start()
     reader.join(30)
     assert not reader.is_alive()
-    inbox.close()
+    in_flight.close()
     worker.join(30)
 
 
@@ -90,43 +123,42 @@ def restless() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restless")
 def test_what_waits_can_be_taken_out_while_a_worker_takes_some() -> None:
-    inbox = _inbox()
-    inbox.add_fresh([_row(n) for n in range(20_000)])
+    in_flight = _registry()
+    in_flight.add_fresh([_row(n) for n in range(20_000)])
     taken: list[str] = []
 
     def work() -> None:
-        while (batch := inbox.take_now(1)) is not None:
-            taken.append(batch.messages[0].id)
+        while (delivery := in_flight.take_now(1)) is not None:
+            taken.append(delivery.messages[0].id)
 
     worker = threading.Thread(target=work)
     worker.start()
-    fresh, _ = inbox.empty()
+    fresh, _ = in_flight.call_off()
     worker.join(30)
     assert sorted(fresh + taken) == sorted(f"{n}-0" for n in range(20_000))
 
 
 def test_what_one_acknowledgement_cannot_carry_is_not_forgotten() -> None:
-    inbox = _inbox()
-    acks = AckBuffer(cast("GroupCommands", None), inbox, Tally(), lambda _: None)
-    messages = [_message(n) for n in range(MAX_IDS + 5)]
-    inbox.add_again(messages)
-    acks.done(messages, [message.id for message in messages], is_again=True)
-    carried: Any = acks.take_along(is_calm=False)
+    in_flight = _registry()
+    acks = AckSender(in_flight)
+    in_flight.add_again(_again(*range(MAX_IDS + 5)))
+    delivery = in_flight.take_now(MAX_IDS + 5)
+    assert delivery is not None
+    ids = [message.id for message in delivery.messages]
+    delivery.finish(delivery.messages, ids)
+    carried = acks.take(for_read=True)
+    assert carried is not None
     assert len(carried.ids) == MAX_IDS
-    assert acks.dirty.is_set(), "nobody else may ever be done"
-    assert sorted(inbox.held.unsettled_ids()) == sorted(message.id for message in messages)
+    assert in_flight.has_finished.is_set(), "nobody else may ever be done"
+    assert sorted(in_flight.unsettled_ids()) == sorted(ids)
 
 
 def test_a_lease_that_is_lost_when_its_message_is_settled_disturbs_nobody() -> None:
-    inbox, events = _inbox(), []
-    inbox.add_again([_message(1)])
+    events: list[tuple[EventName, list[str]]] = []
+    in_flight = _registry(emit=lambda name, ids: events.append((name, ids)))
+    in_flight.add_again(_again(1))
     nothing = cast("Any", None)
-    emit = lambda name, ids: events.append((name, ids))  # noqa: E731
-    workers = Workers(
-        inbox, nothing, nothing, nothing, Tally(), emit, nothing, nothing, nothing, nothing, 1, lambda: None,
-        nothing,
-    )  # fmt: skip
-    workers.lose_leases(["1-0", "2-0"])
+    Workers(in_flight, nothing, nothing, 1, nothing, nothing).lose_leases(["1-0", "2-0"])
     assert events == [(EventName.LEASE_LOST, ["1-0"])]
 
 

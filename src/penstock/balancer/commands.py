@@ -23,7 +23,7 @@ from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
 from penstock.dead_letter_record import Record
 from penstock.delivery.dead_letters import DeadLetterWriter
 from penstock.delivery.decoding import Rejected
-from penstock.delivery.settle import settle
+from penstock.delivery.group_commands import settle
 from penstock.errors import (
     NOT_OF_ONE_MESSAGE,
     AlreadyClaimed,

@@ -47,7 +47,7 @@ class Decoder:
     """Turns entries into messages."""
 
     def __init__(self, stream: str, serializer: Serializer | None, key: str, protection: Protection | None) -> None:
-        self._stream, self._key, self._protection = stream, key, protection
+        self.stream, self._key, self._protection = stream, key, protection
         self._serializer: Serializer = serializer or JsonSerializer()
         self._quick_decode, self._harmless_bytes = shortcut(self._serializer)
         self._content_type = getattr(self._serializer, "content_type", None)
@@ -61,7 +61,7 @@ class Decoder:
                 self._decode(found, entry_id.decode(), fields, 1, 1)
             return found
         quick, harmless, decode = self._quick_decode, self._harmless_bytes, self._serializer.decode
-        stream, no_headers, add = self._stream, envelope.NO_HEADERS, found.messages.append
+        stream, no_headers, add = self.stream, envelope.NO_HEADERS, found.messages.append
         for entry_id, fields in rows:
             size = len(fields)
             if size == 4 and fields[2] == b"message_id" and fields[0] == b"data":
@@ -110,7 +110,7 @@ class Decoder:
                 key=_text(by_name.get(envelope.KEY)),
                 headers=envelope.decode_headers(by_name.get(envelope.HEADERS)),
                 message_id=_text(by_name.get(envelope.MESSAGE_ID)),
-                stream=self._stream,
+                stream=self.stream,
                 fields=by_name,
             )
         except Exception as error:

@@ -123,15 +123,6 @@ def layout(messages: Sequence[Encoded]) -> list[Field]:
     return args
 
 
-def lone_layout(message: Encoded) -> tuple[Field, ...]:
-    """Return what layout() returns for a single message."""
-    more = message.more
-    if not more and not message.window_ms:
-        return (1, "plain", message.raw, message.message_id)
-    named = (envelope.DATA, message.raw, envelope.MESSAGE_ID, message.message_id)
-    return (1, "full", 4 + len(more), message.window_ms, *named, *more)
-
-
 def _checked(what: str, value: object) -> str | None:
     if value is None:
         return None

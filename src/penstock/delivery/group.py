@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock import ids
-from penstock.delivery.retention import count_after, trim_finished
+from penstock.delivery.janitor import count_after, trim_finished
 from penstock.errors import GroupLost
 from penstock.keys import check_dead_letters, check_name
 from penstock.model import ConsumerInfo, Health, Lag, PendingEntry, StreamStats

@@ -11,11 +11,10 @@ queued ------> pending -----------> acknowledged
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 
 from penstock import envelope, ids
-from penstock.delivery.settle import settle
 from penstock.errors import ConnectionLost, ServerError
 from penstock.keys import StreamKeys
 from penstock.redis.aio import Command, Reply
@@ -26,6 +25,7 @@ from penstock.runtime.aio import Promise, new_promise
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
 MAX_IDS = 1_000  # per script call: Lua unpacks a list onto its stack
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class GroupCommands:
     def __init__(self, client: StreamClient, keys: StreamKeys, group: str, consumer: str, dead_letters: str) -> None:
         self._client, self.keys, self.group, self.consumer = client, keys, group, consumer
         self.incarnation = ""  # set when the name was given by the user and might be taken twice
+        self.is_fenced = False  # another process has taken the name
         self._worker = keys.worker(group, consumer)
         self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
         self._ack = script("streams/ack")
@@ -80,23 +81,19 @@ class GroupCommands:
         """Return the command that acknowledges messages, at most MAX_IDS of them.
 
         `expected` is how many messages must be pending with this consumer if it lost none, or -1 if that is unknown.
+        The reply is how many were acknowledged, and the ids that were refused; -1 = not the expected number pending.
         """
         first, last = id_bounds(done) if expected < 0 else ("-", "+")
         keys = (self.keys.stream, self.keys.attempts(self.group), self.keys.position(self.group), self._worker)
         flags = (self.group, self.consumer, self.incarnation, int(record), int(forget), expected)
         return ("EVALSHA", self._ack.sha, len(keys), *keys, *flags, first, last, *done)
 
-    @staticmethod
-    def parse_ack(reply: Reply) -> tuple[int, list[str]]:
-        """Return how many were acknowledged, and the ids that were refused; -1 = not the expected number pending."""
-        return int(reply[0]), [item.decode() for item in reply[1]]
-
-    async def ack(self, done: Sequence[str], forget: bool, record: bool) -> tuple[int, list[str]]:
+    async def ack(self, done: Sequence[str], forget: bool, record: bool) -> Reply:
         """Acknowledge messages, at most MAX_IDS. The refusal of one that is `unheard` means that it is done."""
         command = self.ack_command(done, forget, record)
         count = int(command[2])
         keys = [str(key) for key in command[3 : 3 + count]]
-        return self.parse_ack(await settle(self._client, "streams/ack", keys, command[3 + count :], done, self.unheard))
+        return await settle(self._client, "streams/ack", keys, command[3 + count :], done, self.unheard)
 
     async def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
         """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
@@ -254,6 +251,25 @@ class GroupCommands:
         """Give the name up, if it is still ours."""
         if self.incarnation:
             await self._client.run("streams/leave_name", [self._worker], [self.incarnation], Repeat.IDEMPOTENT)
+
+
+async def settle(
+    client: StreamClient, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], ids: Collection[str],
+    unheard: set[str],
+) -> Reply:  # fmt: skip
+    """Run a script that settles the ids and refuses those that are settled, until its answer is known; return that.
+
+    `unheard` receives the ids when a reply gets lost: a refusal of one of them then means that an earlier try settled
+    it. They stay there when this raises, for the next call, and are the caller's to remove.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return await client.run(name, keys, args, Repeat.ONCE)
+        except ConnectionLost:
+            unheard.update(ids)
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def parse_rows(reply: Reply) -> list[tuple[bytes, list[bytes]]]:

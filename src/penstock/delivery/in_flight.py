@@ -1,13 +1,21 @@
-"""What a consumer holds: every message that it was handed and has not settled."""
+"""What a consumer has in flight: every message that it was handed and that the server has not settled."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 from penstock import ids
+from penstock.delivery.decoding import Rejected
+from penstock.delivery.delivery import ConsumerContext, Delivery
+from penstock.delivery.group_commands import Redelivery
+from penstock.events import EventName
 from penstock.model import StreamMessage
+from penstock.runtime.aio import Event, WaitQueue, next_tick
 
 Row: TypeAlias = tuple[bytes, list[bytes]]  # id and fields of an entry, as the server sends them
 
@@ -15,32 +23,54 @@ Row: TypeAlias = tuple[bytes, list[bytes]]  # id and fields of an entry, as the 
 class InFlight:
     """The messages of this process that the server has not settled: the heartbeat renews exactly these.
 
-    A batch that a worker handles is held as a whole: to enter and to strike out every message by its id would cost as
-    much as to decode it. Only when somebody asks for one of them the batches are broken up. New messages wait as the
-    entries that the server sent and are decoded when a worker takes them: a thousand decoded payloads that lie about
-    would cost the garbage collector as much as decoding them.
+    A message waits, new or to run again, until a worker takes it in a delivery. When its handler is done, it is
+    `finished`; while the server is being told, it is `told`.
+
+    A delivery is held as a whole: to enter and to strike out every message by its id would cost as much as to decode
+    it. Only when somebody asks for one of them the deliveries are broken up. New messages wait as the entries that the
+    server sent and are decoded when a worker takes them: a thousand decoded payloads that lie about would cost the
+    garbage collector as much as decoding them.
 
     Guarantees: a message is seen as held from its arrival until it is settled, by every thread, also while it passes
     from one place to the other. Who must change something else in the same moment takes `lock`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: ConsumerContext) -> None:
+        self.context = context
         self.lock = threading.RLock()
         self._fresh: list[Row] = []  # back to front: what is taken from the end of a list moves nothing
-        self._batches: dict[int, list[Row] | list[StreamMessage]] = {}  # with the workers, by the identity of the list
+        self._again: deque[StreamMessage] = deque()  # they wait to run once more; also in _single
+        self._delivered: dict[int, list[Row] | list[StreamMessage]] = {}  # with workers, by the identity of the list
         self._single: dict[str, StreamMessage | None] = {}  # None = not decoded
         self._newest = (0, 0)  # no entry with a greater id has ever been held
+        self._settling: set[str] = set()  # the server is being asked to park or to dead-letter them
+        self.rejected: deque[Rejected] = deque()  # no handler can see them: to be dead-lettered
         self.finished: list[str] = []  # their handlers are done, and nobody has told the server
-        self.in_acks: list[list[str]] = []  # told, and the server has not answered
+        self.first_finished_s = 0.0
+        self.has_attempts = False  # of those that are finished some have a record of attempts to be forgotten
+        self.told: list[list[str]] = []  # acknowledged or handed back, and the server has not answered
+        self.suspects: set[str] = set()  # those whose last holder died
+        self.is_exact = False  # the server's list of what is pending here and ours were compared and agree
+        self.is_read_under_way = False
+        self.is_closed = False  # nothing is handed out any more
+        self.has_finished, self.has_parked, self.has_rejected = Event(), Event(), Event()
+        self._arrivals, self._room, self._again_taken = WaitQueue(), WaitQueue(), WaitQueue()
+        self._low = 0
 
     def __len__(self) -> int:
+        """Return how many messages there are whose handlers are not done."""
         with self.lock:
-            return len(self._fresh) + len(self._single) + sum(map(len, self._batches.values()))
+            return len(self._fresh) + len(self._single) + sum(map(len, self._delivered.values()))
 
     @property
     def waiting(self) -> int:
-        """How many new messages wait for a worker."""
-        return len(self._fresh)
+        """How many messages wait for a worker."""
+        return len(self._fresh) + len(self._again)
+
+    @property
+    def waiting_again(self) -> int:
+        """How many messages wait to be handled once more."""
+        return len(self._again)
 
     # --- coming in ----------------------------------------------------------------------------------
 
@@ -55,47 +85,127 @@ class InFlight:
                 rows = [row for row in rows if row[0].decode() not in known]
             self._newest = max(self._newest, last)
             self._fresh[:0] = reversed(rows)
-            return len(rows)
+        self._arrivals.call(len(rows))
+        self.context.tally.count_read(len(rows))
+        return len(rows)
 
-    def add_all(self, messages: Iterable[StreamMessage]) -> list[StreamMessage]:
-        """Take in messages that were handed out before; return those that were not held already."""
+    def add_again(self, claims: Sequence[Redelivery], missing: Sequence[str] = ()) -> int:
+        """Take in messages that were handed out before; return how many were not held already.
+
+        Those that are missing were handed out, but their entries were trimmed or deleted: the server has settled them.
+        """
+        decoded = self.context.decoder.again(claims)
         with self.lock:
-            by_id = {message.id: message for message in messages}
+            by_id = {message.id: message for message in decoded.messages}
             for entry_id in self.find(by_id):
                 del by_id[entry_id]
             self._single.update(by_id)
             self._newest = max([self._newest, *map(ids.parse, by_id)])
-            return list(by_id.values())
+            self._again.extend(by_id.values())
+            self._reject(decoded.rejected)
+        self._arrivals.call(len(by_id))
+        count = len(by_id) + len(decoded.rejected)
+        self.context.tally.count_read(count)
+        if missing:
+            self.context.tally.count(missing=len(missing), dead=len(missing))
+            self.context.emit(EventName.MISSING, ids=list(missing))
+        return count
 
-    def set_apart(self, message: StreamMessage) -> None:
-        """Hold a message that a worker was to decode as one by itself: it has no payload to be handled."""
-        with self.lock:
-            self._single[message.id] = message
+    def _reject(self, rejected: Sequence[Rejected]) -> None:
+        # Each is held by itself: it has no payload to be handled.
+        for entry in rejected:
+            self._single[entry.id] = entry.as_message(self.context.decoder.stream)
+            self.rejected.append(entry)
+        if rejected:
+            self.has_rejected.set()
 
-    # --- to and from the workers --------------------------------------------------------------------
+    # --- to the workers -----------------------------------------------------------------------------
 
-    def take_fresh(self, limit: int, decode: Callable[[list[Row]], list[StreamMessage]]) -> list[StreamMessage]:
-        """Return new messages for a worker; they are held as a batch until finish() gets the same list."""
+    async def take(self, limit: int) -> Delivery | None:
+        """Wait for messages for one call; return None when nothing is handed out any more."""
+        # A handler that never awaits would starve the reader, and the server would idle: before the last messages are
+        # decoded and handled, the reader has its turn.
+        while not self.is_closed:
+            if len(self._fresh) > limit and self._has_room():
+                self._room.call()
+                await next_tick()  # before anything is taken, so that messages begin in their order
+            delivery = self._take_again(limit) if self._again else self._take_fresh(limit)
+            if self._has_room():
+                self._room.call()  # also when nothing is left to hand out, for all of it was rejected
+            if delivery is not None:
+                return delivery
+            await self._arrivals.wait_until(lambda: bool(self.is_closed or self._fresh or self._again))
+        return None
+
+    def take_now(self, limit: int) -> Delivery | None:
+        """Return messages for one call, or None if there are none."""
+        while self._again or self._fresh:
+            delivery = self._take_again(limit) if self._again else self._take_fresh(limit)
+            if delivery is not None:
+                return delivery
+        return None
+
+    def _take_fresh(self, limit: int) -> Delivery | None:
         with self.lock:
             rows = self._fresh[-limit:]
             if not rows:
-                return []
+                return None
             del self._fresh[-limit:]
             rows.reverse()
-            self._batches[id(rows)] = rows
-        messages = decode(rows)
+            self._delivered[id(rows)] = rows
+        decoded = self.context.decoder.fresh(rows)
+        messages, rejected = decoded.messages, decoded.rejected
         with self.lock:
-            if self._batches.pop(id(rows), None) is None:  # somebody asked for one of them meanwhile
+            if self._delivered.pop(id(rows), None) is None:  # somebody asked for one of them meanwhile
                 messages = [message for message in messages if message.id in self._single]
+                rejected = [entry for entry in rejected if entry.id in self._single]
                 self._single.update({message.id: message for message in messages})
             elif messages:
-                self._batches[id(messages)] = messages
-        return messages
+                self._delivered[id(messages)] = messages
+            if rejected:
+                self._reject(rejected)
+        return Delivery(self, messages) if messages else None
 
-    def finish(self, messages: list[StreamMessage]) -> list[StreamMessage]:
-        """Let go of messages; return those that were still held, the same list if that is a whole batch."""
+    def _take_again(self, limit: int) -> Delivery | None:
+        taken: list[StreamMessage] = []
+        is_last_chance = self.context.config.limits.is_last_chance
+        with suppress(IndexError):  # another thread took the last one
+            while len(taken) < limit:
+                message = self._again.popleft()
+                self._again_taken.call()
+                if is_last_chance(message.delivery_count, message.attempts):
+                    if not taken:
+                        return Delivery(self, [message], True, True, self._is_suspected(message))
+                    self._again.appendleft(message)
+                    self._arrivals.call()  # a worker that looked meanwhile has not seen it
+                    break
+                self._is_suspected(message)
+                taken.append(message)
+        return Delivery(self, taken, is_again=True) if taken else None
+
+    def _is_suspected(self, message: StreamMessage) -> bool:
+        is_suspect = message.id in self.suspects
+        self.suspects.discard(message.id)
+        return is_suspect
+
+    # --- from the workers ---------------------------------------------------------------------------
+
+    def finish(self, messages: list[StreamMessage], done: list[str], is_again: bool) -> None:
+        """Take note that handlers are done with messages, and of their ids; those that ran again have a record."""
+        with self.lock:  # else another thread might count a message twice, or not at all
+            # A message that was handed back meanwhile is not ours to settle.
+            found = self.release(messages)
+            if not self.finished:
+                self.first_finished_s = time.monotonic()
+            self.finished += done if found is messages else [message.id for message in found]
+            self.has_attempts = self.has_attempts or is_again
+        if self.finished and not self.has_finished.is_set():
+            self.has_finished.set()
+
+    def release(self, messages: list[StreamMessage]) -> list[StreamMessage]:
+        """Let go of messages; return those that were still held, the same list if that is a whole delivery."""
         with self.lock:
-            if self._batches.pop(id(messages), None) is not None:
+            if self._delivered.pop(id(messages), None) is not None:
                 return messages
             single = self._itemized()
             found = [message for message in messages if single.get(message.id) is message]
@@ -103,18 +213,38 @@ class InFlight:
                 del single[message.id]
             return found
 
+    def answered(self, told: list[str]) -> None:
+        """Take note that the server has answered, or will not: this list is not `told` any more."""
+        with self.lock:
+            del self.told[next(place for place, other in enumerate(self.told) if other is told)]
+
+    def park(self, messages: list[StreamMessage]) -> None:
+        """Let go of messages that wait at the server: they stay pending with this consumer though it holds them not."""
+        self.release(messages)
+        self.is_exact = False
+        self.has_parked.set()
+
+    @contextmanager
+    def settling(self, messages: Iterable[StreamMessage]) -> Iterator[None]:
+        """Let no heartbeat take messages for lost that are not pending any more: the answer tells whose they were."""
+        asked = [message.id for message in messages]
+        self._settling.update(asked)
+        try:
+            yield
+        finally:
+            self._settling.difference_update(asked)
+
+    # --- one by one ---------------------------------------------------------------------------------
+
     def _itemized(self) -> dict[str, StreamMessage | None]:
-        for batch in self._batches.values():
-            for item in batch:
+        for delivered in self._delivered.values():
+            for item in delivered:
                 if isinstance(item, StreamMessage):
                     self._single[item.id] = item
                 else:
-                    # One that its worker has set apart meanwhile stays what it is.
-                    self._single.setdefault(item[0].decode(), None)
-        self._batches.clear()
+                    self._single[item[0].decode()] = None
+        self._delivered.clear()
         return self._single
-
-    # --- one by one ---------------------------------------------------------------------------------
 
     def ids(self) -> list[str]:
         """Return the ids of all messages whose handlers are not done."""
@@ -124,10 +254,10 @@ class InFlight:
     def unsettled_ids(self) -> list[str]:
         """Return the ids of all messages that the server has not settled: also of those that are done here."""
         with self.lock:
-            return [*self.ids(), *self.finished, *(entry_id for told in self.in_acks for entry_id in told)]
+            return [*self.ids(), *self.finished, *(entry_id for told in self.told for entry_id in told)]
 
     def find(self, wanted: Iterable[str]) -> dict[str, StreamMessage | None]:
-        """Return those of the messages that are held, by id; None = not decoded yet."""
+        """Return those of the messages whose handlers are not done, by id; None = not decoded yet."""
         with self.lock:
             single, unseen, found = self._itemized(), set[bytes](), dict[str, StreamMessage | None]()
             for entry_id in wanted:
@@ -139,10 +269,6 @@ class InFlight:
                 found.update((row[0].decode(), None) for row in self._fresh if row[0] in unseen)
             return found
 
-    def get(self, entry_id: str) -> StreamMessage | None:
-        """Return the message if it is held and decoded."""
-        return self.find([entry_id]).get(entry_id)
-
     def drop(self, unwanted: Iterable[str]) -> list[str]:
         """Let go of messages by their ids, wherever they are; return the ids of those that were held."""
         with self.lock:
@@ -152,10 +278,70 @@ class InFlight:
                 self._fresh[:] = [row for row in self._fresh if row[0] not in waiting]
             return list(found)
 
-    def call_off(self) -> list[str]:
-        """Let no worker take what waits any more; return the ids of these messages, which stay held."""
+    def lose(self, lost: Iterable[str]) -> None:
+        """Let go of messages whose leases were lost, whether a worker took them or not."""
         with self.lock:
-            called_off = [row[0].decode() for row in reversed(self._fresh)]
-            self._single.update(dict.fromkeys(called_off))
+            found = self.find(set(lost) - self._settling)
+            for message in found.values():
+                if message is not None:
+                    message.lease_lost = True
+            self.drop(found)
+        if found:
+            self.count_lost(list(found))
+
+    def count_lost(self, lost: list[str]) -> None:
+        """Count messages that belong to another consumer now."""
+        self.context.tally.count(lease_lost=len(lost))
+        self.context.emit(EventName.LEASE_LOST, ids=lost)
+
+    # --- the reader's side --------------------------------------------------------------------------
+
+    def _has_room(self) -> bool:
+        # For a read that is not under way yet.
+        return not self.is_read_under_way and len(self._fresh) <= self._low
+
+    async def wait_for_room(self, low: int) -> None:
+        """Wait until at most `low` new messages wait, or nothing is handed out any more."""
+        self._low = low
+        if len(self._fresh) > low and not self.is_closed:
+            await self._room.wait_until(lambda: self.is_closed or len(self._fresh) <= low)
+
+    async def wait_for_few_again(self, few: int) -> None:
+        """Wait until fewer than that wait to be handled once more, or nothing is handed out any more."""
+        await self._again_taken.wait_until(lambda: self.is_closed or len(self._again) < few)
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Hand out nothing any more, and let everybody end who waits for something to do."""
+        self.is_closed = True
+        for waiters in (self._arrivals, self._room, self._again_taken):
+            waiters.call(1_000_000)
+        for event in (self.has_finished, self.has_parked, self.has_rejected):
+            event.set()
+
+    def reopen(self) -> None:
+        """Hand out messages again."""
+        self.is_closed = False
+        for event, is_due in (
+            (self.has_finished, self.finished), (self.has_parked, False), (self.has_rejected, self.rejected)
+        ):  # fmt: skip
+            if not is_due:
+                event.clear()
+
+    def call_off(self) -> tuple[list[str], list[StreamMessage]]:
+        """Let no worker take what waits: return ids of the new messages, and the messages that were to run again.
+
+        All of them stay held.
+        """
+        with self.lock:
+            fresh = [row[0].decode() for row in reversed(self._fresh)]
+            self._single.update(dict.fromkeys(fresh))
             self._fresh.clear()
-            return called_off
+        again: list[StreamMessage] = []
+        with suppress(IndexError):
+            # One by one: a worker thread that was about to take one when this was closed still does.
+            while True:
+                again.append(self._again.popleft())
+        self.suspects.clear()
+        return fresh, again

@@ -1,17 +1,29 @@
-"""Chores of a group that one consumer does for all: retention, also of dead letters, and removing dead consumers."""
+"""Looks after a stream: the chores that one consumer of the group does for all, and counting and trimming entries.
+
+Entries are counted and trimmed in small steps, so that the server is never held up.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from penstock import ids
 from penstock.config import ConsumerConfig
-from penstock.delivery.group import ConsumerGroup
 from penstock.errors import ConnectionLost, OutOfMemory
-from penstock.events import EventName
+from penstock.events import Emit, EventName
 from penstock.keys import StreamKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
+
+if TYPE_CHECKING:
+    from penstock.delivery.group import ConsumerGroup
+
+_STEP = 2_000  # entries per script call; of large ones the script counts fewer
+_MOST_STEPS = 256
+_SHORT = 10_000  # so many needed entries are counted gladly; a longer backlog is left alone
+_ALL = 1 << 53
 
 
 async def is_elected(client: StreamClient, key: str, consumer: str, interval_ms: int) -> bool:
@@ -33,7 +45,7 @@ class Janitor:
         config: ConsumerConfig,
         consumer: str,
         dead_letters: str,
-        emit: Callable[..., None],
+        emit: Emit,
     ) -> None:
         self._client, self._group, self._keys, self._config = client, group, keys, config
         self._consumer, self._dead_letters, self._emit = consumer, dead_letters, emit
@@ -58,3 +70,69 @@ class Janitor:
         old = await self._client.dead_letter_retention.apply(self._dead_letters)
         if old:
             self._emit(EventName.DEAD_LETTERS_TRIMMED, count=old)
+
+
+# --- counting and trimming ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Entries of a range."""
+
+    count: int
+    first: str  # id of the first of them, or ''
+    length: int  # of the whole stream
+    now_ms: int
+    is_all: bool  # the range has ended; else there are more
+
+
+async def count_range(
+    client: StreamClient, stream: str, start: str, end: str, most: int | None = None, steps: int | None = None
+) -> Counted:
+    """Count the entries of a range, up to `most` of them, with so many steps."""
+    total, first, step = 0, "", 0
+    while True:
+        step += 1
+        wanted = _STEP if most is None else min(_STEP, most - total)
+        reply = await client.run("streams/count_range", [stream], [start, end, wanted], Repeat.READ)
+        counted, begin, further, length, now_ms = reply
+        first = first or begin.decode()
+        total += counted
+        if not further or total == most or step == steps:
+            return Counted(total, first, length, now_ms, not further)
+        start = further.decode()
+
+
+async def count_after(client: StreamClient, stream: str, last_delivered: str, most: int | None = None) -> Counted:
+    """Count the entries behind an id, up to `most`, as long as that does not keep the server busy."""
+    if last_delivered == ids.LAST:
+        return await count_range(client, stream, ids.LAST, ids.ZERO)  # there is no id behind it to begin with
+    return await count_range(client, stream, ids.after(last_delivered), "+", most, _MOST_STEPS)
+
+
+async def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
+    """Trim what every group is done with, except for the newest `keep` of it; return how many entries went."""
+    trimmed, is_all = 0, False
+    while not is_all:
+        excess, is_all = await _excess(client, stream, keep)
+        while excess > 0:
+            step = int(await client.run("streams/trim", [stream], [excess], Repeat.ONCE))
+            if not step:
+                return trimmed
+            trimmed += step
+            excess -= step
+    return trimmed
+
+
+async def _excess(client: StreamClient, stream: str, keep: int) -> tuple[int, bool]:
+    # How many finished entries are too many, and whether that is all of them: a long history is counted in parts.
+    if keep == 0:
+        return _ALL, True
+    if await client.call(stream, "XLEN", stream) <= keep:
+        return 0, True
+    needed = await count_range(client, stream, "needed", "+", _SHORT)
+    if needed.is_all:
+        return needed.length - needed.count - keep, True
+    # A long backlog: counting what is finished, as far as it matters, is the shorter way.
+    finished = await count_range(client, stream, "-", "needed", keep + _SHORT)
+    return finished.count - keep, finished.is_all

@@ -1,16 +1,21 @@
-"""Puts batches of one producer into its stream, each exactly once, however often it must be sent."""
+"""Publishes the messages of one producer: what many callers push at the same time leaves together, each message once.
+
+A batch takes the short way where it can: `_send_at_once` writes the command, and the connection itself hands out the
+reply. Whatever needs more than that takes the long way, in a task: `_send`.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from penstock.delivery.encoding import Encoded, layout, lone_layout
+from penstock.delivery.encoding import Encoded, Field, layout
 from penstock.errors import (
     ConnectionFailed,
     ConnectionLost,
@@ -27,13 +32,13 @@ from penstock.redis.retry import PASSING, RetryBudget, pause_s
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.aio import home, pause
+from penstock.runtime.aio import Combiner, Promise, home, new_promise, pause
 
 OnFull: TypeAlias = Literal["reject", "block", "drop_oldest"]
 Durability: TypeAlias = Literal["fast", "local", "replicated"]
 Answer: TypeAlias = str | PenstockError  # the id, or why the message was not accepted
-_FULL = "!"
 _SAME = "="
+_UNUSUAL = f"!{_SAME}"  # how an answer begins that is not the id of a new entry; "!" = the stream is full
 
 
 class Duplicate(str):
@@ -53,19 +58,40 @@ class PublishSettings:
     durability_timeout_ms: int
     retry: RetryBudget
     block_timeout_s: float
+    linger_s: float = 0.0
+    max_batch: int = 500
+    max_buffered: int = 10_000
+
+
+class Parcel:
+    """The messages of one call, and the promise that it waits for."""
+
+    __slots__ = ("messages", "promise")
+
+    def __init__(self, messages: list[Encoded], promise: Promise[list[Answer]]) -> None:
+        self.messages, self.promise = messages, promise
+
+
+Item: TypeAlias = Parcel | Encoded  # a single message needs no wrapping
 
 
 class Publisher:
-    """Sends batches of one producer to one stream, one at a time.
+    """Sends the messages of one producer to one stream, in batches, one batch at a time.
 
     Guarantees: a batch carries a sequence number that the server remembers in the same script as the entries, so a
     batch that is sent again after a lost reply adds nothing and gets the first answers.
     """
 
     def __init__(
-        self, client: StreamClient, stream: str, settings: PublishSettings, on_dropped: Callable[[int], None]
+        self,
+        client: StreamClient,
+        stream: str,
+        settings: PublishSettings,
+        on_answers: Callable[[list[Answer]], None],
+        on_dropped: Callable[[int], None],
     ) -> None:
-        self._client, self._stream, self._settings, self._on_dropped = client, stream, settings, on_dropped
+        self._client, self._stream, self._settings = client, stream, settings
+        self._on_answers, self._on_dropped = on_answers, on_dropped
         self._keys = client.keys(stream)
         self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
         self._dedup = self._keys.dedup("")
@@ -78,10 +104,112 @@ class Publisher:
         self._home: object = None
         self._was_connected = False
         self._chance = random.Random()
-        self.duplicates = 0
+        self._combiner: Combiner[Item] = Combiner(self._send, settings.linger_s, settings.max_buffered)
+        self.is_full = self._combiner.is_full  # asked before every post
+        self.wait_for_room = self._combiner.wait_for_room
+        if settings.durability == "fast" and settings.on_full != "block":
+            self._combiner.express = self._send_at_once
 
-    async def publish(self, messages: list[Encoded]) -> list[Answer]:
-        """Add messages and return an answer for each."""
+    def post(self, message: Encoded) -> Promise[Answer]:
+        """Take a message in; the promise is its answer."""
+        promise = message.promise = new_promise()
+        self._combiner.put(message)
+        return promise
+
+    def post_many(self, messages: list[Encoded]) -> Promise[list[Answer]]:
+        """Take messages in; the promise are their answers."""
+        promise: Promise[list[Answer]] = new_promise()
+        self._combiner.put(Parcel(messages, promise))
+        return promise
+
+    async def close(self) -> None:
+        """Wait for what is under way and give up the connection."""
+        await self._combiner.flush()
+        await self._disconnect()
+
+    # --- the short way ------------------------------------------------------------------------------
+
+    def _send_at_once(self, items: list[Item], done: Callable[[], None]) -> bool:
+        """Send a batch in one step, if all is well; False = it must go the long way.
+
+        The hot path: the connection itself hands out the reply, which saves a task and two turns of the event loop.
+        """
+        connection, messages = self._open_connection(), _messages(items)
+        if connection is None or len(messages) > self._settings.max_batch:
+            return False
+        command = self._compose(messages)
+
+        def on_reply(reply: Reply) -> None:
+            if isinstance(reply, PenstockError):
+                again = items, messages, command, reply
+                self._combiner.go_on(self._send_again(*again))  # sync: self._send_again(*again)
+            else:
+                answers = self._answers([reply])
+                self._on_answers(answers)
+                _distribute(items, answers)
+                done()
+
+        try:
+            connection.post(on_reply, command)
+        except BaseException as error:
+            _fail(items, error)
+            raise
+        return True
+
+    def _open_connection(self) -> Connection | None:
+        # The connection, if it can be used here and now.
+        connection = self._connection
+        if connection is None or not connection.is_open or self._home is not home():
+            return None
+        return connection
+
+    def _compose(self, messages: list[Encoded]) -> Command:
+        # The command for the next batch.
+        if self._process != os.getpid():
+            # Forked: under the same marker the batches of two processes would be taken for repetitions.
+            self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
+        self._sequence += 1
+        keys = [self._keys.stream, self._marker]
+        if len(messages) == 1 and not messages[0].more and not messages[0].window_ms:
+            # Its caller waits for it alone: laid out without the lists of a batch.
+            args: Sequence[Field] = (1, "plain", messages[0].raw, messages[0].message_id)
+        else:
+            args = layout(messages)
+            if args[1] != "plain":
+                keys += [self._dedup + message.dedup_key for message in messages if message.dedup_key is not None]
+        return (*self._head, len(keys), *keys, self._sequence, *self._fixed, *args)
+
+    # --- the long way -------------------------------------------------------------------------------
+
+    async def _send(self, items: list[Item]) -> None:
+        messages, max_batch = _messages(items), self._settings.max_batch
+        answers: list[Answer] = []
+        try:
+            for start in range(0, len(messages), max_batch):
+                some = messages[start : start + max_batch]
+                answers += await self._answered(some, self._publish, some)
+        except BaseException as error:
+            _fail(items, error)
+            raise
+        _distribute(items, answers)
+
+    async def _send_again(
+        self, items: list[Item], messages: list[Encoded], command: Command, failure: PenstockError
+    ) -> None:
+        _distribute(items, await self._answered(messages, self._publish_once, messages, command, failure))
+
+    async def _answered(
+        self, messages: list[Encoded], publish: Callable[..., Awaitable[list[Answer]]], *args: object
+    ) -> list[Answer]:
+        try:
+            answers = await publish(*args)
+        except PenstockError as error:
+            return [_own(error, message) for message in messages]
+        self._on_answers(answers)
+        return answers
+
+    async def _publish(self, messages: list[Encoded]) -> list[Answer]:
+        # An answer for each message; where a full stream blocks, those that it refuses are sent until there is room.
         answers = await self._publish_once(messages)
         if self._settings.on_full == "block":
             deadline = time.monotonic() + self._settings.block_timeout_s
@@ -97,74 +225,20 @@ class Publisher:
                     answers[i] = answer
         return answers
 
-    async def _publish_once(self, messages: list[Encoded]) -> list[Answer]:
-        answers = self.answers(await self.exchange(self.compose(messages), messages))
+    async def _publish_once(
+        self, messages: list[Encoded], command: Command | None = None, failure: PenstockError | None = None
+    ) -> list[Answer]:
+        # `failure` is that of an earlier try with the command.
+        answers = self._answers(await self._exchange(command or self._compose(messages), messages, failure))
         is_fixed = self._client.settings.kind in ("single", "unix")
         if not is_fixed and any(isinstance(answer, NotDurable) for answer in answers):
             # Nobody follows this server: another one may be the master by now, and this one does not know it yet.
             await self._client.refresh()
-            await self.close()
+            await self._disconnect()
         return answers
 
-    def compose(self, messages: list[Encoded]) -> Command:
-        """Return the command for the next batch."""
-        if self._process != os.getpid():
-            # Forked: under the same marker the batches of two processes would be taken for repetitions.
-            self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
-        self._sequence += 1
-        if len(messages) == 1:
-            return self._compose_lone(messages[0])
-        args = layout(messages)
-        keys: list[str] = []
-        if args[1] != "plain":
-            keys = [self._dedup + message.dedup_key for message in messages if message.dedup_key is not None]
-        return (*self._head, 2 + len(keys), self._keys.stream, self._marker, *keys, self._sequence, *self._fixed, *args)
-
-    def _compose_lone(self, message: Encoded) -> Command:
-        # Its caller waits for it alone: laid out without the lists of a batch.
-        if message.dedup_key is None:
-            keys: tuple[str, ...] = (self._keys.stream, self._marker)
-        else:
-            keys = (self._keys.stream, self._marker, self._dedup + message.dedup_key)
-        return (*self._head, len(keys), *keys, self._sequence, *self._fixed, *lone_layout(message))
-
-    def answers(self, replies: list[Reply]) -> list[Answer]:
-        """Return what the server said of each message."""
-        dropped, _, text = replies[0].decode().partition(" ")
-        if dropped != "0":
-            self._on_dropped(int(dropped))
-        answers = self._parse(text)
-        return self._if_durable(replies[1], answers) if len(replies) > 1 else answers
-
-    def lone_answer(self, reply: Reply) -> Answer:
-        """Return what the server said of a message that travelled alone, without a question for durability."""
-        text: str = reply.decode()
-        if text.startswith("0 ") and text[2].isdigit():
-            return text[2:]
-        return self.answers([reply])[0]
-
-    def _parse(self, text: str) -> list[Answer]:
-        first, is_range, last = text.partition("..")
-        if is_range:
-            ms, _, seq = first.partition("-")
-            return list(map(f"{ms}-".__add__, map(str, range(int(seq), int(last.partition("-")[2]) + 1))))
-        return [self._answer(item) for item in text.split(" ")]
-
-    def _answer(self, item: str) -> Answer:
-        if item == _FULL:
-            return StreamFull(
-                f"stream {self._stream!r} holds max_len={self._settings.max_len} entries that a group still needs; "
-                f"add consumers, raise max_len, or choose on_full='block' or 'drop_oldest'"
-            )
-        if item.startswith(_SAME):
-            self.duplicates += 1
-            return Duplicate(item[1:])
-        return item
-
-    async def exchange(
-        self, command: Command, messages: list[Encoded], failure: PenstockError | None = None
-    ) -> list[Reply]:
-        """Send a batch until it is answered or the retry budget is used up; `failure` is that of an earlier try."""
+    async def _exchange(self, command: Command, messages: list[Encoded], failure: PenstockError | None) -> list[Reply]:
+        # Sends a batch until it is answered or the retry budget is used up.
         retry = self._settings.retry
         trial, is_unknown, asked = retry.start(), False, None
         while True:
@@ -172,7 +246,7 @@ class Publisher:
                 if failure is not None:
                     error, failure = failure, None
                     raise error
-                return await (self._ask(asked, command) if asked else self._try(command))
+                return await self._try(command, asked)
             except ScriptMissing:
                 command = ("EVAL", self._script.source, *command[2:])
                 continue
@@ -182,7 +256,7 @@ class Publisher:
                 is_unknown = is_unknown or isinstance(error, ConnectionLost)
                 asked = error.asked if isinstance(error, Redirected) else None
                 await self._client.leave(self._connection, error)
-                await self.close()
+                await self._disconnect()
                 wait_s = trial.pause_after(error)
                 if wait_s is None:
                     raise self._given_up(error, is_unknown, messages) from error
@@ -197,47 +271,87 @@ class Publisher:
             [message.message_id for message in messages],
         )
 
-    async def _try(self, command: Command) -> list[Reply]:
-        connection = self.open_connection() or await self._connect()
-        if self._settings.durability == "fast":
-            return [await connection.call(*command)]
-        replies = await connection.pipeline([command, self._wait_command()], timeout_s=self._timeout_s())
+    async def _try(self, command: Command, asked: Host | None) -> list[Reply]:
+        is_fast = self._settings.durability == "fast"
+        commands = [command] if is_fast else [command, self._wait_command()]
+        wait_s = 0.0 if is_fast else self._settings.durability_timeout_ms / 1000
+        if asked is None:
+            connection = self._open_connection() or await self._connect()
+        else:
+            # The slot is on the move. ASKING counts for the command behind it on the same connection: one write.
+            commands.insert(0, ("ASKING",))
+            connection = await self._connection_to(asked)
+        try:
+            replies = await connection.pipeline(commands, self._client.settings.socket_timeout_s + wait_s)
+        finally:
+            if asked is not None and not is_fast:
+                await connection.close()
+        if asked is not None:
+            del replies[0]
         if isinstance(replies[0], PenstockError):
             raise replies[0]
         return replies
 
-    async def _ask(self, asked: Host, command: Command) -> list[Reply]:
-        # The slot is on the move. ASKING counts for the command behind it on the same connection: one write.
-        key = self._keys.stream
+    async def _connect(self) -> Connection:
+        await self._check_can_confirm()
+        self._connection = await self._connection_to(None)
+        self._home, self._was_connected = home(), True
+        return self._connection
+
+    async def _connection_to(self, asked: Host | None) -> Connection:
         if self._settings.durability == "fast":
-            connection = await self._client.connection(key, asked)
-            replies = await connection.pipeline([("ASKING",), command])
-        else:
-            connection = await self._client.dedicated(key, asked)
-            try:
-                commands = [("ASKING",), command, self._wait_command()]
-                replies = await connection.pipeline(commands, timeout_s=self._timeout_s())
-            finally:
-                await connection.close()
-        if isinstance(replies[1], PenstockError):
-            raise replies[1]
-        return replies[1:]
-
-    def open_connection(self) -> Connection | None:
-        """Return the connection if it can be used here and now."""
-        connection = self._connection
-        if connection is None or not connection.is_open or self._home is not home():
-            return None
-        return connection
-
-    def _timeout_s(self) -> float:
-        return self._client.settings.socket_timeout_s + self._settings.durability_timeout_ms / 1000
+            return await self._client.connection(self._keys.stream, asked)
+        # WAIT speaks of the writes of its own connection, and blocks whoever shares it.
+        return await self._client.dedicated(self._keys.stream, asked)
 
     def _wait_command(self) -> Command:
         timeout_ms = self._settings.durability_timeout_ms
         if self._settings.durability == "local":
             return ("WAITAOF", 1, 0, timeout_ms)
         return ("WAIT", self._settings.replicas, timeout_ms)
+
+    async def _check_can_confirm(self) -> None:
+        # Asked before anything is written: afterwards the entry would be there, and an error in the caller's hands.
+        if self._settings.durability != "local":
+            return
+        try:
+            found = await self._client.capabilities()
+        except PermissionDenied:
+            return  # the user may not ask; WAITAOF itself will tell
+        if not found.has("WAITAOF"):
+            raise UnsupportedServer(
+                f"durability='local' needs WAITAOF, which {found.product} {found.version} lacks: use Redis 7.2, "
+                f"Valkey 7.2 or newer, or choose durability='replicated' or 'fast'"
+            )
+
+    async def _disconnect(self) -> None:
+        if self._connection is not None and self._settings.durability != "fast":
+            await self._connection.close()
+        self._connection = None
+
+    # --- what the server said -----------------------------------------------------------------------
+
+    def _answers(self, replies: list[Reply]) -> list[Answer]:
+        dropped, _, text = replies[0].decode().partition(" ")
+        if dropped != "0":
+            self._on_dropped(int(dropped))
+        first, is_range, last = text.partition("..")
+        if is_range:
+            ms, _, seq = first.partition("-")
+            answers: list[Answer] = list(
+                map(f"{ms}-".__add__, map(str, range(int(seq), int(last.partition("-")[2]) + 1)))
+            )
+        else:
+            answers = [item if item[0] not in _UNUSUAL else self._unusual(item) for item in text.split(" ")]
+        return self._if_durable(replies[1], answers) if len(replies) > 1 else answers
+
+    def _unusual(self, item: str) -> Answer:
+        if item.startswith(_SAME):
+            return Duplicate(item[1:])
+        return StreamFull(
+            f"stream {self._stream!r} holds max_len={self._settings.max_len} entries that a group still needs; "
+            f"add consumers, raise max_len, or choose on_full='block' or 'drop_oldest'"
+        )
 
     def _if_durable(self, reply: Reply, answers: list[Answer]) -> list[Answer]:
         # The answers as they are; or, unless the server confirmed, a NotDurable of its own for everyone who has an id.
@@ -255,32 +369,42 @@ class Publisher:
         text = f"written to stream {self._stream!r}, but {why}; it may be lost in a crash or a failover"
         return [NotDurable(text, [answer]) if isinstance(answer, str) else answer for answer in answers]
 
-    async def _connect(self) -> Connection:
-        if self._settings.durability == "fast":
-            self._connection = await self._client.connection(self._keys.stream)
+
+def _messages(items: list[Item]) -> list[Encoded]:
+    if len(items) == 1:
+        return items[0].messages if isinstance(items[0], Parcel) else [items[0]]
+    messages: list[Encoded] = []
+    for item in items:
+        if isinstance(item, Parcel):
+            messages += item.messages
         else:
-            await self._check_can_confirm()
-            # WAIT speaks of the writes of its own connection, and blocks whoever shares it.
-            self._connection = await self._client.dedicated(self._keys.stream)
-        self._home, self._was_connected = home(), True
-        return self._connection
+            messages.append(item)
+    return messages
 
-    async def _check_can_confirm(self) -> None:
-        # Asked before anything is written: afterwards the entry would be there, and an error in the caller's hands.
-        if self._settings.durability != "local":
-            return
-        try:
-            found = await self._client.capabilities()
-        except PermissionDenied:
-            return  # the user may not ask; WAITAOF itself will tell
-        if not found.has("WAITAOF"):
-            raise UnsupportedServer(
-                f"durability='local' needs WAITAOF, which {found.product} {found.version} lacks: use Redis 7.2, "
-                f"Valkey 7.2 or newer, or choose durability='replicated' or 'fast'"
-            )
 
-    async def close(self) -> None:
-        """Give up the connection."""
-        if self._connection is not None and self._settings.durability != "fast":
-            await self._connection.close()
-        self._connection = None
+def _distribute(items: list[Item], answers: list[Answer]) -> None:
+    start = 0
+    for item in items:
+        if isinstance(item, Parcel):
+            end = start + len(item.messages)
+            if not item.promise.done():  # the caller was cancelled
+                item.promise.set_result(answers[start:end])
+            start = end
+        else:
+            if item.promise is not None and not item.promise.done():
+                item.promise.set_result(answers[start])
+            start += 1
+
+
+def _fail(items: list[Item], error: BaseException) -> None:
+    for item in items:
+        if item.promise is not None and not item.promise.done():
+            item.promise.set_exception(error)
+
+
+def _own(error: PenstockError, message: Encoded) -> PenstockError:
+    # Every caller gets an error of its own: one exception raised in many tasks would mix their tracebacks.
+    own = copy.copy(error)
+    if isinstance(own, PublishUnknown):
+        own.message_ids = (message.message_id,)
+    return own

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock import envelope
 from penstock.delivery.dead_letters import DeadLetters
-from penstock.delivery.retention import count_after
+from penstock.delivery.janitor import count_after
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import QueueKeys
 from penstock.protection import payload_of

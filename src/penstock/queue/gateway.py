@@ -9,8 +9,7 @@ from typing import Literal
 
 from penstock import envelope, ids
 from penstock.delivery.encoding import Encoded
-from penstock.delivery.outbox import Outbox
-from penstock.delivery.publisher import Answer, Duplicate, Publisher, PublishSettings
+from penstock.delivery.publisher import Duplicate, Publisher, PublishSettings
 from penstock.errors import PayloadTooLarge, PenstockError, QueueFull, StreamFull
 from penstock.events import Event, EventName, EventSink, tell
 from penstock.keys import QueueKeys, check_dead_letters
@@ -97,7 +96,7 @@ class RedisGateway(AbstractRedisGateway):
         self._announcer = Announcer(on_event)
         self._emit = self._announcer.tell
         self._new_id = ids.MessageIds().make
-        self._outboxes: dict[str, Outbox] = {}
+        self._publishers: dict[str, Publisher] = {}
         self._consumers: dict[str, QueueConsumer] = {}
         self._held: dict[str, StreamDelivery] = {}  # by token: for those who settle by it
         self._stopped: Callable[[], bool] = lambda: False
@@ -141,10 +140,10 @@ class RedisGateway(AbstractRedisGateway):
 
     async def _post(self, queue: str, message: Encoded) -> str:
         while True:
-            outbox = self._outbox(queue)
-            if outbox.is_full():
-                await outbox.wait_for_room()
-            promise = outbox.post(message)
+            publisher = self._publisher(queue)
+            if publisher.is_full():
+                await publisher.wait_for_room()
+            promise = publisher.post(message)
             answer = await promise  # sync: answer = promise.result()
             if isinstance(answer, str):
                 return answer
@@ -166,14 +165,13 @@ class RedisGateway(AbstractRedisGateway):
             if dropped:  # else another producer made room, which may still be there
                 self._emit(queue, EventName.DROPPED, count=len(dropped), ids=dropped)
 
-    def _outbox(self, queue: str) -> Outbox:
-        outbox = self._outboxes.get(queue)
-        if outbox is None:
+    def _publisher(self, queue: str) -> Publisher:
+        publisher = self._publishers.get(queue)
+        if publisher is None:
             self._check_slot(queue)
-            publisher = Publisher(self._client, queue, self._publishing, lambda _count: None)
-            is_simple = self._publishing.on_full != "block"
-            outbox = self._outboxes.setdefault(queue, Outbox(publisher, _ignore, 0.0, 500, 10_000, is_simple))
-        return outbox
+            made = Publisher(self._client, queue, self._publishing, _ignore, _ignore)
+            publisher = self._publishers.setdefault(queue, made)
+        return publisher
 
     # --- taking -------------------------------------------------------------------------------------
 
@@ -318,8 +316,8 @@ class RedisGateway(AbstractRedisGateway):
         await self.hand_back()
         for consumer in list(self._consumers.values()):
             consumer.close()
-        for outbox in list(self._outboxes.values()):
-            await outbox.close()
+        for publisher in list(self._publishers.values()):
+            await publisher.close()
 
     def _trying_again(self, error: PenstockError, pause_s: float) -> None:
         logger.warning("%s; trying again in %.2f s", error, pause_s)
@@ -352,5 +350,5 @@ class Announcer:
                 tell(sink, Event(name, name_of_queue, GROUP, fields))
 
 
-def _ignore(_answers: list[Answer]) -> None:
+def _ignore(_: object) -> None:
     pass

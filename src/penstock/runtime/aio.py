@@ -284,15 +284,11 @@ class Combiner(Generic[T]):
         if not self._is_busy:
             self._is_busy = True
             if self._linger_s:
-                loop.call_later(self._linger_s, self._begin)
+                loop.call_later(self._linger_s, self._go)
             elif self._size == 1 and caller == self._caller:
-                self._begin()  # the last one was alone, and came from the same task: so will this one be
+                self._go()  # the last one was alone, and came from the same task: so will this one be
             else:
-                loop.call_soon(self._begin)
-
-    def _begin(self) -> None:
-        count = len(self._waiting)
-        self._go(count // 2 if count >= _WORTH_HALVING and not self._linger_s else count)
+                loop.call_soon(self._go)
 
     def _next(self) -> None:
         # The batch before is done.
@@ -303,13 +299,15 @@ class Combiner(Generic[T]):
             self._size = 0
             self._loop.call_soon(self._next)  # two callers or three: who has just been served may come along
         else:
-            self._go(len(self._waiting))
+            self._go(is_first=False)
 
-    def _go(self, count: int) -> None:
-        if count == len(self._waiting):
-            batch, self._waiting = self._waiting, []
-        else:
+    def _go(self, *, is_first: bool = True) -> None:
+        count = len(self._waiting)
+        if is_first and count >= _WORTH_HALVING and not self._linger_s:
+            count //= 2
             batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        else:
+            batch, self._waiting = self._waiting, []
         self._size = count
         self._room.call(count)
         if self.express is None or not self.express(batch, self._next):

@@ -13,18 +13,18 @@ from typing import Any, ClassVar
 
 from penstock.config import ConsumerConfig
 from penstock.counters import Tally
-from penstock.delivery.ack_buffer import AckBuffer
+from penstock.delivery.acks import AckSender
 from penstock.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
 from penstock.delivery.dead_letters import DeadLetterWriter
-from penstock.delivery.decoding import Decoded, Decoder, Rejected
+from penstock.delivery.decoding import Decoder
+from penstock.delivery.delivery import ConsumerContext, Delivery
 from penstock.delivery.drain import CLEANUP_TIMEOUT_S, Drain, graceful_end
 from penstock.delivery.group import ConsumerGroup
 from penstock.delivery.group_commands import GroupCommands
-from penstock.delivery.in_flight import Row
-from penstock.delivery.inbox import Inbox
+from penstock.delivery.in_flight import InFlight
 from penstock.delivery.janitor import Janitor
 from penstock.delivery.leases import StreamLeases
-from penstock.delivery.reader import MessageReader, PrefetchWindow
+from penstock.delivery.reader import MessageReader
 from penstock.delivery.recovery import Recovery
 from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, TransientError
 from penstock.events import Emitter, EventName, EventSink
@@ -74,8 +74,6 @@ class StreamConsumer:
         self._stopping, self._chance = Event(), random.Random()
         self._concurrency = config.concurrency or (1 if handler is not None else _MESSAGE_WORKERS)
         self._threads = Threads(self._concurrency)
-        self._rejected: list[Rejected] = []
-        self._has_rejected = Event()
         self._home: object = None
         self._fenced: ConsumerNameTaken | None = None
         self._exit: BaseException | None = None
@@ -85,49 +83,32 @@ class StreamConsumer:
         StreamConsumer._instances.add(self)
 
     def _build(self, handler: Any, message_handler: Any, dlq_handler: Any, serializer: Any, error_hook: Any) -> None:
-        # The parts, each of which knows only those it is given.
-        config, keys, threads = self.config, self.client.keys(self.stream), self._threads
-        dead_letters = self.client.keys(config.dlq_stream).stream if config.dlq_stream else keys.default_dead_letters()
-        check_dead_letters(keys.stream, dead_letters, "dlq_stream", is_cluster=self.client.is_cluster)
-        self._commands = GroupCommands(self.client, keys, config.group, self.worker_name, dead_letters)
-        limits = config.limits
-        self._decoder = Decoder(self.stream, serializer, keys.stream, self.client.protection)
-        self._inbox = Inbox(
-            self._decode_fresh, lambda message: limits.is_last_chance(message.delivery_count, message.attempts)
-        )
-        self._acks = AckBuffer(self._commands, self._inbox, self._tally, self._ack_refused)
-        hook = awaitable(dlq_handler, threads, "dlq_handler") if dlq_handler is not None else None
-        self._dead_letter_writer = DeadLetterWriter(
-            self.client, keys.stream, config.group, dead_letters, logger, self._emit, hook
-        )
+        client, config, keys, threads = self.client, self.config, self.client.keys(self.stream), self._threads
+        dead_letters = client.keys(config.dlq_stream).stream if config.dlq_stream else keys.default_dead_letters()
+        check_dead_letters(keys.stream, dead_letters, "dlq_stream", is_cluster=client.is_cluster)
         if handler is not None:
             call, limit = batch_call(awaitable(handler, threads, "handler")), config.batch_size
         else:
             call, limit = message_call(awaitable(message_handler, threads, "message_handler")), 1
         self._at_once = self._concurrency * limit
-        self._reader = MessageReader(
-            self.client, self._commands, self._inbox, self._acks, self._decoder, self._tally,
-            self._emit, PrefetchWindow(config.batch_size, config.max_prefetch), config.effective_recovery_ms / 1000,
-            self._set_apart,
-        )  # fmt: skip
-        self._recovery = Recovery(
-            self._commands, self._inbox, self._reader, self._tally, self._emit, config.lease_ms, config.max_prefetch,
-            config.max_claim_passes,
-        )  # fmt: skip
-        self._workers = Workers(
-            self._inbox, self._acks, self._commands, self._dead_letter_writer, self._tally, self._emit, call,
-            awaitable(error_hook, threads, "error_hook") if error_hook is not None else None,
-            limits, config.backoff, limit, self._parked, self._exit_asked,
-        )  # fmt: skip
+        hook = awaitable(dlq_handler, threads, "dlq_handler") if dlq_handler is not None else None
+        on_error = awaitable(error_hook, threads, "error_hook") if error_hook is not None else None
+        self._commands = GroupCommands(client, keys, config.group, self.worker_name, dead_letters)
+        decoder = Decoder(self.stream, serializer, keys.stream, client.protection)
+        writer = DeadLetterWriter(client, keys.stream, config.group, dead_letters, logger, self._emit, hook)
+        self._in_flight = InFlight(
+            ConsumerContext(client, self._commands, config, decoder, writer, self._tally, self._emit)
+        )
+        self._acks = AckSender(self._in_flight)
+        self._reader = MessageReader(self._in_flight, self._acks)
+        self._recovery = Recovery(self._in_flight, self._reader)
+        self._workers = Workers(self._in_flight, call, on_error, limit, self._acks.flush, self._exit_asked)
+        self._drain = Drain(self._in_flight, self._reader, self._acks)
         self._leases = StreamLeases(
-            self.client.settings, keys.stream, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
+            client.settings, keys.stream, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
             config.lease_ms, lambda: {keys: self._renewable_ids()}, self._leases_lost,
         )  # fmt: skip
-        self._drain = Drain(
-            self._commands, self._inbox, self._reader, self._acks, self._tally, self._emit,
-            lambda: self._fenced is not None,
-        )  # fmt: skip
-        self._janitor = Janitor(self.client, self._group, keys, config, self.worker_name, dead_letters, self._emit)
+        self._janitor = Janitor(client, self._group, keys, config, self.worker_name, dead_letters, self._emit)
 
     # --- public -------------------------------------------------------------------------------------
 
@@ -140,7 +121,7 @@ class StreamConsumer:
         """
         activities, workers = TaskGroup(self._stopping.set_from_outside), TaskGroup(self._stopping.set_from_outside)
         grace_s, on_signal = self.config.shutdown_grace_ms / 1000, self.stop if self.config.handle_signals else None
-        self._inbox.reopen()
+        self._in_flight.reopen()
         try:
             async with graceful_end(partial(self._wind_up, activities, workers), grace_s, on_signal):
                 await self._persist(self._open)
@@ -158,11 +139,11 @@ class StreamConsumer:
     async def run_once(self) -> PassReport:
         """Do one full pass: the group, new messages, failed ones that are due, recovery when it is due."""
         mark = self._tally.mark()
-        self._inbox.reopen()
+        self._in_flight.reopen()
         await self._open()
         self._leases.start()
         try:
-            await self._pass(self._read_pass)
+            await self._pass(partial(self._reader.read, self.config.batch_size, self.config.block_ms or None))
             await self._pass(self._recovery.take_due)
             if time.monotonic() - self._last_recovery_s >= self.config.effective_recovery_ms / 1000:
                 self._last_recovery_s = time.monotonic()
@@ -196,14 +177,11 @@ class StreamConsumer:
 
     # --- one pass -----------------------------------------------------------------------------------
 
-    async def _read_pass(self) -> None:
-        await self._reader.read(self.config.batch_size, self.config.block_ms or None)
-
     async def _pass(self, step: Callable[[], Awaitable[Any]]) -> None:
         # Bring messages in, handle all of them, and say so before the pass goes on.
         try:
             await step()
-            await self._workers.drain(_directly)
+            await self._workers.handle_waiting(_directly)
             await self._dead_letter_rejected()
             await self._acks.flush()
         except GroupLost:
@@ -251,7 +229,7 @@ class StreamConsumer:
             await self._stopping.wait(min(1.0, timeout_s / 4))
 
     def _is_over(self) -> bool:
-        return self._stopping.is_set() or self._inbox.is_closed
+        return self._stopping.is_set() or self._in_flight.is_closed
 
     async def _persist(self, step: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Repeat a step through outages of Redis until it succeeds, the consumer is over, or the error is permanent."""
@@ -290,8 +268,6 @@ class StreamConsumer:
         self._stopping.set()  # cancelled: wake whoever waits for the next turn
         await self._drain.begin()
         await self._drain.let_finish(workers, grace_s)
-        for waited_for in (self._acks.dirty, self._recovery.wake, self._has_rejected):
-            waited_for.set()
         if not await activities.join(1.0):
             await activities.cancel()
         await self._drain.end()
@@ -312,18 +288,15 @@ class StreamConsumer:
             self._tally.count(dead_trimmed=count)  # here, for the chores have no other way to it
         self._tell(name, **fields)
 
-    def _ack_refused(self, refused: list[str]) -> None:
-        self._tally.count(lease_lost=len(refused))
-        self._emit(EventName.LEASE_LOST, ids=refused)
-
     def _leases_lost(self, _keys: StreamKeys, lost: list[str]) -> None:
         # Called by a thread.
-        for message in self._inbox.held.find(lost).values():
+        for message in self._in_flight.find(lost).values():
             if message is not None:
                 message.lease_lost = True
         call_in_loop(self._home, self._workers.lose_leases, lost)
 
     def _set_fenced(self) -> None:
+        self._commands.is_fenced = True
         self._fenced = ConsumerNameTaken(
             f"another process runs as worker_name={self.worker_name!r} of group {self.config.group!r}; "
             f"this one is fenced off. Give every process a name of its own, or none"
@@ -333,7 +306,7 @@ class StreamConsumer:
     def _exit_asked(self, error: BaseException) -> None:
         # By a handler whose message is settled as failed: nothing new begins, and run() raises what the handler raised.
         self._exit = error
-        self._inbox.close()
+        self._in_flight.close()
         self._stopping.set_from_outside()
 
     def _raise_exit(self) -> None:
@@ -341,43 +314,29 @@ class StreamConsumer:
         if error is not None:
             raise error
 
-    def _parked(self) -> None:
-        self._reader.parked()
-        self._recovery.wake.set()
-
     def _renewable_ids(self) -> list[str]:
-        unsettled, timeout_ms = self._inbox.held.unsettled_ids(), self.config.handler_timeout_ms
+        unsettled, timeout_ms = self._in_flight.unsettled_ids(), self.config.handler_timeout_ms
         if timeout_ms is None:
             return unsettled
         # A hung handler is not renewed for ever: past its time the lease runs out and another consumer takes over.
         late_s = time.monotonic() - timeout_ms / 1000 - self.config.lease_ms / 1000
-        overdue = {m.id for slot in list(self._workers.slots) if slot.started_s < late_s for m in slot.messages}
+        overdue = {m.id for call in list(self._workers.running) if call.started_s < late_s for m in call.messages}
         return [entry_id for entry_id in unsettled if entry_id not in overdue]
 
-    def _decode_fresh(self, rows: list[Row]) -> list[StreamMessage]:
-        incoming = self._decoder.fresh(rows)
-        if incoming.rejected:
-            self._set_apart(incoming)
-        return incoming.messages
-
-    def _set_apart(self, incoming: Decoded) -> None:
-        for rejected in incoming.rejected:
-            self._inbox.held.set_apart(rejected.as_message(self.stream))
-            self._rejected.append(rejected)
-        self._has_rejected.set()
-
     async def _dead_letter_once(self) -> None:
-        await self._has_rejected.wait()
-        self._has_rejected.clear()
+        await self._in_flight.has_rejected.wait()
+        self._in_flight.has_rejected.clear()
         await self._persist(self._dead_letter_rejected)
 
     async def _dead_letter_rejected(self) -> None:
-        while self._rejected:
-            rejected = self._rejected[0]
-            message = self._inbox.held.get(rejected.id)
+        in_flight = self._in_flight
+        while in_flight.rejected:
+            rejected = in_flight.rejected[0]
+            message = in_flight.find([rejected.id]).get(rejected.id)
             if message is not None:
-                await self._workers.dead_letter(message, rejected.reason, rejected.error, rejected.fields)
-            self._rejected.pop(0)
+                delivery = Delivery(in_flight, [message])
+                await delivery.dead_letter(message, rejected.reason, rejected.error, rejected.fields)
+            in_flight.rejected.popleft()
 
 
 async def _directly(step: Callable[..., Awaitable[Any]], *args: Any) -> Any:

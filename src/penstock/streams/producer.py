@@ -10,7 +10,6 @@ from typing import Any, ClassVar, get_args
 from penstock.counters import RateTracker
 from penstock.delivery.encoding import Encoder
 from penstock.delivery.group import ConsumerGroup
-from penstock.delivery.outbox import Outbox
 from penstock.delivery.publisher import Answer, Duplicate, Durability, OnFull, Publisher, PublishSettings
 from penstock.errors import ConfigurationError, NotDurable, PenstockError, PublishUnknown, StreamFull
 from penstock.events import Emitter, EventName, EventSink
@@ -71,13 +70,12 @@ class StreamProducer:
         self._encoder = Encoder(serializer, client.keys(stream).stream, client.protection)
         retry = RetryBudget(retry_budget_ms / 1000)
         settings = PublishSettings(
-            max_len or 0, on_full, durability, replicas, durability_timeout_ms, retry, block_timeout_ms / 1000
-        )
-        self._publisher = Publisher(client, stream, settings, self._count_dropped)
-        is_simple = durability == "fast" and on_full != "block"
-        self._outbox = Outbox(self._publisher, self._count, linger_ms / 1000, max_batch, max_buffered, is_simple)
+            max_len or 0, on_full, durability, replicas, durability_timeout_ms, retry, block_timeout_ms / 1000,
+            linger_ms / 1000, max_batch, max_buffered,
+        )  # fmt: skip
+        self._publisher = Publisher(client, stream, settings, self._count, self._count_dropped)
         self._emit = Emitter(on_event, stream, group or "")
-        self._total = self._dropped = self._rejected = 0
+        self._total = self._duplicates = self._dropped = self._rejected = 0
         self._rate = RateTracker()
         self._first_push: float | None = None
         StreamProducer._instances.add(self)
@@ -101,10 +99,10 @@ class StreamProducer:
             message = self._encoder.plain(data)
         else:
             message = self._encoder.full(data, message_id, key, headers, dedup_key, dedup_window_ms, expires_in_ms)
-        outbox = self._outbox
-        if outbox.is_full():
-            await outbox.wait_for_room()
-        promise = outbox.post(message)
+        publisher = self._publisher
+        if publisher.is_full():
+            await publisher.wait_for_room()
+        promise = publisher.post(message)
         answer = await promise  # sync: answer = promise.result()
         if isinstance(answer, str):
             return answer
@@ -120,9 +118,9 @@ class StreamProducer:
         messages = self._encoder.plain_many(items)
         if not messages:
             return []
-        if self._outbox.is_full():
-            await self._outbox.wait_for_room()
-        promise = self._outbox.post_many(messages)
+        if self._publisher.is_full():
+            await self._publisher.wait_for_room()
+        promise = self._publisher.post_many(messages)
         answers = await promise  # sync: answers = promise.result()
         accepted = [answer for answer in answers if isinstance(answer, str)]
         if len(accepted) < len(answers):
@@ -138,7 +136,7 @@ class StreamProducer:
 
     async def close(self) -> None:
         """Wait for what is under way; the client stays open, it belongs to whoever made it."""
-        await self._outbox.close()
+        await self._publisher.close()
 
     def _count(self, answers: list[Answer]) -> None:
         # Once per batch: per message it would be a tenth of the cost of publishing.
@@ -154,6 +152,7 @@ class StreamProducer:
         self._total += added
         self._rate.record(added)
         if duplicates:
+            self._duplicates += duplicates
             self._emit(EventName.DUPLICATE, count=duplicates)
         if refused:
             self._rejected += refused
@@ -189,7 +188,7 @@ class StreamProducer:
             tps=round(self._rate.rate(), 2),
             avg_tps=round(self._total / uptime, 2) if uptime >= 1 else 0.0,
             uptime_secs=round(uptime, 1),
-            total_duplicates=self._publisher.duplicates,
+            total_duplicates=self._duplicates,
             total_dropped=self._dropped,
             total_rejected=self._rejected,
         )

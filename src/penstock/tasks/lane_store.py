@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from penstock.delivery.group import ConsumerGroup
-from penstock.delivery.group_commands import GroupCommands, id_bounds
-from penstock.delivery.settle import settle
+from penstock.delivery.group_commands import GroupCommands, id_bounds, settle
 from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient

@@ -40,7 +40,7 @@ from penstock.redis.blocking import Command, Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.dead_letters import DeadLetterWriter
 from penstock.sync.delivery.decoding import Rejected
-from penstock.sync.delivery.settle import settle
+from penstock.sync.delivery.group_commands import settle
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question, read_many
 

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.counters import Tally
 from penstock.errors import PenstockError
-from penstock.events import Emit, EventName
+from penstock.events import EventName
 from penstock.runtime.threads import TaskGroup, shielded
 from penstock.shutdown import SignalWatch
-from penstock.sync.delivery.ack_buffer import AckBuffer
-from penstock.sync.delivery.group_commands import GroupCommands, Parking
-from penstock.sync.delivery.inbox import Inbox
+from penstock.sync.delivery.acks import AckSender
+from penstock.sync.delivery.group_commands import Parking
+from penstock.sync.delivery.in_flight import InFlight
 from penstock.sync.delivery.reader import MessageReader
 
 logger = logging.getLogger("penstock.sync.streams")
@@ -48,16 +47,13 @@ def graceful_end(
 class Drain:
     """Hands back what a consumer holds, without counting an attempt; another one, or its next run, takes it at once."""
 
-    def __init__(
-        self, commands: GroupCommands, inbox: Inbox, reader: MessageReader, acks: AckBuffer, tally: Tally, emit: Emit,
-        is_fenced: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        self._commands, self._inbox, self._reader, self._acks = commands, inbox, reader, acks
-        self._tally, self._emit, self._is_fenced = tally, emit, is_fenced
+    def __init__(self, in_flight: InFlight, reader: MessageReader, acks: AckSender) -> None:
+        self._in_flight, self._reader, self._acks = in_flight, reader, acks
+        self._context, self._commands = in_flight.context, in_flight.context.commands
 
     def begin(self) -> None:
-        """Let nothing new begin: close the inbox, end the read under way, hand back what waits."""
-        self._inbox.close()
+        """Let nothing new begin: hand out nothing, end the read under way, hand back what waits."""
+        self._in_flight.close()
         waiting = self._waiting()
         self.quietly(self._reader.unblock)
         with self._reader.claiming:  # a look at what is due, begun before, would take it all back
@@ -94,29 +90,33 @@ class Drain:
 
     def _waiting(self) -> list[Parking]:
         # New messages count as delivered once; those that wait to run again were not counted for the coming run.
-        fresh, again = self._inbox.empty()
+        fresh, again = self._in_flight.call_off()
         waiting = [Parking(entry_id, 0, 0, 0) for entry_id in fresh]
         return waiting + [Parking(m.id, 0, m.delivery_count, m.attempts) for m in again]
 
     def _unfinished(self) -> list[Parking]:
-        held = self._inbox.held.find(self._inbox.held.ids())
+        held = self._in_flight.find(self._in_flight.ids())
         counts = {i: (m.delivery_count, m.attempts) if m else (1, 1) for i, m in held.items()}
         return [Parking(i, 0, max(0, counted[0] - 1), max(0, counted[1] - 1)) for i, counted in counts.items()]
 
     def _park(self, parkings: list[Parking]) -> None:
-        ours = set(self._inbox.held.drop([parking.id for parking in parkings]))
-        parkings = [parking for parking in parkings if parking.id in ours]
-        if parkings and not self._is_fenced():
-            answers = self._commands.park(parkings)
-            self._tally.count(handed_back=sum(answers))
-            self._emit(EventName.HANDED_BACK, count=sum(answers))
+        told = self._in_flight.drop([parking.id for parking in parkings])  # whoever is done now comes too late
+        parkings = [parking for parking in parkings if parking.id in set(told)]
+        if parkings and not self._commands.is_fenced:
+            self._in_flight.told.append(told)  # in flight until the server has answered
+            try:
+                answers = self._commands.park(parkings)
+            finally:
+                self._in_flight.answered(told)
+            self._context.tally.count(handed_back=sum(answers))
+            self._context.emit(EventName.HANDED_BACK, count=sum(answers))
 
     def _park_stranded(self) -> None:
         # What the server handed to a read whose reply nobody saw. Of a fenced consumer it is the newer process's.
         self._reader.kill_abandoned_read()
-        if self._is_fenced() or not self._reader.has_read:
+        if self._commands.is_fenced or not self._reader.has_read:
             return
         for page in self._commands.own_pending():
             claims, _ = self._commands.take(page, is_own_read=True) if page else ([], [])
             parkings = [Parking(c.id, 0, max(0, c.deliveries - 1), max(0, c.attempts - 1)) for c in claims]
-            self._tally.count(handed_back=sum(self._commands.park(parkings)))
+            self._context.tally.count(handed_back=sum(self._commands.park(parkings)))

@@ -11,7 +11,7 @@ from penstock.keys import check_dead_letters, check_name
 from penstock.model import ConsumerInfo, Health, Lag, PendingEntry, StreamStats
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
-from penstock.sync.delivery.retention import count_after, trim_finished
+from penstock.sync.delivery.janitor import count_after, trim_finished
 from penstock.sync.redis.client import StreamClient
 
 _RESTORED = "restored"  # holds what was pending in a group that was destroyed, until a consumer takes it over

@@ -4,23 +4,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-from penstock.counters import Tally
-from penstock.delivery.in_flight import Row
 from penstock.errors import PenstockError, ReadOnlyServer
-from penstock.events import Emit, EventName
+from penstock.events import EventName
 from penstock.redis.blocking import Command, Reply
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import Event, Lock, next_tick
-from penstock.sync.delivery.ack_buffer import AckBuffer
-from penstock.sync.delivery.decoding import Decoded, Decoder
-from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands, Redelivery, parse_rows
-from penstock.sync.delivery.inbox import Inbox
+from penstock.sync.delivery.acks import AckSender
+from penstock.sync.delivery.group_commands import MAX_IDS, parse_rows
+from penstock.sync.delivery.in_flight import InFlight
 from penstock.sync.redis.blocking_read import BlockingRead
-from penstock.sync.redis.client import StreamClient
 
 REPLY_MARGIN_S = 2.0
 _FAST_S, _SLOW_S = 0.1, 0.5
@@ -54,57 +49,56 @@ class MessageReader:
     consumer is swept up before the next read.
     """
 
-    def __init__(
-        self, client: StreamClient, commands: GroupCommands, inbox: Inbox, acks: AckBuffer, decoder: Decoder,
-        tally: Tally, emit: Emit, prefetch: PrefetchWindow, sweep_interval_s: float,
-        on_rejected: Callable[[Decoded], None],
-    ) -> None:  # fmt: skip
-        self._client, self._commands, self._inbox, self._acks = client, commands, inbox, acks
-        self._decoder, self._tally, self._emit, self._prefetch = decoder, tally, emit, prefetch
-        self._sweep_interval_s, self._on_rejected = sweep_interval_s, on_rejected
-        self._blocking = BlockingRead(client, commands.keys.stream)
+    def __init__(self, in_flight: InFlight, acks: AckSender) -> None:
+        context = in_flight.context
+        self._in_flight, self._acks = in_flight, acks
+        self._client, self._commands, self._emit = context.client, context.commands, context.emit
+        self._prefetch = PrefetchWindow(context.config.batch_size, context.config.max_prefetch)
+        self._sweep_interval_s = context.config.effective_recovery_ms / 1000
+        self._blocking = BlockingRead(context.client, context.commands.keys.stream)
         self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is on the move
         self._must_sweep = True
         self.has_read = False
-        self._is_exact = False  # the server's list of what is pending here and ours were compared and agree
         self._last_sweep_s = 0.0
-        self.claiming = Lock()  # held by whoever has a claim under way that is not in the inbox yet
+        self.claiming = Lock()  # held by whoever has a claim under way that is not in flight here yet
         self.quiet = Event()
 
     def read(self, count: int, block_ms: int | None) -> int:
         """Read new messages once, carrying acknowledgements along; return how many came."""
         self._ready()
-        acks = self._acks.take_along(is_calm=self._is_exact and not self.claiming.locked())
-        commands: list[Command] = [self._acks.command(acks)] if acks else []
+        in_flight, found, is_answered = self._in_flight, 0, False
+        acks = self._acks.take(for_read=True, is_calm=in_flight.is_exact and not self.claiming.locked())
+        commands: list[Command] = [self._commands.ack_command(*acks)] if acks else []
         commands.append(self._commands.read_command(count, block_ms))
         step = 2 if self._asked else 1
         if self._asked:  # counts for one command only
             commands = [part for command in commands for part in (("ASKING",), command)]
-        timeout_s = (block_ms or 0) / 1000 + REPLY_MARGIN_S
-
-        answered, found, last = False, 0, len(commands) - 1
 
         def on_reply(index: int, reply: Reply) -> None:
-            nonlocal answered, found
-            if index == last:
+            nonlocal is_answered, found
+            if index == len(commands) - 1:
                 # At once and not when this coroutine has its turn: the worker is the next to run.
-                self._inbox.is_read_under_way = False
-                found = self._take_in(reply)
+                in_flight.is_read_under_way = False
+                rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
+                found = len(rows)
+                if rows:
+                    self._prefetch.filled()
+                    in_flight.add_fresh(rows)
             elif acks is not None and index == step - 1:
-                answered = True
+                is_answered = True
                 self._acks.answered(acks, reply)
 
-        self.has_read = self._inbox.is_read_under_way = True
+        self.has_read = in_flight.is_read_under_way = True
         try:
-            replies = self._blocking.send(commands, timeout_s, on_reply)
+            replies = self._blocking.send(commands, (block_ms or 0) / 1000 + REPLY_MARGIN_S, on_reply)
         except BaseException:
             # Cancelled, timed out or broken: the server may have handed messages to nobody.
             self._must_sweep = True
-            if acks is not None and not answered:
+            if acks is not None and not is_answered:
                 self._acks.put_back(acks)
             raise
         finally:
-            self._inbox.is_read_under_way = False
+            in_flight.is_read_under_way = False
         for reply in reversed(replies[step - 1 :: step]):
             if isinstance(reply, PenstockError):
                 self._refused(reply)
@@ -121,36 +115,16 @@ class MessageReader:
             self.close()
         raise error
 
-    def _take_in(self, reply: Reply) -> int:
-        rows: list[Row] = [] if isinstance(reply, PenstockError) else parse_rows(reply)
-        if rows:
-            self._tally.count_read(len(rows))
-            self._prefetch.filled()
-            self._inbox.add_fresh(rows)
-        return len(rows)
-
-    def take_again(self, claims: list[Redelivery], missing: list[str]) -> int:
-        """Take in messages that were handed out before; return how many are new to this process."""
-        incoming = self._decoder.again(claims)
-        count = self._inbox.add_again(incoming.messages) + len(incoming.rejected)
-        self._tally.count_read(count)
-        if incoming.rejected:
-            self._on_rejected(incoming)
-        if missing:
-            self._tally.count(missing=len(missing), dead=len(missing))
-            self._emit(EventName.MISSING, ids=missing)
-        return count
-
     def read_ahead(self, block_ms: int) -> None:
         """Wait for room, sweep if it is time, then read once."""
         prefetch = self._prefetch
-        self._inbox.wait_for_room(prefetch.target // 2)
-        if self._inbox.is_closed:
+        self._in_flight.wait_for_room(prefetch.target // 2)
+        if self._in_flight.is_closed:
             return
         prefetch.hungry()
-        # At least one even if the inbox is fuller than expected: the read also carries acknowledgements. And at most as
+        # At least one even if more wait than expected: the read also carries acknowledgements. And at most as
         # many as it can carry of them, else they would fall behind.
-        count = min(max(1, prefetch.target - len(self._inbox)), MAX_IDS)
+        count = min(max(1, prefetch.target - self._in_flight.waiting), MAX_IDS)
         found = self.read(count, block_ms or None)
         if not found and not block_ms:
             self.quiet.wait(_IDLE_POLL_S)
@@ -178,25 +152,21 @@ class MessageReader:
         with self.claiming:
             for page in self._commands.own_pending():
                 pending += len(page)
-                known = set(self._inbox.held.unsettled_ids())
+                known = set(self._in_flight.unsettled_ids())
                 stranded = [entry_id for entry_id in page if entry_id not in known]
                 has_stranded = has_stranded or bool(stranded)
-                self._is_exact = not has_stranded and pending == len(known)
+                self._in_flight.is_exact = not has_stranded and pending == len(known)
                 if stranded:
                     claims, missing = self._commands.take(stranded, self.has_read)
                     if not self.has_read:  # they are those of a process of this name that died
-                        self._inbox.suspects.update(claim.id for claim in claims)
-                    taken = self.take_again(claims, missing)
+                        self._in_flight.suspects.update(claim.id for claim in claims)
+                    taken = self._in_flight.add_again(claims, missing)
                     if taken:
                         found += taken
                         self._emit(EventName.SWEPT, count=taken, ids=[claim.id for claim in claims])
         self._must_sweep = False
         self._last_sweep_s = time.monotonic()
         return found
-
-    def parked(self) -> None:
-        """Take note that messages were put aside: they stay pending with this consumer though it does not hold them."""
-        self._is_exact = False
 
     def must_sweep(self) -> None:
         """Sweep before the next read: a reply with messages may have been lost."""

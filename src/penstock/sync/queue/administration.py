@@ -14,7 +14,7 @@ from penstock.queue.model import GROUP, QueueStats
 from penstock.queue.payload import MessageData, decode_payload
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.delivery.dead_letters import DeadLetters
-from penstock.sync.delivery.retention import count_after
+from penstock.sync.delivery.janitor import count_after
 from penstock.sync.redis.client import StreamClient
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")

@@ -30,8 +30,7 @@ from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
 from penstock.redis.driver_kinds import DriverClient
 from penstock.redis.retry import Repeat, RetryBudget
 from penstock.serializers import DEFAULT_MAX_BYTES, PayloadLimits
-from penstock.sync.delivery.outbox import Outbox
-from penstock.sync.delivery.publisher import Answer, Duplicate, Publisher, PublishSettings
+from penstock.sync.delivery.publisher import Duplicate, Publisher, PublishSettings
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, Delivery, GatewayDelivery, StopRenewal
 from penstock.sync.queue.administration import Administration, drop_unread
 from penstock.sync.queue.queue_consumer import QueueConsumer, QueueConsumerSettings
@@ -98,7 +97,7 @@ class RedisGateway(AbstractRedisGateway):
         self._announcer = Announcer(on_event)
         self._emit = self._announcer.tell
         self._new_id = ids.MessageIds().make
-        self._outboxes: dict[str, Outbox] = {}
+        self._publishers: dict[str, Publisher] = {}
         self._consumers: dict[str, QueueConsumer] = {}
         self._held: dict[str, StreamDelivery] = {}  # by token: for those who settle by it
         self._stopped: Callable[[], bool] = lambda: False
@@ -142,10 +141,10 @@ class RedisGateway(AbstractRedisGateway):
 
     def _post(self, queue: str, message: Encoded) -> str:
         while True:
-            outbox = self._outbox(queue)
-            if outbox.is_full():
-                outbox.wait_for_room()
-            promise = outbox.post(message)
+            publisher = self._publisher(queue)
+            if publisher.is_full():
+                publisher.wait_for_room()
+            promise = publisher.post(message)
             answer = promise.result()
             if isinstance(answer, str):
                 return answer
@@ -167,14 +166,13 @@ class RedisGateway(AbstractRedisGateway):
             if dropped:  # else another producer made room, which may still be there
                 self._emit(queue, EventName.DROPPED, count=len(dropped), ids=dropped)
 
-    def _outbox(self, queue: str) -> Outbox:
-        outbox = self._outboxes.get(queue)
-        if outbox is None:
+    def _publisher(self, queue: str) -> Publisher:
+        publisher = self._publishers.get(queue)
+        if publisher is None:
             self._check_slot(queue)
-            publisher = Publisher(self._client, queue, self._publishing, lambda _count: None)
-            is_simple = self._publishing.on_full != "block"
-            outbox = self._outboxes.setdefault(queue, Outbox(publisher, _ignore, 0.0, 500, 10_000, is_simple))
-        return outbox
+            made = Publisher(self._client, queue, self._publishing, _ignore, _ignore)
+            publisher = self._publishers.setdefault(queue, made)
+        return publisher
 
     # --- taking -------------------------------------------------------------------------------------
 
@@ -319,8 +317,8 @@ class RedisGateway(AbstractRedisGateway):
         self.hand_back()
         for consumer in list(self._consumers.values()):
             consumer.close()
-        for outbox in list(self._outboxes.values()):
-            outbox.close()
+        for publisher in list(self._publishers.values()):
+            publisher.close()
 
     def _trying_again(self, error: PenstockError, pause_s: float) -> None:
         logger.warning("%s; trying again in %.2f s", error, pause_s)
@@ -353,5 +351,5 @@ class Announcer:
                 tell(sink, Event(name, name_of_queue, GROUP, fields))
 
 
-def _ignore(_answers: list[Answer]) -> None:
+def _ignore(_: object) -> None:
     pass

@@ -13,8 +13,7 @@ from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.group import ConsumerGroup
-from penstock.sync.delivery.group_commands import GroupCommands, id_bounds
-from penstock.sync.delivery.settle import settle
+from penstock.sync.delivery.group_commands import GroupCommands, id_bounds, settle
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.result_store import stored
 from penstock.task import Task

@@ -1,0 +1,131 @@
+"""Delivery: messages in the hands of a worker, and the ways in which they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.config import ConsumerConfig
+from penstock.counters import Tally
+from penstock.delivery.dead_letters import DeadLetterWriter
+from penstock.delivery.decoding import Decoder, Rejected
+from penstock.delivery.group_commands import GroupCommands, Parking
+from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory
+from penstock.events import Emit, EventName
+from penstock.model import StreamMessage
+from penstock.policy import Reason, Retry, before_run
+from penstock.redis.client import StreamClient
+
+if TYPE_CHECKING:
+    from penstock.delivery.in_flight import InFlight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConsumerContext:
+    """What the parts of one consumer share."""
+
+    client: StreamClient
+    commands: GroupCommands
+    config: ConsumerConfig
+    decoder: Decoder
+    dead_letter_writer: DeadLetterWriter
+    tally: Tally
+    emit: Emit
+
+
+class Delivery(msgspec.Struct, eq=False):
+    """Messages for one call of a handler, from the moment a worker has them until each is settled.
+
+    Their leases are renewed as long as they are in flight, and what a worker leaves is handed back by Drain.
+    """
+
+    in_flight: InFlight
+    messages: list[StreamMessage]
+    is_again: bool = False  # handed out before: begin() records that they run once more
+    is_last_chance: bool = False
+    is_suspect: bool = False  # its last holder died, perhaps of it
+
+    async def begin(self) -> bool:
+        """Record that the handler begins with messages that were handed out before; False = none is left to run.
+
+        Those whose chances are used up go to the dead letters, those that are another consumer's by now are let go.
+        """
+        context, admitted = self.in_flight.context, list[StreamMessage]()
+        limits = context.config.limits
+        for message in self.unsettled():
+            verdict = before_run(message.delivery_count, message.attempts, None, 0, limits)
+            if verdict is None:
+                admitted.append(message)
+            else:
+                await self.dead_letter(message, verdict.reason, None)
+        self.messages = admitted
+        if not admitted:
+            return False
+        answers = await context.commands.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])
+        self._let_go_of_refused(admitted, answers)
+        self.messages = [message for message, is_ours in zip(admitted, answers, strict=True) if is_ours]
+        for message in self.messages:
+            message.delivery_count += 1
+            message.attempts += 1
+        return bool(self.messages)
+
+    def unsettled(self) -> list[StreamMessage]:
+        """Return the messages that are still in flight: not those that were settled, lost or handed back."""
+        found = self.in_flight.find([message.id for message in self.messages])
+        return [message for message in self.messages if found.get(message.id) is message]
+
+    def finish(self, messages: list[StreamMessage], ids: list[str]) -> None:
+        """Have messages acknowledged: their handler is done."""
+        self.in_flight.finish(messages, ids, self.is_again)
+
+    async def retry(self, retries: Sequence[tuple[StreamMessage, Retry]]) -> None:
+        """Have messages handed out again after their delays."""
+        if not retries:
+            return
+        parkings = []
+        for message, retry in retries:
+            back = 0 if retry.counts else 1
+            counts = message.delivery_count - back, message.attempts - back
+            parkings.append(Parking(message.id, retry.after_ms, *counts))
+        in_flight, messages = self.in_flight, [message for message, _ in retries]
+        with in_flight.settling(messages):
+            answers = await in_flight.context.commands.park(parkings)
+            in_flight.park(messages)
+        parked = sum(answers)
+        in_flight.context.tally.count(retried=parked)
+        in_flight.context.emit(EventName.RETRIED, count=parked)
+        self._let_go_of_refused(messages, answers)
+
+    async def dead_letter(
+        self, message: StreamMessage, reason: Reason, error: BaseException | None, fields: Sequence[bytes] | None = None
+    ) -> None:
+        """Move a message to the dead letters; one that they do not take stays pending, and is tried again later."""
+        in_flight, context = self.in_flight, self.in_flight.context
+        entry = Rejected(message.id, reason, error, message.delivery_count, message.attempts, fields)
+        settle = partial(context.commands.dead_letter, message.id)
+        try:
+            with in_flight.settling([message]):
+                written = await context.dead_letter_writer.write(entry, context.commands.consumer, settle, message)
+                if written is not None:
+                    in_flight.release([message])
+        except OutOfMemory:
+            await self.retry([(message, Retry(context.config.backoff.max_ms))])  # no room for the record
+        except NOT_OF_ONE_MESSAGE:
+            raise
+        except Exception:
+            await self.retry([(message, Retry(context.dead_letter_writer.refused(message.id)))])
+        else:
+            self._let_go_of_refused([message], [written is not None])
+
+    def _let_go_of_refused(self, messages: Sequence[StreamMessage], answers: Sequence[bool]) -> None:
+        # Their answers say that they belong to another consumer now.
+        lost = [message for message, is_ours in zip(messages, answers, strict=True) if not is_ours]
+        if lost:
+            for message in lost:
+                message.lease_lost = True
+            self.in_flight.release(lost)
+            self.in_flight.count_lost([message.id for message in lost])
