@@ -22,8 +22,8 @@ from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLi
 from penstock.settings import TaskQueueSettings
 from penstock.sync.tasks.entries import when_due
 from penstock.task import Priority, Result, Status, Task, check_id
+from penstock.tasks.handlers import Limits
 from penstock.tasks.lanes import TaskFilter
-from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
 from penstock.tasks.listed import DeadTask, InHand
 
 _ASKS_AGAIN_S = 0.02
@@ -263,14 +263,14 @@ class StubQueue:
         return False
 
     def _may_begin_at(self, task: Task, limits: Limits) -> float | None:
-        now_s, scopes = self._now(), concurrency_scopes(task, limits)
+        now_s, scopes = self._now(), limits.concurrency_of(task)
         for scope, most in scopes:
             holders = self._permits.setdefault(scope, set())
             holders -= {task_id for task_id in holders if self._in_hand(task_id) is None}
             if len(holders - {task.id}) >= most:
                 return now_s + _ASKS_AGAIN_S
         begins_s = 0.0
-        for scope, rate in rate_scopes(task, limits):
+        for scope, rate in limits.rates_of(task):
             if (scope, task.id) in self._reserved:
                 self._reserved.discard((scope, task.id))
                 continue
@@ -287,7 +287,7 @@ class StubQueue:
     def give_back_permit(self, task: Task, limits: Limits) -> None:
         """Let the next task begin in the place of one that has ended."""
         with self._lock:
-            for scope, _ in concurrency_scopes(task, limits):
+            for scope, _ in limits.concurrency_of(task):
                 self._permits.get(scope, set()).discard(task.id)
         self._notify()
 
