@@ -26,7 +26,7 @@ _PAGE = 1_000
 LOOK_EVERY_S = 1.0
 _COMPARED_MS = 3_600_000
 _ASKS_AGAIN_MS = 10_000  # a task that waits for a permit is woken when one is free; this is for when nobody wakes it
-_HEARD = {"ack": b"acked", "dead_letter": b"dead"}
+_HEARD = {"ack": b"acked", "dead_letter": b"dead", "nack": b"dead"}  # one that waits is still pending
 
 
 class Release(NamedTuple):

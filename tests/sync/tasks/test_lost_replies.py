@@ -13,7 +13,7 @@ import redis
 
 from penstock.errors import ConnectionLost
 from penstock.redis.scripts import script
-from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, Worker
+from penstock.sync.tasks import Handlers, Limits, Rate, RedisTaskQueue, Retry, Worker
 from penstock.sync.testing.task_queue_contract import in_first_run
 from penstock.task import Result, Task
 from penstock.testing import FaultProxy
@@ -28,6 +28,7 @@ SCRIPTS = [
     "tasks/release",
     "tasks/result",
     "tasks/admit",
+    "tasks/redrive",
     "streams/take_due",
     "streams/begin",
 ]
@@ -135,6 +136,51 @@ def test_a_task_that_was_given_back_is_given_back_once(lossy: RedisTaskQueue, fa
     again = lossy.pop()
     assert again is not None
     assert again.attempts == 2
+
+
+def test_a_task_that_was_handed_back_keeps_the_attempts_that_it_had(
+    lossy: RedisTaskQueue, fault_proxy: FaultProxy
+) -> None:
+    lossy.enqueue(Task(kind="render"))
+    for attempts in (1, 2, 3):
+        [task] = lossy.pop_many(1)
+        assert task.attempts == attempts
+        assert lossy.nack(task.id, max_retry=9)
+    [task] = lossy.pop_many(1)
+    lose(fault_proxy, "tasks/release")
+    assert lossy.nack(task.id, counts=False)
+    assert lossy.pop_many(1) == [task]
+
+
+def test_a_task_that_was_given_up_after_its_last_run_is_known_to_be(
+    lossy: RedisTaskQueue, fault_proxy: FaultProxy
+) -> None:
+    lossy.enqueue(Task(kind="render"))
+    [task] = lossy.pop_many(1)
+    lose(fault_proxy, "tasks/release")
+    assert lossy.nack(task.id, max_retry=0)
+    assert lossy.dead.count() == 1
+
+
+def test_a_task_that_was_put_aside_by_its_limits_does_not_begin(
+    lossy: RedisTaskQueue, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    limits = Limits(rate=Rate(1, 3_600))
+    lossy.enqueue_many([Task(kind="render"), Task(kind="render")])
+    first, second = lossy.pop_many(2)
+    assert lossy.admit(first, limits)
+    lose(fault_proxy, "tasks/admit")
+    assert not lossy.admit(second, limits)
+    assert raw.zcard(lossy.keys.tasks().retries("jobs")) == 1, "it waits, and nobody else may begin with it meanwhile"
+
+
+def test_a_dead_task_that_was_put_back_is_known_to_be(lossy: RedisTaskQueue, fault_proxy: FaultProxy) -> None:
+    lossy.enqueue(Task(kind="render"))
+    [task] = lossy.pop_many(1)
+    lossy.dead_letter(task.id)
+    lose(fault_proxy, "tasks/redrive")
+    assert lossy.dead.redrive() == [task.id]
+    assert lossy.dead.redrive() == []
 
 
 # --- what no try brings to the server ---------------------------------------------------------------
