@@ -134,17 +134,18 @@ class LaneStore:
         # stays as long as a result does.
         await self._client.dead_letter_retention.after(self._keys.dead, written, self._keys.counts)
 
-    async def move(self, moves: Sequence[tuple[str, str, Lane, int]]) -> int:
-        """Move tasks (entry, id, lane, runs before) of this consumer to other lanes."""
-        lanes = list(dict.fromkeys(lane for _, _, lane, _ in moves))
+    async def move(self, moves: Sequence[tuple[TaskDelivery, Lane]]) -> None:
+        """Move tasks of this consumer to other lanes, with the runs that they had before this one."""
+        lanes = list(dict.fromkeys(lane for _, lane in moves))
         keys = [
             self.stream, self.attempts, self.retries, self.suspects, self._keys.index, self._keys.lanes,
             *(self._keys.tasks(lane.suffix).stream for lane in lanes),
         ]  # fmt: skip
         args: list[str | int] = [self._group, self.consumer, len(lanes), *(lane.name for lane in lanes)]
-        for entry_id, task_id, lane, runs in moves:
-            args += (entry_id, task_id, lanes.index(lane) + 1, runs)
-        return int(await self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT))
+        for held, lane in moves:
+            held.is_settling = True
+            args += (held.entry_id, held.task.id, lanes.index(lane) + 1, held.task.attempts - 1)
+        await self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT)
 
     async def close(self) -> bool:
         """Take the lane off the list if nothing is in it and nobody reads it; tell whether it went."""

@@ -22,12 +22,10 @@ from penstock.settings import TaskQueueSettings
 from penstock.task import Priority, Result, Status, Task, check_id
 from penstock.tasks.entries import when_due
 from penstock.tasks.handlers import Limits
-from penstock.tasks.lanes import TaskFilter
+from penstock.tasks.lanes import LOWEST_FIRST_EVERY, PRIORITIES, TaskFilter
 from penstock.tasks.listed import DeadTask, InHand
 
 _ASKS_AGAIN_S = 0.02
-_EVERY = 8  # of so many reads one begins with the lowest priority
-_ORDER = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 
 
 @dataclass(slots=True)
@@ -61,7 +59,7 @@ class StubQueue:
         self._now = now
         self._lock = threading.RLock()
         self._open: dict[str, _Entry] = {}
-        self._queued: dict[Priority, deque[str]] = {priority: deque() for priority in _ORDER}
+        self._queued: dict[Priority, deque[str]] = {priority: deque() for priority in PRIORITIES}
         self._unique: dict[str, str] = {}
         self._results: dict[str, Result] = {}
         self.dead: list[DeadTask] = []
@@ -145,7 +143,7 @@ class StubQueue:
                     next_s = min(next_s, entry.due_s - now_s)
         self._turn += 1
         found: list[Task] = []
-        for priority in reversed(_ORDER) if self._turn % _EVERY == 0 else _ORDER:
+        for priority in reversed(PRIORITIES) if self._turn % LOWEST_FIRST_EVERY == 0 else PRIORITIES:
             queued = self._queued[priority]
             for _ in range(len(queued)):
                 if len(found) >= count:

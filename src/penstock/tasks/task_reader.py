@@ -185,21 +185,20 @@ class TaskReader:
         ended = await self._client.call(done, "HMGET", done, *ids)  # after the index: a task that ends is in either
         gone, waits = set[TaskDelivery](), set(second)
         for held, value, result in zip(asked, known, ended, strict=True):
+            why = ""
             if value is not None and value.partition(b" ")[0] != held.entry_id.encode():
-                await self._dead_letter_copy(held, f"is open, in entry {envelope.text(value)}")
+                why = f"task {held.task.id} is open, in entry {envelope.text(value)}"
             elif value is None and result is not None:
-                await self._dead_letter_copy(held, "has ended, it has a result")
+                why = f"task {held.task.id} has ended, it has a result"
+            if why:
+                await held.release(Release("dead_letter", reason=Reason.INVALID, text=why))
             elif held in waits:
                 # Nobody knows another entry of the task: it waits until the one in our hands has ended.
                 await held.hand_back(int(_SECOND_S * 1000))
                 await self.due_soon(held.store.lane, _SECOND_S)
-            else:
-                continue
-            gone.add(held)
+            if why or held in waits:
+                gone.add(held)
         self._drop(found, gone)
-
-    async def _dead_letter_copy(self, held: TaskDelivery, why: str) -> None:
-        await held.release(Release("dead_letter", reason=Reason.INVALID, text=f"task {held.task.id} {why}"))
 
     async def _without_settled(self, store: LaneStore, entries: Entries) -> Entries:
         # A group that was lost and created again hands out the history of the stream: the index tells what is open.
@@ -321,9 +320,7 @@ class TaskReader:
         misfits = [held for held in found if not wanted.accepts(held.task)]
         for store in dict.fromkeys(held.store for held in misfits):
             moved = [held for held in misfits if held.store is store]
-            await store.move(
-                [(held.entry_id, held.task.id, wanted.place_of(held.task), held.task.attempts - 1) for held in moved]
-            )
+            await store.move([(held, wanted.place_of(held.task)) for held in moved])
             self._drop(found, set(moved))
 
     # --- time ---------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from penstock.errors import (
 from penstock.events import Emitter, EventName, EventSink
 from penstock.number_checks import check_number
 from penstock.results.backend import ResultBackend
-from penstock.runtime.aio import Activity, Cancelled, Event, TaskGroup, Threads, next_tick
+from penstock.runtime.aio import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.task import Result, Task
 from penstock.tasks.committer import ResultCommitter
 from penstock.tasks.handlers import Handlers
@@ -137,6 +137,8 @@ class Worker:
                         activities.start(role)
                     await self._stopping.wait()
         finally:
+            await workers.cancel()
+            await activities.cancel()
             self._threads.close()
         if self._exit is not None:
             raise self._exit
@@ -147,6 +149,7 @@ class Worker:
         return self.report()
 
     async def _wind_up(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
+        ends_s = time.monotonic() + grace_s + 2 * CLEANUP_TIMEOUT_S
         self._stopping.set()
         if hasattr(self._queue, "wake"):
             await self._queue.wake()
@@ -159,12 +162,11 @@ class Worker:
                 slot.interrupt(WorkerStopped("the worker was stopped"))
             await workers.join(CLEANUP_TIMEOUT_S)
         try:
-            await self._committer.end()
+            await shielded(ends_s - time.monotonic(), self._committer.end)
         except PenstockError as error:
             logger.warning("%d result(s) were not stored, their tasks become orphans: %s", len(self._committer), error)
         if not await activities.join(CLEANUP_TIMEOUT_S):
             await activities.cancel()
-        await workers.cancel()
         await self._hand_back(self._inbox.close())  # what came while it was closed
         if hasattr(self._queue, "hand_back"):
             try:

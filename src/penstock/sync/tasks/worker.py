@@ -23,7 +23,7 @@ from penstock.errors import (
 )
 from penstock.events import Emitter, EventName, EventSink
 from penstock.number_checks import check_number
-from penstock.runtime.threads import Activity, Cancelled, Event, TaskGroup, Threads, next_tick
+from penstock.runtime.threads import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
 from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
 from penstock.sync.delivery.reader import PrefetchWindow
 from penstock.sync.results.backend import ResultBackend
@@ -138,6 +138,8 @@ class Worker:
                         activities.start(role)
                     self._stopping.wait()
         finally:
+            workers.cancel()
+            activities.cancel()
             self._threads.close()
         if self._exit is not None:
             raise self._exit
@@ -148,6 +150,7 @@ class Worker:
         return self.report()
 
     def _wind_up(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
+        ends_s = time.monotonic() + grace_s + 2 * CLEANUP_TIMEOUT_S
         self._stopping.set()
         if hasattr(self._queue, "wake"):
             self._queue.wake()
@@ -160,12 +163,11 @@ class Worker:
                 slot.interrupt(WorkerStopped("the worker was stopped"))
             workers.join(CLEANUP_TIMEOUT_S)
         try:
-            self._committer.end()
+            shielded(ends_s - time.monotonic(), self._committer.end)
         except PenstockError as error:
             logger.warning("%d result(s) were not stored, their tasks become orphans: %s", len(self._committer), error)
         if not activities.join(CLEANUP_TIMEOUT_S):
             activities.cancel()
-        workers.cancel()
         self._hand_back(self._inbox.close())  # what came while it was closed
         if hasattr(self._queue, "hand_back"):
             try:
