@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from penstock.errors import ConnectionLost
+from penstock.events import EventName
 from penstock.redis.scripts import script
 from penstock.task import Result, Task
 from penstock.tasks import Handlers, Limits, Rate, RedisTaskQueue, Retry, Worker
@@ -262,6 +263,23 @@ async def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_w
     async with running(short(lossy, handlers)):
         assert await lossy.wait_for_result(task.id, DEADLINE_S) is not None
     assert len(runs) == 2
+
+
+async def test_a_task_that_could_not_be_given_back_is_told_to_be_lost_when_another_has_it(
+    fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    raw.script_load(script("tasks/release").source)
+    lost: list[object] = []
+    async with RedisTaskQueue(fault_proxy.url, "jobs", on_event=lambda event: lost.append(event.name)) as queue:
+        await queue.enqueue(Task(kind="render"))
+        [task] = await queue.pop_many(1)
+        keep_away(fault_proxy, "tasks/release")
+        with pytest.raises(ConnectionLost):
+            await queue.nack(task.id)
+        [(entry_id, _)] = raw.xrange("jobs.tasks")
+        raw.xclaim("jobs.tasks", "jobs", "thief", 0, [entry_id], justid=True)
+        with queue.renewing(10):
+            await eventually(lambda: lost == [EventName.LEASE_LOST])
 
 
 async def test_a_task_that_could_not_ask_for_its_permit_asks_again(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -49,16 +49,28 @@ class TaskDelivery(msgspec.Struct, gc=False, eq=False):
     store: LaneStore
     entry_id: str
     is_again: bool  # it was handed out before, so there are records of that
-    is_settling: bool = False  # the server was told: that it is not pending any more does not mean that it is lost
+    is_settling: bool = False  # an answer is under way: that it is not pending any more does not mean that it is lost
 
     async def release(self, ending: Release) -> str:
         """Acknowledge the task, give it back, give it up or renew it; return what became of it: 'gone' = not ours."""
-        self.is_settling = ending.what != "extend"
-        return await self.store.release(ending, self.entry_id, self.task.id, self.task.kind, self.store.consumer)
+        with _settling([self] if ending.what != "extend" else []):
+            return await self.store.release(ending, self.entry_id, self.task.id, self.task.kind, self.store.consumer)
 
     async def hand_back(self, delay_ms: int = 0) -> None:
         """Give the task back without counting a run."""
         await self.release(Release("nack", delay_ms, counts=False))
+
+
+@contextmanager
+def _settling(deliveries: Sequence[TaskDelivery]) -> Iterator[None]:
+    for each in deliveries:
+        each.is_settling = True
+    try:
+        yield
+    except BaseException:
+        for each in deliveries:
+            each.is_settling = False
+        raise
 
 
 class LaneStore:
@@ -89,9 +101,9 @@ class LaneStore:
         is_again = any(held.is_again for held, _ in rows)
         args: list[bytes | str | int] = [self._group, self.consumer, int(is_again), *id_bounds(entry_ids)]
         for (held, result), body in zip(rows, bodies, strict=True):
-            held.is_settling = True
             args += (held.entry_id, result.task_id, result.kind, result.status.value, body)
-        answers = await settle(self._client, "tasks/finish", names, args, entry_ids, unheard)
+        with _settling([held for held, _ in rows]):
+            answers = await settle(self._client, "tasks/finish", names, args, entry_ids, unheard)
         # The first try may have been heard: then this very result is stored.
         return [
             answer == 1 or (not answer and bool(unheard) and await stored(self._client, keys, result.task_id) == body)
@@ -143,9 +155,9 @@ class LaneStore:
         ]  # fmt: skip
         args: list[str | int] = [self._group, self.consumer, len(lanes), *(lane.name for lane in lanes)]
         for held, lane in moves:
-            held.is_settling = True
             args += (held.entry_id, held.task.id, lanes.index(lane) + 1, held.task.attempts - 1)
-        await self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT)
+        with _settling([held for held, _ in moves]):
+            await self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT)
 
     async def close(self) -> bool:
         """Take the lane off the list if nothing is in it and nobody reads it; tell whether it went."""

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from penstock.errors import ConnectionLost
+from penstock.events import EventName
 from penstock.redis.scripts import script
 from penstock.sync.tasks import Handlers, Limits, Rate, RedisTaskQueue, Retry, Worker
 from penstock.sync.testing.task_queue_contract import in_first_run
@@ -259,6 +260,23 @@ def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_worker_
     with running(short(lossy, handlers)):
         assert lossy.wait_for_result(task.id, DEADLINE_S) is not None
     assert len(runs) == 2
+
+
+def test_a_task_that_could_not_be_given_back_is_told_to_be_lost_when_another_has_it(
+    fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    raw.script_load(script("tasks/release").source)
+    lost: list[object] = []
+    with RedisTaskQueue(fault_proxy.url, "jobs", on_event=lambda event: lost.append(event.name)) as queue:
+        queue.enqueue(Task(kind="render"))
+        [task] = queue.pop_many(1)
+        keep_away(fault_proxy, "tasks/release")
+        with pytest.raises(ConnectionLost):
+            queue.nack(task.id)
+        [(entry_id, _)] = raw.xrange("jobs.tasks")
+        raw.xclaim("jobs.tasks", "jobs", "thief", 0, [entry_id], justid=True)
+        with queue.renewing(10):
+            eventually(lambda: lost == [EventName.LEASE_LOST])
 
 
 def test_a_task_that_could_not_ask_for_its_permit_asks_again(lossy: RedisTaskQueue, fault_proxy: FaultProxy) -> None:
