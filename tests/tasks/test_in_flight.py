@@ -96,9 +96,30 @@ async def test_a_reply_that_is_seen_too_late_hands_out_only_what_is_still_ours(
         await queue.enqueue(task)
         monkeypatch.setattr(queue.client, "run", run_late)
     with queue.renewing(HEARTBEAT_MS):
-        found = await queue.pop_many(1, timeout=1)
+        found = await queue.pop_many(1, block=is_waited_for)
     assert late
     assert found == ([] if is_lost else [in_first_run(task)])
+
+
+async def test_replies_that_are_seen_too_late_take_no_more_tasks_than_were_asked_for(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = queue.client.run
+
+    async def run_late(name: str, *args: Any) -> Any:
+        reply = await run(name, *args)
+        if name == "tasks/take":
+            await pause(0.1)
+        return reply
+
+    tasks = [Task(kind="render") for _ in range(10)]
+    await queue.enqueue_many(tasks)
+    monkeypatch.setattr(queue.client, "run", run_late)
+    with queue.renewing(1):
+        for start in (0, 5):
+            found = await queue.pop_many(5, block=False)
+            assert found == [in_first_run(task) for task in tasks[start : start + 5]]
+            assert raw.xpending("jobs.tasks", "jobs")["pending"] == start + 5
 
 
 async def test_a_task_that_the_server_has_settled_is_not_told_to_be_lost(

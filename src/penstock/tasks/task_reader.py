@@ -99,29 +99,34 @@ class TaskReader:
 
     async def _take(self, count: int, wanted: TaskFilter, keeps_apart: bool) -> list[TaskDelivery]:
         lanes = await self._lanes.read_by(wanted)
-        can_sweep = self._in_flight.can_sweep
         with self._in_flight.claiming() as found:
-            if can_sweep:
-                await self._sweep(found, keeps_apart)
             looks, wakes, until_s = 0, self._wakes, time.monotonic() + _PASSING_S
             while True:
                 looks += 1
-                if self._reads.is_due(None):
-                    await self._promote()
-                for store in lanes:
-                    if self._reads.is_due(store.lane) and len(found) < count:
-                        await self._take_due(store, found, count - len(found), keeps_apart)
-                is_passing = False  # tasks that are not for this worker, or no tasks at all
-                if self._alone is None and len(found) < count:
-                    is_passing = await self._read(lanes, found, count - len(found))
+                is_passing = await self._look(lanes, found, count, keeps_apart)
                 await self._sort_out(found, wanted)
                 if found:
                     break
+                if self._in_flight.can_sweep(found):
+                    continue  # the reply was late
                 if is_passing and self._wakes == wakes and time.monotonic() < until_s:
                     continue  # what it can do may be behind them
                 if looks > 1 or not any(map(self._reads.is_due, (None, *(store.lane for store in lanes)))):
                     break
         return found
+
+    async def _look(self, lanes: Sequence[LaneStore], found: list[TaskDelivery], count: int, keeps_apart: bool) -> bool:
+        # Returns whether something was read: it may be for other workers, or no task at all.
+        if self._in_flight.can_sweep(found):
+            await self._sweep(found, keeps_apart)
+        if self._reads.is_due(None):
+            await self._promote()
+        for store in lanes:
+            if self._reads.is_due(store.lane) and len(found) < count:
+                await self._take_due(store, found, count - len(found), keeps_apart)
+        if self._alone is not None or len(found) >= count:
+            return False
+        return await self._read(lanes, found, count - len(found))
 
     async def _read(self, lanes: Sequence[LaneStore], found: list[TaskDelivery], count: int) -> bool:
         self._turn += 1
@@ -136,7 +141,7 @@ class TaskReader:
         for store, lane_wait_ms in zip(ordered, waits, strict=True):
             self._reads.note_due(store.lane, lane_wait_ms)
         await self._accept_fresh([(ordered[number - 1], entries) for number, entries in rows], found, sent_s)
-        return bool(rows)
+        return bool(rows) and not self._in_flight.must_sweep
 
     async def _accept_fresh(
         self, rows: Sequence[tuple[LaneStore, Entries]], found: list[TaskDelivery], since_s: float
@@ -309,7 +314,7 @@ class TaskReader:
 
     async def hand_back(self) -> None:
         """Give back what pops that were cancelled or broke have left behind; other pops must not be under way."""
-        if self._in_flight.can_sweep:
+        if self._in_flight.can_sweep():
             with self._in_flight.claiming() as found:
                 await self._sweep(found, keeps_apart=False)
                 while found:

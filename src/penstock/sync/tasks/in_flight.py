@@ -97,10 +97,9 @@ class TasksInFlight:
         finally:
             del self._claims[id(found)]
 
-    @property
-    def can_sweep(self) -> bool:
-        """Whether a sweep is needed, and nothing is under way that it would mistake for lost."""
-        return self.must_sweep and not self._claims
+    def can_sweep(self, mine: list[TaskDelivery] | None = None) -> bool:
+        """Return whether a sweep is needed, and no claim but mine is under way, whose tasks it would take for lost."""
+        return self.must_sweep and not self._claims.keys() - {id(mine)}
 
     def never_ran(self, deliveries: Sequence[TaskDelivery]) -> None:
         """Let go of tasks that may be recorded as begun, and were not: the next sweep finds them."""
