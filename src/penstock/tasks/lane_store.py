@@ -89,6 +89,7 @@ class LaneStore:
             keys.results, keys.done, keys.awaited,
         ]  # fmt: skip
         self._cursor = "-"
+        self.has_group = False  # as far as we know
 
     async def finish(self, rows: Sequence[tuple[TaskDelivery, Result]]) -> list[bool]:
         """Store results and acknowledge their tasks; False = not ours any more, or another result was first."""
@@ -186,7 +187,6 @@ class LaneRegistry:
     def __init__(self, client: StreamClient, keys: TaskKeys, group: str, consumer: str) -> None:
         self.client, self.keys, self.group, self.consumer = client, keys, group, consumer
         self._stores: dict[Lane, LaneStore] = {}
-        self._known: set[Lane] = set()  # whose groups exist
         self.is_restored = False  # a group was lost lately: what comes as new may have been done
         self._looked_s = float("-inf")
 
@@ -222,30 +222,30 @@ class LaneRegistry:
         lanes = await self._listed()
         for lane in [lane for lane in list(self._stores) if lane not in lanes]:
             self.forget(lane)
-        for lane in lanes:
-            if lane not in self._known:
-                await self._ensure(lane)
+        for store in map(self.store, lanes):
+            if not store.has_group:
+                await self._ensure_group(store)
         restored = self.keys.chore("restored")
         self.is_restored = bool(await self.client.call(restored, "EXISTS", restored))
         self._looked_s = time.monotonic()
 
-    async def _ensure(self, lane: Lane) -> None:
-        is_new = await self.store(lane).group.restore() is not None
+    async def _ensure_group(self, store: LaneStore) -> None:
+        is_new = await store.group.restore() is not None
         if is_new and await self.client.call(self.keys.done, "EXISTS", self.keys.done):
             # A group that was lost begins with the oldest entry, and tasks that were done are still in the stream.
             restored = self.keys.chore("restored")
             command = ("SET", restored, self.consumer, "PX", _COMPARED_MS)
             await self.client.call(restored, *command, repeat=Repeat.IDEMPOTENT)
-        self._known.add(lane)
+        store.has_group = True
 
     def forget(self, lane: Lane) -> None:
         """Read a lane no longer: it is off the list."""
         self._stores.pop(lane, None)
-        self._known.discard(lane)
 
     def forget_groups(self) -> None:
         """Look for the groups again: the server has lost one."""
-        self._known.clear()
+        for store in list(self._stores.values()):
+            store.has_group = False
         self._looked_s = float("-inf")
 
 
