@@ -125,12 +125,11 @@ class Worker:
         """Work until something ends it; return what was done."""
         self._busy_s = time.monotonic()
         activities, workers = TaskGroup(partial(self.stop, "failed")), TaskGroup(partial(self.stop, "failed"))
-        wind_up, on_signal = partial(self._wind_up, activities, workers), partial(self.stop, "signal")
+        on_signal = partial(self.stop, "signal") if self._handle_signals else None
         try:
             with self.queue.renewing(max(1, self._idle_ms // 4)):
-                async with graceful_end(
-                    wind_up, self._grace_s, on_signal if self._handle_signals else None, 2 * CLEANUP_TIMEOUT_S
-                ):
+                wind_up = partial(self._wind_up, activities, workers)
+                async with graceful_end(wind_up, self._grace_s, on_signal, 2 * CLEANUP_TIMEOUT_S):
                     for _ in range(self.concurrency):
                         workers.start(self._work)
                     for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
