@@ -313,3 +313,39 @@ async def test_a_worker_whose_run_is_cancelled_hands_back_what_waits(scene: Scen
 
         await eventually(all_came)
     assert [task.attempts for task in found] == [1] * 4
+
+
+async def test_a_worker_whose_run_is_cancelled_stores_what_it_has_done(scene: Scene) -> None:
+    handlers = Handlers()
+
+    @handlers.task("render")
+    async def render(_task: Task) -> None:
+        asyncio.get_running_loop().call_soon(working.cancel)
+
+    async with RedisTaskQueue(scene.url, "jobs") as queue:
+        await queue.enqueue(Task(kind="render", id="one"))
+        working = asyncio.create_task(Worker(queue, handlers, handle_signals=False).run())
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert await queue.get_result("one") is not None
+        assert await queue.pending_count() == 0
+
+
+async def test_a_worker_that_is_cancelled_while_it_winds_up_waits_for_no_handler(scene: Scene) -> None:
+    handlers, began = Handlers(), asyncio.Event()
+
+    @handlers.task("render")
+    async def render(_task: Task) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async with RedisTaskQueue(scene.url, "jobs") as queue:
+        await queue.enqueue(Task(kind="render", id="one"))
+        worker = Worker(queue, handlers, handle_signals=False, shutdown_grace_ms=3_600_000)
+        working = asyncio.create_task(worker.run())
+        await began.wait()
+        worker.stop()
+        await _cancelled(working, 0.1)
+        again = await queue.pop(timeout=60)
+    assert again is not None
+    assert (again.id, again.attempts) == ("one", 1)

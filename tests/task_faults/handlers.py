@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from penstock.task import Task
 from penstock.tasks import Handlers, Retry
@@ -32,6 +33,23 @@ async def block(task: Task) -> str:
     """Holds up the event loop for longer than the lease."""
     time.sleep(task.payload["seconds"])  # noqa: ASYNC251
     return f"run {task.attempts}"
+
+
+@handlers.task("note")
+async def note(task: Task) -> None:
+    """Writes down that it ran."""
+    with Path(task.payload["path"]).open("a") as file:  # noqa: ASYNC230 (a line at the end of a file)
+        file.write(f"{task.id}\n")
+
+
+@handlers.task("block_when_told")
+async def block_when_told(task: Task) -> str:
+    """Lets others have the event loop until a file is there, then removes the file and holds the event loop up."""
+    told = Path(task.payload["path"])
+    while not told.exists():  # noqa: ASYNC110, ASYNC240 (another process makes it)
+        await asyncio.sleep(0.01)
+    told.unlink()  # noqa: ASYNC240
+    return await block(task)
 
 
 @handlers.task("poison")

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import redis
@@ -101,6 +102,28 @@ def test_a_handler_that_blocks_the_loop_keeps_its_task(queue: RedisTaskQueue, st
     result = queue.wait_for_result(task.id, PATIENCE_S)
     assert result is not None
     assert result.data == "run 1"
+
+
+def test_no_task_runs_twice_beside_a_handler_that_blocks_the_loop(
+    queue: RedisTaskQueue, start_worker: Start, raw: redis.Redis, tmp_path: Path
+) -> None:
+    told, journal = tmp_path / "told", tmp_path / "journal"
+    notes = [Task(kind="note", payload={"path": str(journal)}) for _ in range(20)]
+    blocking = Task(kind="block_when_told", payload={"path": str(told), "seconds": 6})
+    queue.enqueue_many([*notes[:10], blocking])
+    start_worker(concurrency=2)
+    eventually(lambda: held(raw) == 1 and any("b" in each["flags"] for each in raw.client_list()), "it reads on")
+    told.touch()
+    eventually(lambda: not told.exists(), "the event loop is blocked")
+    queue.enqueue_many(notes[10:])  # for a read whose reply nobody sees until the handler ends
+    start_worker(concurrency=2)
+    result = queue.wait_for_result(blocking.id, PATIENCE_S)
+    assert result is not None
+    assert result.data == "run 1"
+    for task in notes:
+        assert queue.wait_for_result(task.id, PATIENCE_S) is not None
+    eventually(lambda: held(raw) == 0, "all is settled")
+    assert Counter(journal.read_text().split()) == Counter(task.id for task in notes)
 
 
 def test_a_frozen_worker_that_wakes_up_late_changes_nothing(

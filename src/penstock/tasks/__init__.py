@@ -2,12 +2,10 @@
 
 from penstock.errors import Skip, TaskTimeout
 from penstock.task import Priority, Result, Status, Task
-from penstock.tasks.handlers import Handler, Handlers
-from penstock.tasks.limits import Limits, Rate
+from penstock.tasks.handlers import Handler, Handlers, Limits, Rate, Retry
 from penstock.tasks.listed import DeadTask, InHand
 from penstock.tasks.queue import TaskQueue
 from penstock.tasks.redis_queue import RedisTaskQueue
-from penstock.tasks.retry import Retry
 from penstock.tasks.schedule import CronRule, Schedule
 from penstock.tasks.stub import StubQueue
 from penstock.tasks.worker import InlineWorker, Worker, WorkerReport

@@ -1,71 +1,16 @@
-"""Reads that wait at the server for tasks until something else is due, and what they leave behind when they break."""
+"""Reads that wait at the server until something comes, or something else is due."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 
-from penstock import envelope
-from penstock.delivery.group_commands import Redelivery
 from penstock.errors import PenstockError
 from penstock.redis.aio import Command, Reply
 from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.client import StreamClient
-from penstock.tasks.entries import runs_elsewhere
 from penstock.tasks.lanes import Lane
-from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 
 _REPLY_MARGIN_S = 2.0
-
-
-class LostReads:
-    """Remembers what may be pending with a consumer though nobody holds it: whether to sweep, and what to know then."""
-
-    def __init__(self, held: TasksInFlight) -> None:
-        self._held = held
-        self.must_sweep = False
-        self._under_way: dict[int, list[TaskInFlight]] = {}  # by the identity of the list
-        self._not_run: dict[str, int] = {}  # attempts before a run that may be recorded and never was
-
-    @contextmanager
-    def claiming(self) -> Iterator[list[TaskInFlight]]:
-        """Collect tasks from the moment in which the server may hand them out until the caller has them.
-
-        If something comes in between, nobody holds them: no heartbeat renews them, and the next sweep finds them.
-        """
-        found: list[TaskInFlight] = []
-        self._under_way[id(found)] = found
-        try:
-            yield found
-        except BaseException:
-            self.must_sweep = True
-            self.never_ran(found)
-            for held in found:
-                self._held.release(held)
-            raise
-        finally:
-            del self._under_way[id(found)]
-
-    @property
-    def can_sweep(self) -> bool:
-        """Whether a sweep is needed, and nothing is under way that it would mistake for lost."""
-        return self.must_sweep and not self._under_way
-
-    def never_ran(self, tasks: Iterable[TaskInFlight]) -> None:
-        """Take note that these tasks may be recorded as begun, and were not."""
-        self._not_run.update({held.entry_id: held.task.attempts - 1 for held in tasks if held.is_again})
-
-    def as_before(self, claims: Sequence[Redelivery]) -> list[Redelivery]:
-        """Return claims with the attempts that really were."""
-        found = []
-        for claim in claims:
-            runs = self._not_run.pop(claim.id, None)
-            # Those of another lane are written in the entry, and counted when it is read.
-            elsewhere = runs_elsewhere(envelope.as_mapping(claim.fields)) or 0
-            found.append(claim if runs is None else replace(claim, attempts=runs - elsewhere))
-        return found
 
 
 class BlockingReads:

@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from penstock import dead_letter_record, envelope
 from penstock.delivery.dead_letters import DeadLetterStream
+from penstock.delivery.settle import settle
 from penstock.errors import NotAuthentic
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
-from penstock.redis.retry import Repeat
 from penstock.serializers import PayloadLimits
 from penstock.task import LIMITS
 from penstock.tasks.entries import ATTEMPTS, KIND, TASK_ID, TaskEntries
@@ -67,9 +67,10 @@ class DeadTasks(DeadLetterStream[DeadTask]):
             self._keys.dead, self._keys.tasks(lane.suffix).stream, self._keys.index, self._keys.done,
             self._keys.results, self._keys.counts, self._keys.lanes,
         ]  # fmt: skip
-        args = [letter.id, lane.name, letter.task_id, letter.kind, self._group, *fields]
-        answer: bytes = await self._client.run("tasks/redrive", keys, args, Repeat.IDEMPOTENT)
-        return answer.decode() if b"-" not in answer else "queued"
+        args, unheard = [letter.id, lane.name, letter.task_id, letter.kind, self._group, *fields], set[str]()
+        answer: bytes = await settle(self._client, "tasks/redrive", keys, args, (letter.id,), unheard)
+        is_queued = b"-" in answer or (answer == b"gone" and bool(unheard))
+        return "queued" if is_queued else answer.decode()
 
 
 def _dead_task(entry_id: str, fields: Sequence[bytes], limits: PayloadLimits) -> DeadTask:

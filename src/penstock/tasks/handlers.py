@@ -1,20 +1,116 @@
-"""Handlers: the functions that do tasks, registered by kind."""
+"""Handlers: the functions that do tasks, registered by kind, with the retries and the limits of each kind."""
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
+from penstock.number_checks import check_number
+from penstock.policy import Backoff, Verdict, after_failure
+from penstock.policy import Limits as RunLimits
 from penstock.task import Priority, PriorityName, Task
-from penstock.tasks.limits import Limits, Rate
-from penstock.tasks.retry import Retry
 from penstock.tasks.schedule import CronRule, Schedule
 
 _Function = TypeVar("_Function", bound=Callable[[Task], Any])
+_Limit = TypeVar("_Limit")
+_RATE = re.compile(r"\s*(\d+)\s*/\s*(\d+(?:\.\d+)?)?\s*(s|m|h|d|second|minute|hour|day)\s*")
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """What a failed run of a task leads to.
+
+    `max_attempts` counts all runs, the first one included (None = what the queue allows: `max_retry` + 1). `never` are
+    errors after which trying again is pointless; with `only`, trying again is pointless after all others.
+    """
+
+    max_attempts: int | None = None
+    initial_delay_ms: int = 1_000
+    max_delay_ms: int = 300_000
+    jitter: float = 0.1
+    never: tuple[type[BaseException], ...] = ()
+    only: tuple[type[BaseException], ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for numbers that make no sense."""
+        if self.max_attempts is not None:
+            check_number("max_attempts", self.max_attempts)
+        if not 0 <= self.initial_delay_ms <= self.max_delay_ms or not 0 <= self.jitter < 1:
+            raise ConfigurationError("initial_delay_ms must be between 0 and max_delay_ms, and jitter between 0 and 1")
+
+    def after_failure(self, error: BaseException, runs: int, max_retry: int, chance: random.Random) -> Verdict:
+        """Decide about a task whose run failed; `runs` includes that run, `max_retry` is what the queue allows."""
+        limits = RunLimits(None, max_retry + 1 if self.max_attempts is None else self.max_attempts)
+        backoff = Backoff(self.initial_delay_ms, self.max_delay_ms, self.jitter)
+        is_pointless = isinstance(error, self.never) or (self.only is not None and not isinstance(error, self.only))
+        return after_failure(error, runs, runs, limits, backoff, chance, is_pointless=is_pointless)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many beginnings in so many seconds; after a pause up to `count` begin at once."""
+
+    count: int
+    per_s: float
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for what is no rate."""
+        if self.count < 1 or not self.per_s > 0:
+            raise ConfigurationError(f"Rate({self.count}, {self.per_s}) must be a positive number in positive seconds")
+
+    @classmethod
+    def parse(cls, text: str) -> Rate:
+        """Read a rate as people write it: '100/m', '5/s', '10/30s'."""
+        match = _RATE.fullmatch(text)
+        if match is None:
+            raise ConfigurationError(f"rate={text!r} must be written as '100/m', '5/s' or '10/30s'")
+        return cls(int(match[1]), float(match[2] or 1) * _UNITS[match[3][0]])
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one kind, over all workers; None = none."""
+
+    max_concurrency: int | None = None
+    max_concurrency_per_key: int | None = None
+    rate: Rate | None = None
+    rate_per_key: Rate | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for a limit that lets nothing pass."""
+        for what, value in (
+            ("max_concurrency", self.max_concurrency), ("max_concurrency_per_key", self.max_concurrency_per_key),
+        ):  # fmt: skip
+            if value is not None:
+                check_number(what, value)
+
+    def __bool__(self) -> bool:
+        """Tell whether there is any limit."""
+        return any((self.max_concurrency, self.max_concurrency_per_key, self.rate, self.rate_per_key))
+
+    def concurrency_of(self, task: Task) -> list[tuple[str, int]]:
+        """Return the limits of how many run at once that hold for a task: name and number."""
+        return _scopes(task, self.max_concurrency, self.max_concurrency_per_key)
+
+    def rates_of(self, task: Task) -> list[tuple[str, Rate]]:
+        """Return the rates that hold for a task: name and rate."""
+        return _scopes(task, self.rate, self.rate_per_key)
+
+
+def _scopes(task: Task, of_kind: _Limit | None, of_key: _Limit | None) -> list[tuple[str, _Limit]]:
+    kind, found = quote(task.kind, safe=""), list[tuple[str, _Limit]]()
+    if of_kind is not None:
+        found.append((kind, of_kind))
+    if of_key is not None and task.key is not None:
+        found.append((f"{kind}:{quote(task.key, safe='')}", of_key))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
+
+import msgspec
 
 from penstock.delivery.group import ConsumerGroup
 from penstock.delivery.group_commands import GroupCommands, id_bounds, settle
@@ -14,27 +16,16 @@ from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
-from penstock.task import Task
+from penstock.task import Result, Task, encode
+from penstock.tasks.handlers import Limits
 from penstock.tasks.lanes import DEFAULT, Lane, TaskFilter, suffix_of
-from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
 from penstock.tasks.result_store import stored
-from penstock.tasks.tasks_in_flight import TaskInFlight
 
 _PAGE = 1_000
 LOOK_EVERY_S = 1.0
 _COMPARED_MS = 3_600_000
 _ASKS_AGAIN_MS = 10_000  # a task that waits for a permit is woken when one is free; this is for when nobody wakes it
-_HEARD = {"ack": b"acked", "dead_letter": b"dead"}
-
-
-class Outcome(NamedTuple):
-    """A result on its way to the store, with the entry that it settles."""
-
-    entry_id: str
-    task_id: str
-    kind: str
-    status: str
-    raw: bytes
+_HEARD = {"ack": b"acked", "dead_letter": b"dead", "nack": b"dead"}  # one that waits is still pending
 
 
 class Release(NamedTuple):
@@ -50,11 +41,42 @@ class Release(NamedTuple):
     traceback: str = ""
 
 
+class TaskDelivery(msgspec.Struct, gc=False, eq=False):
+    """A task in our hands: the entry that it is, and the lane that settles it."""
+
+    task: Task
+    store: LaneStore
+    entry_id: str
+    is_again: bool  # it was handed out before, so there are records of that
+    is_settling: bool = False  # an answer is under way: that it is not pending any more does not mean that it is lost
+
+    async def release(self, ending: Release) -> str:
+        """Acknowledge the task, give it back, give it up or renew it; return what became of it: 'gone' = not ours."""
+        with _settling([self] if ending.what != "extend" else []):
+            return await self.store.release(ending, self.entry_id, self.task.id, self.task.kind, self.store.consumer)
+
+    async def hand_back(self, delay_ms: int = 0) -> None:
+        """Give the task back without counting a run."""
+        await self.release(Release("nack", delay_ms, counts=False))
+
+
+@contextmanager
+def _settling(deliveries: Sequence[TaskDelivery]) -> Iterator[None]:
+    for each in deliveries:
+        each.is_settling = True
+    try:
+        yield
+    except BaseException:
+        for each in deliveries:
+            each.is_settling = False
+        raise
+
+
 class LaneStore:
     """One lane of a queue in Redis, as one consumer sees it."""
 
     def __init__(self, client: StreamClient, keys: TaskKeys, lane: Lane, group: str, consumer: str) -> None:
-        self._client, self._keys, self.lane, self._group, self._consumer = client, keys, lane, group, consumer
+        self._client, self._keys, self.lane, self._group, self.consumer = client, keys, lane, group, consumer
         self.streams = keys.tasks(lane.suffix)
         self.stream = self.streams.stream
         self.retries, self.attempts = self.streams.retries(group), self.streams.attempts(group)
@@ -66,29 +88,27 @@ class LaneStore:
             keys.results, keys.done, keys.awaited,
         ]  # fmt: skip
         self._cursor = "-"
+        self.has_group = False  # as far as we know
 
-    async def finish(self, outcomes: Sequence[Outcome], is_again: bool) -> list[int]:
-        """Store results and acknowledge their tasks; 1 = stored, 2 = another was first, 0 = not ours any more."""
-        entry_ids, unheard = [outcome.entry_id for outcome in outcomes], set[str]()
-        first, last = id_bounds(entry_ids)
-        keys = self._keys
+    async def finish(self, rows: Sequence[tuple[TaskDelivery, Result]]) -> list[bool]:
+        """Store results and acknowledge their tasks; False = not ours any more, or another result was first."""
+        keys, unheard = self._keys, set[str]()
+        entry_ids, bodies = [held.entry_id for held, _ in rows], [encode(result) for _, result in rows]
         names = [
             self.stream, self.attempts, self.suspects, keys.results, keys.done, keys.awaited, keys.index, keys.unique,
-            keys.counts, *(keys.notice(outcome.task_id) for outcome in outcomes),
+            keys.counts, *(keys.notice(result.task_id) for _, result in rows),
         ]  # fmt: skip
-        args: list[bytes | str | int] = [self._group, self._consumer, int(is_again), first, last]
-        for outcome in outcomes:
-            args += (outcome.entry_id, outcome.task_id, outcome.kind, outcome.status, outcome.raw)
-        answers = [
-            int(answer) for answer in await settle(self._client, "tasks/finish", names, args, entry_ids, unheard)
+        is_again = any(held.is_again for held, _ in rows)
+        args: list[bytes | str | int] = [self._group, self.consumer, int(is_again), *id_bounds(entry_ids)]
+        for (held, result), body in zip(rows, bodies, strict=True):
+            args += (held.entry_id, result.task_id, result.kind, result.status.value, body)
+        with _settling([held for held, _ in rows]):
+            answers = await settle(self._client, "tasks/finish", names, args, entry_ids, unheard)
+        # The first try may have been heard: then this very result is stored.
+        return [
+            answer == 1 or (not answer and bool(unheard) and await stored(self._client, keys, result.task_id) == body)
+            for answer, (_, result), body in zip(answers, rows, bodies, strict=True)
         ]
-        if unheard:
-            # The first try may have been heard: then this very result is stored.
-            answers = [
-                1 if not answer and await stored(self._client, keys, outcome.task_id) == outcome.raw else answer
-                for answer, outcome in zip(answers, outcomes, strict=True)
-            ]
-        return answers
 
     async def release(self, ending: Release, entry_id: str, task_id: str, kind: str, owner: str = "") -> str:
         """Acknowledge a task, give it back or give it up; return what became of it: 'gone' = not in that hand."""
@@ -106,11 +126,6 @@ class LaneStore:
         if answer == b"dead":
             await self._limit_dead_letters(1)
         return answer.decode()
-
-    async def give_back(self, held: TaskInFlight, delay_ms: int = 0) -> None:
-        """Give a task of this consumer back without counting a run."""
-        ending = Release("nack", delay_ms, counts=False)
-        await self.release(ending, held.entry_id, held.task.id, held.task.kind, self._consumer)
 
     async def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str]]:
         """Free tasks of silent consumers; return how many are due now, and the ids of those that are dead."""
@@ -131,17 +146,18 @@ class LaneStore:
         # stays as long as a result does.
         await self._client.dead_letter_retention.after(self._keys.dead, written, self._keys.counts)
 
-    async def move(self, moves: Sequence[tuple[str, str, Lane, int]]) -> int:
-        """Move tasks (entry, id, lane, runs before) of this consumer to other lanes."""
-        lanes = list(dict.fromkeys(lane for _, _, lane, _ in moves))
+    async def move(self, moves: Sequence[tuple[TaskDelivery, Lane]]) -> None:
+        """Move tasks of this consumer to other lanes, with the runs that they had before this one."""
+        lanes = list(dict.fromkeys(lane for _, lane in moves))
         keys = [
             self.stream, self.attempts, self.retries, self.suspects, self._keys.index, self._keys.lanes,
             *(self._keys.tasks(lane.suffix).stream for lane in lanes),
         ]  # fmt: skip
-        args: list[str | int] = [self._group, self._consumer, len(lanes), *(lane.name for lane in lanes)]
-        for entry_id, task_id, lane, runs in moves:
-            args += (entry_id, task_id, lanes.index(lane) + 1, runs)
-        return int(await self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT))
+        args: list[str | int] = [self._group, self.consumer, len(lanes), *(lane.name for lane in lanes)]
+        for held, lane in moves:
+            args += (held.entry_id, held.task.id, lanes.index(lane) + 1, held.task.attempts - 1)
+        with _settling([held for held, _ in moves]):
+            await self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT)
 
     async def close(self) -> bool:
         """Take the lane off the list if nothing is in it and nobody reads it; tell whether it went."""
@@ -168,9 +184,8 @@ class LaneRegistry:
     """All lanes of one queue, each with its store."""
 
     def __init__(self, client: StreamClient, keys: TaskKeys, group: str, consumer: str) -> None:
-        self._client, self._keys, self._group, self._consumer = client, keys, group, consumer
+        self.client, self.keys, self.group, self.consumer = client, keys, group, consumer
         self._stores: dict[Lane, LaneStore] = {}
-        self._known: set[Lane] = set()  # whose groups exist
         self.is_restored = False  # a group was lost lately: what comes as new may have been done
         self._looked_s = float("-inf")
 
@@ -180,7 +195,7 @@ class LaneRegistry:
         return self._stores.setdefault(lane, self._made(lane)) if found is None else found
 
     def _made(self, lane: Lane) -> LaneStore:
-        return LaneStore(self._client, self._keys, lane, self._group, self._consumer)
+        return LaneStore(self.client, self.keys, lane, self.group, self.consumer)
 
     async def listed(self) -> list[LaneStore]:
         """Return the store of all lanes, for a look that writes nothing: a group may not exist."""
@@ -197,7 +212,7 @@ class LaneRegistry:
         return [store for store in await self.all() if wanted.reads(store.lane)]
 
     async def _listed(self) -> dict[Lane, None]:
-        names = await self._client.call(self._keys.lanes, "SMEMBERS", self._keys.lanes)
+        names = await self.client.call(self.keys.lanes, "SMEMBERS", self.keys.lanes)
         parsed = [Lane.parse(name.decode(errors="replace")) for name in names]
         return dict.fromkeys((DEFAULT, *(lane for lane in parsed if lane is not None)))
 
@@ -206,49 +221,49 @@ class LaneRegistry:
         lanes = await self._listed()
         for lane in [lane for lane in list(self._stores) if lane not in lanes]:
             self.forget(lane)
-        for lane in lanes:
-            if lane not in self._known:
-                await self._ensure(lane)
-        restored = self._keys.chore("restored")
-        self.is_restored = bool(await self._client.call(restored, "EXISTS", restored))
+        for store in map(self.store, lanes):
+            if not store.has_group:
+                await self._ensure_group(store)
+        restored = self.keys.chore("restored")
+        self.is_restored = bool(await self.client.call(restored, "EXISTS", restored))
         self._looked_s = time.monotonic()
 
-    async def _ensure(self, lane: Lane) -> None:
-        is_new = await self.store(lane).group.restore() is not None
-        if is_new and await self._client.call(self._keys.done, "EXISTS", self._keys.done):
+    async def _ensure_group(self, store: LaneStore) -> None:
+        is_new = await store.group.restore() is not None
+        if is_new and await self.client.call(self.keys.done, "EXISTS", self.keys.done):
             # A group that was lost begins with the oldest entry, and tasks that were done are still in the stream.
-            restored = self._keys.chore("restored")
-            command = ("SET", restored, self._consumer, "PX", _COMPARED_MS)
-            await self._client.call(restored, *command, repeat=Repeat.IDEMPOTENT)
-        self._known.add(lane)
+            restored = self.keys.chore("restored")
+            command = ("SET", restored, self.consumer, "PX", _COMPARED_MS)
+            await self.client.call(restored, *command, repeat=Repeat.IDEMPOTENT)
+        store.has_group = True
 
     def forget(self, lane: Lane) -> None:
         """Read a lane no longer: it is off the list."""
         self._stores.pop(lane, None)
-        self._known.discard(lane)
 
     def forget_groups(self) -> None:
         """Look for the groups again: the server has lost one."""
-        self._known.clear()
+        for store in list(self._stores.values()):
+            store.has_group = False
         self._looked_s = float("-inf")
 
 
 class Admission:
     """The limits of one queue, as one consumer meets them."""
 
-    def __init__(self, client: StreamClient, keys: TaskKeys, group: str, consumer: str) -> None:
-        self._client, self._keys, self._group, self._consumer = client, keys, group, consumer
+    def __init__(self, lanes: LaneRegistry) -> None:
+        self._client, self._keys, self._group = lanes.client, lanes.keys, lanes.group
         self._holding: dict[str, list[str]] = {}  # by kind: the lanes whose tasks had permits when it was asked last
 
-    async def admit(self, held: TaskInFlight, limits: Limits, lease_ms: int) -> bool:
+    async def admit(self, held: TaskDelivery, limits: Limits, lease_ms: int) -> bool:
         """Tell whether a task may begin; if not, it was put aside and will come again."""
-        kind, lane = held.task.kind, held.lane.name
+        kind, lane = held.task.kind, held.store.lane.name
         limit_keys: list[str] = []
         limit_args: list[str | int] = []
-        for scope, most in concurrency_scopes(held.task, limits):
+        for scope, most in limits.concurrency_of(held.task):
             limit_keys += (self._keys.permits(scope), self._keys.queue_for(scope))
             limit_args += ("c", most, 0)
-        for scope, rate in rate_scopes(held.task, limits):
+        for scope, rate in limits.rates_of(held.task):
             limit_keys += (self._keys.rate(scope), self._keys.reserved(scope))
             limit_args += ("r", rate.count, round(rate.per_s * 1000))
         names = list(dict.fromkeys([lane, *self._holding.get(kind, ())]))
@@ -256,7 +271,8 @@ class Admission:
             streams = [self._keys.tasks(suffix_of(name)) for name in names]
             keys = [key for stream in streams for key in (stream.stream, stream.retries(self._group))]
             args: list[str | int] = [
-                self._group, self._consumer, held.entry_id, lane, held.task.id, len(names), lease_ms, _ASKS_AGAIN_MS,
+                self._group, held.store.consumer, held.entry_id, lane, held.task.id, len(names), lease_ms,
+                _ASKS_AGAIN_MS,
             ]  # fmt: skip
             reply = await self._client.run(
                 "tasks/admit",
@@ -272,7 +288,7 @@ class Admission:
     async def give_back(self, task: Task, limits: Limits) -> bool:
         """Give the permits of a task back; tell whether another one may begin for that."""
         is_woken = False
-        for scope, _ in concurrency_scopes(task, limits):
+        for scope, _ in limits.concurrency_of(task):
             names: list[str] = []
             while True:
                 retries = [self._keys.tasks(suffix_of(name)).retries(self._group) for name in names]

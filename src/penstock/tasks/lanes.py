@@ -13,8 +13,8 @@ from urllib.parse import quote, unquote
 
 from penstock.task import Priority, Task
 
-_ORDER = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
-_EVERY = 8  # of so many reads one begins with the lowest priority
+PRIORITIES = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+LOWEST_FIRST_EVERY = 8  # of so many reads one begins with the lowest priority
 _SHARE = 8  # and of every larger batch, one part of so many is kept for each lower priority
 
 
@@ -96,12 +96,12 @@ def suffix_of(name: str) -> str:
 
 def reading_order(lanes: Iterable[Lane], turn: int) -> list[Lane]:
     """Return the lanes in the order of a read: by priority, equals in turn; now and then the other way round."""
-    ordered = sorted(lanes, key=lambda lane: (_ORDER[lane.priority], lane.name))
+    ordered = sorted(lanes, key=lambda lane: (PRIORITIES.index(lane.priority), lane.name))
     if len(ordered) < 2:
         return ordered
-    groups = [[lane for lane in ordered if lane.priority is priority] for priority in _ORDER]
+    groups = [[lane for lane in ordered if lane.priority is priority] for priority in PRIORITIES]
     turned = [group[turn % len(group) :] + group[: turn % len(group)] for group in groups if group]
-    if turn % _EVERY == _EVERY - 1:
+    if turn % LOWEST_FIRST_EVERY == LOWEST_FIRST_EVERY - 1:
         turned.reverse()
     return [lane for group in turned for lane in group]
 

@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from penstock import envelope
 from penstock.errors import GroupLost
-from penstock.keys import TaskKeys
 from penstock.redis.aio import Command
-from penstock.redis.client import StreamClient
 from penstock.redis.reading import pages, read_all
 from penstock.redis.retry import Repeat
 from penstock.serializers import PayloadLimits
@@ -26,9 +24,9 @@ _LOOKED_AT = 64  # tasks in hand at once, for they may be large
 class TaskListing:
     """The open tasks of one queue: pages of its streams, compared with the index."""
 
-    def __init__(self, client: StreamClient, keys: TaskKeys, lanes: LaneRegistry, limits: PayloadLimits) -> None:
-        self._client, self._keys, self._lanes = client, keys, lanes
-        self._entries = TaskEntries(keys, client.protection, limits)
+    def __init__(self, lanes: LaneRegistry, limits: PayloadLimits) -> None:
+        self._client, self._keys, self._lanes = lanes.client, lanes.keys, lanes
+        self._entries = TaskEntries(lanes.keys, lanes.client.protection, limits)
 
     async def open_tasks(self, limit: int, offset: int) -> list[Task]:
         """Return open tasks, without the first so many."""

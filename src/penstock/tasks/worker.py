@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from penstock.counters import WorkerTally
+from penstock.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
 from penstock.delivery.reader import PrefetchWindow
 from penstock.errors import (
     EXITS,
@@ -25,7 +26,6 @@ from penstock.events import Emitter, EventName, EventSink
 from penstock.number_checks import check_number
 from penstock.results.backend import ResultBackend
 from penstock.runtime.aio import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
-from penstock.shutdown import SignalWatch
 from penstock.task import Result, Task
 from penstock.tasks.committer import ResultCommitter
 from penstock.tasks.handlers import Handlers
@@ -37,7 +37,6 @@ _BREATH = 100  # tasks that one hand does before everybody else has a turn
 _WATCH_S = 0.05
 _ORPHANS = 1_000
 _OUTAGE_PAUSE_S = 0.5
-_CLEANUP_TIMEOUT_S = 5.0
 _MOST_AHEAD = 1_000
 _LONGEST_WAIT_S = 60.0
 
@@ -125,29 +124,21 @@ class Worker:
     async def run(self) -> WorkerReport:
         """Work until something ends it; return what was done."""
         self._busy_s = time.monotonic()
-        unsubscribe = SignalWatch.subscribe(lambda: self.stop("signal")) if self._handle_signals else None
-        activities = TaskGroup(lambda: self.stop("failed"))
-        workers = TaskGroup(lambda: self.stop("failed"))
+        activities, workers = TaskGroup(partial(self.stop, "failed")), TaskGroup(partial(self.stop, "failed"))
+        on_signal = partial(self.stop, "signal") if self._handle_signals else None
         try:
             with self.queue.renewing(max(1, self._idle_ms // 4)):
-                for _ in range(self.concurrency):
-                    workers.start(self._work)
-                for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
-                    activities.start(role)
-                await self._stopping.wait()
-                if hasattr(self._queue, "wake"):
-                    await self._queue.wake()
-                await shielded(self._grace_s + 2 * _CLEANUP_TIMEOUT_S, self._wind_up, workers)
-                if not await activities.join(_CLEANUP_TIMEOUT_S):
-                    await activities.cancel()
+                wind_up = partial(self._wind_up, activities, workers)
+                async with graceful_end(wind_up, self._grace_s, on_signal, 2 * CLEANUP_TIMEOUT_S):
+                    for _ in range(self.concurrency):
+                        workers.start(self._work)
+                    for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
+                        activities.start(role)
+                    await self._stopping.wait()
         finally:
-            self._stopping.set()
             await workers.cancel()
             await activities.cancel()
-            await shielded(_CLEANUP_TIMEOUT_S, self._hand_back_the_rest)
             self._threads.close()
-            if unsubscribe is not None:
-                unsubscribe()
         if self._exit is not None:
             raise self._exit
         for team in (workers, activities):
@@ -156,24 +147,29 @@ class Worker:
         self._emit(EventName.STOPPED, reason=self._reason)
         return self.report()
 
-    async def _wind_up(self, workers: TaskGroup) -> None:
+    async def _wind_up(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
+        ends_s = time.monotonic() + grace_s + 2 * CLEANUP_TIMEOUT_S
+        self._stopping.set()
+        if hasattr(self._queue, "wake"):
+            await self._queue.wake()
         await self._hand_back(self._inbox.close())
-        if not await workers.join(self._grace_s):
-            logger.warning("%d handler(s) still run after %.0f s of grace", self.tally.running, self._grace_s)
+        if not self._reason:
+            await workers.cancel()  # run() was cancelled, and its handlers with it
+        elif not await workers.join(grace_s):
+            logger.warning("%d handler(s) still run after %.0f s of grace", self.tally.running, grace_s)
             for slot in self._slots:
                 slot.interrupt(WorkerStopped("the worker was stopped"))
-            await workers.join(_CLEANUP_TIMEOUT_S)
+            await workers.join(CLEANUP_TIMEOUT_S)
         try:
-            await self._committer.end()
+            await shielded(ends_s - time.monotonic(), self._committer.end)
         except PenstockError as error:
             logger.warning("%d result(s) were not stored, their tasks become orphans: %s", len(self._committer), error)
-
-    async def _hand_back_the_rest(self) -> None:
-        # After a stop there is nothing. A run that is cancelled leaves tasks that wait, or a pop that came to nothing.
-        await self._hand_back(self._inbox.close())
+        if not await activities.join(CLEANUP_TIMEOUT_S):
+            await activities.cancel()
+        await self._hand_back(self._inbox.close())  # what came while it was closed
         if hasattr(self._queue, "hand_back"):
             try:
-                await self._queue.hand_back()
+                await self._queue.hand_back()  # what a pop that was cut off has left behind
             except PenstockError as error:
                 logger.warning("tasks that nobody has seen will be orphans: %s", error)
 

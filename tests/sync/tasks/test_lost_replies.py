@@ -12,8 +12,9 @@ import pytest
 import redis
 
 from penstock.errors import ConnectionLost
+from penstock.events import EventName
 from penstock.redis.scripts import script
-from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, Worker
+from penstock.sync.tasks import Handlers, Limits, Rate, RedisTaskQueue, Retry, Worker
 from penstock.sync.testing.task_queue_contract import in_first_run
 from penstock.task import Result, Task
 from penstock.testing import FaultProxy
@@ -28,6 +29,7 @@ SCRIPTS = [
     "tasks/release",
     "tasks/result",
     "tasks/admit",
+    "tasks/redrive",
     "streams/take_due",
     "streams/begin",
 ]
@@ -137,6 +139,51 @@ def test_a_task_that_was_given_back_is_given_back_once(lossy: RedisTaskQueue, fa
     assert again.attempts == 2
 
 
+def test_a_task_that_was_handed_back_keeps_the_attempts_that_it_had(
+    lossy: RedisTaskQueue, fault_proxy: FaultProxy
+) -> None:
+    lossy.enqueue(Task(kind="render"))
+    for attempts in (1, 2, 3):
+        [task] = lossy.pop_many(1)
+        assert task.attempts == attempts
+        assert lossy.nack(task.id, max_retry=9)
+    [task] = lossy.pop_many(1)
+    lose(fault_proxy, "tasks/release")
+    assert lossy.nack(task.id, counts=False)
+    assert lossy.pop_many(1) == [task]
+
+
+def test_a_task_that_was_given_up_after_its_last_run_is_known_to_be(
+    lossy: RedisTaskQueue, fault_proxy: FaultProxy
+) -> None:
+    lossy.enqueue(Task(kind="render"))
+    [task] = lossy.pop_many(1)
+    lose(fault_proxy, "tasks/release")
+    assert lossy.nack(task.id, max_retry=0)
+    assert lossy.dead.count() == 1
+
+
+def test_a_task_that_was_put_aside_by_its_limits_does_not_begin(
+    lossy: RedisTaskQueue, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    limits = Limits(rate=Rate(1, 3_600))
+    lossy.enqueue_many([Task(kind="render"), Task(kind="render")])
+    first, second = lossy.pop_many(2)
+    assert lossy.admit(first, limits)
+    lose(fault_proxy, "tasks/admit")
+    assert not lossy.admit(second, limits)
+    assert raw.zcard(lossy.keys.tasks().retries("jobs")) == 1, "it waits, and nobody else may begin with it meanwhile"
+
+
+def test_a_dead_task_that_was_put_back_is_known_to_be(lossy: RedisTaskQueue, fault_proxy: FaultProxy) -> None:
+    lossy.enqueue(Task(kind="render"))
+    [task] = lossy.pop_many(1)
+    lossy.dead_letter(task.id)
+    lose(fault_proxy, "tasks/redrive")
+    assert lossy.dead.redrive() == [task.id]
+    assert lossy.dead.redrive() == []
+
+
 # --- what no try brings to the server ---------------------------------------------------------------
 
 
@@ -213,6 +260,23 @@ def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_worker_
     with running(short(lossy, handlers)):
         assert lossy.wait_for_result(task.id, DEADLINE_S) is not None
     assert len(runs) == 2
+
+
+def test_a_task_that_could_not_be_given_back_is_told_to_be_lost_when_another_has_it(
+    fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    raw.script_load(script("tasks/release").source)
+    lost: list[object] = []
+    with RedisTaskQueue(fault_proxy.url, "jobs", on_event=lambda event: lost.append(event.name)) as queue:
+        queue.enqueue(Task(kind="render"))
+        [task] = queue.pop_many(1)
+        keep_away(fault_proxy, "tasks/release")
+        with pytest.raises(ConnectionLost):
+            queue.nack(task.id)
+        [(entry_id, _)] = raw.xrange("jobs.tasks")
+        raw.xclaim("jobs.tasks", "jobs", "thief", 0, [entry_id], justid=True)
+        with queue.renewing(10):
+            eventually(lambda: lost == [EventName.LEASE_LOST])
 
 
 def test_a_task_that_could_not_ask_for_its_permit_asks_again(lossy: RedisTaskQueue, fault_proxy: FaultProxy) -> None:

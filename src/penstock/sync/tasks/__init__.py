@@ -7,10 +7,8 @@ from penstock.sync.tasks.redis_queue import RedisTaskQueue
 from penstock.sync.tasks.stub import StubQueue
 from penstock.sync.tasks.worker import InlineWorker, Worker, WorkerReport
 from penstock.task import Priority, Result, Status, Task
-from penstock.tasks.handlers import Handler, Handlers
-from penstock.tasks.limits import Limits, Rate
+from penstock.tasks.handlers import Handler, Handlers, Limits, Rate, Retry
 from penstock.tasks.listed import DeadTask, InHand
-from penstock.tasks.retry import Retry
 from penstock.tasks.schedule import CronRule, Schedule
 
 __all__ = [

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from penstock import envelope
 from penstock.errors import GroupLost
-from penstock.keys import TaskKeys
 from penstock.redis.blocking import Command
 from penstock.redis.retry import Repeat
 from penstock.serializers import PayloadLimits
-from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import pages, read_all
 from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.sync.tasks.lane_store import LaneRegistry, LaneStore
@@ -27,9 +25,9 @@ _LOOKED_AT = 64  # tasks in hand at once, for they may be large
 class TaskListing:
     """The open tasks of one queue: pages of its streams, compared with the index."""
 
-    def __init__(self, client: StreamClient, keys: TaskKeys, lanes: LaneRegistry, limits: PayloadLimits) -> None:
-        self._client, self._keys, self._lanes = client, keys, lanes
-        self._entries = TaskEntries(keys, client.protection, limits)
+    def __init__(self, lanes: LaneRegistry, limits: PayloadLimits) -> None:
+        self._client, self._keys, self._lanes = lanes.client, lanes.keys, lanes
+        self._entries = TaskEntries(lanes.keys, lanes.client.protection, limits)
 
     def open_tasks(self, limit: int, offset: int) -> list[Task]:
         """Return open tasks, without the first so many."""

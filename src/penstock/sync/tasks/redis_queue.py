@@ -25,15 +25,15 @@ from penstock.sync.delivery.janitor import is_elected
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.dead_tasks import DeadTasks
 from penstock.sync.tasks.entries import TaskOutbox, when_due
-from penstock.sync.tasks.lane_store import Admission, LaneRegistry, LaneStore, Outcome, Release
+from penstock.sync.tasks.in_flight import TasksInFlight
+from penstock.sync.tasks.lane_store import Admission, LaneRegistry, LaneStore, Release, TaskDelivery
 from penstock.sync.tasks.listing import TaskListing
 from penstock.sync.tasks.result_store import ResultStore
 from penstock.sync.tasks.task_reader import TaskReader
 from penstock.task import Result, Task, check_id
+from penstock.tasks.handlers import Limits
 from penstock.tasks.lanes import ANY_TASK, Lane, TaskFilter
-from penstock.tasks.limits import Limits
 from penstock.tasks.listed import InHand, QueueGauges
-from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 from penstock.worker_name import unique_worker_name
 
 logger = logging.getLogger("penstock.sync.tasks")
@@ -90,14 +90,12 @@ class RedisTaskQueue:
         self.encode_task: Callable[[Task], bytes] = lambda task: values.encode_task(task, limits, encode)
         """Returns a task as it travels; raises EncodeError for one that no worker could read."""
         self._outbox = TaskOutbox(self.client, self.keys, self.group, self.encode_task)
-        self._held = TasksInFlight(self.keys)
+        self._in_flight = TasksInFlight()
         self._lanes = LaneRegistry(self.client, self.keys, self.group, self.consumer)
-        self._reader = TaskReader(
-            self.client, self.keys, self._lanes, self._held, self.group, self.consumer, max_retry, limits
-        )  # fmt: skip
-        self._admission = Admission(self.client, self.keys, self.group, self.consumer)
+        self._reader = TaskReader(self._lanes, self._in_flight, max_retry, limits, idle_ms / 4000)
+        self._admission = Admission(self._lanes)
         self._result_store = ResultStore(self.client, self.keys)
-        self._listing = TaskListing(self.client, self.keys, self._lanes, limits)
+        self._listing = TaskListing(self._lanes, limits)
         self.dead = DeadTasks(self.client, self.keys, self.group, limits)
 
     @classmethod
@@ -170,11 +168,11 @@ class RedisTaskQueue:
 
         One that has not run is taken up by the next pop of this object; one that has is an orphan when its lease ends.
         """
-        held = self._held.get(task_id)
-        if held is not None:
-            self._held.release(held)
-            if not has_run:
-                self._reader.never_ran(held)
+        held = self._in_flight.get(task_id)
+        if held is not None and has_run:
+            self._in_flight.release([held])
+        elif held is not None:
+            self._in_flight.never_ran([held])
 
     def ack(self, task_id: str) -> bool:
         """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
@@ -206,15 +204,14 @@ class RedisTaskQueue:
 
     def _release(self, ending: Release, task_id: str) -> str:
         check_id("task_id", task_id)
-        held = self._held.get(task_id)
+        held = self._in_flight.get(task_id)
         if held is None:
             return self._release_elsewhere(ending, task_id)
-        store = self._lanes.store(held.lane)
-        answer = store.release(ending, held.entry_id, task_id, held.task.kind, self.consumer)
+        answer = held.release(ending)
         if ending.what != "extend" or answer == "gone":
-            self._held.release(held)
+            self._in_flight.release([held])
         if answer == "waiting":
-            self._reader.due_soon(held.lane, ending.delay_ms / 1000)
+            self._reader.due_soon(held.store.lane, ending.delay_ms / 1000)
         return answer
 
     def _release_elsewhere(self, ending: Release, task_id: str) -> str:
@@ -233,42 +230,35 @@ class RedisTaskQueue:
         Guarantees: False = the task is not ours any more, or had a result: this one is thrown away.
         """
         answers = [False] * len(results)
-        by_lane: dict[Lane, list[tuple[int, TaskInFlight, Result]]] = {}
-        lane, group = None, list[tuple[int, TaskInFlight, Result]]()
+        by_store: dict[LaneStore, list[tuple[int, tuple[TaskDelivery, Result]]]] = {}
+        store, group = None, list[tuple[int, tuple[TaskDelivery, Result]]]()
         for place, result in enumerate(results):
-            held = self._held.get(result.task_id)
+            held = self._in_flight.get(result.task_id)
             if held is not None:
-                if held.lane is not lane:
-                    lane, group = held.lane, by_lane.setdefault(held.lane, [])
-                group.append((place, held, result))
-        for same, rows in by_lane.items():
+                if held.store is not store:
+                    store, group = held.store, by_store.setdefault(held.store, [])
+                group.append((place, (held, result)))
+        for same, rows in by_store.items():
             for start in range(0, len(rows), _STEP):
                 page = rows[start : start + _STEP]
-                for (place, _, _), is_stored in zip(page, self._finish(same, page), strict=True):
+                stored = same.finish([row for _, row in page])
+                self._in_flight.release([held for _, (held, _) in page])
+                for (place, _), is_stored in zip(page, stored, strict=True):
                     answers[place] = is_stored
         return answers
-
-    def _finish(self, lane: Lane, rows: Sequence[tuple[int, TaskInFlight, Result]]) -> list[bool]:
-        outcomes = [
-            Outcome(held.entry_id, result.task_id, result.kind, result.status.value, values.encode(result))
-            for _, held, result in rows
-        ]
-        is_again = any(held.is_again for _, held, _ in rows)
-        answers = self._lanes.store(lane).finish(outcomes, is_again)
-        self._held.release_all(lane, [held for _, held, _ in rows])
-        return [answer == 1 for answer in answers]
 
     def admit(self, task: Task, limits: Limits) -> bool:
         """Tell whether a task in our hands may begin within the limits; if not, it was put aside and comes again.
 
         No attempt is burnt by that. A permit ends with the task, or with the silence of its holder.
         """
-        held = self._held.get(task.id)
-        if held is None or not self._admission.admit(held, limits, self.idle_ms):
-            if held is not None:
-                self._held.release(held)
+        held = self._in_flight.get(task.id)
+        if held is None:
             return False
-        return True
+        is_admitted = self._admission.admit(held, limits, self.idle_ms)
+        if not is_admitted:
+            self._in_flight.release([held])
+        return is_admitted
 
     def give_back_permit(self, task: Task, limits: Limits) -> None:
         """Let the next task begin in the place of one that has ended."""
@@ -278,9 +268,10 @@ class RedisTaskQueue:
     @contextmanager
     def renewing(self, heartbeat_interval_ms: int | None = None) -> Iterator[None]:
         """Renew the leases of all tasks that this object holds, from a thread, until the context ends."""
+        self._reader.heartbeat_s = (heartbeat_interval_ms or self.idle_ms / 4) / 1000
         leases = StreamLeases(
-            self.client.settings, self.keys.index, self.group, self.consumer,
-            (heartbeat_interval_ms or self.idle_ms / 4) / 1000, self.idle_ms, self._held.ids_by_stream, self._lost,
+            self.client.settings, self.keys.index, self.group, self.consumer, self._reader.heartbeat_s, self.idle_ms,
+            self._in_flight.ids_by_stream, self._lost,
         )  # fmt: skip
         leases.start()
         try:
@@ -289,7 +280,7 @@ class RedisTaskQueue:
             leases.stop()
 
     def _lost(self, keys: StreamKeys, entry_ids: list[str]) -> None:
-        tasks = self._held.lose(keys, entry_ids)
+        tasks = self._in_flight.lose(keys, entry_ids)
         if tasks:
             logger.warning("%d task(s) belong to another worker now, the first is %s", len(tasks), tasks[0].task.id)
             self._emit(EventName.LEASE_LOST, ids=[held.task.id for held in tasks])

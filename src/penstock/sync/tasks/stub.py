@@ -22,13 +22,11 @@ from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLi
 from penstock.settings import TaskQueueSettings
 from penstock.sync.tasks.entries import when_due
 from penstock.task import Priority, Result, Status, Task, check_id
-from penstock.tasks.lanes import TaskFilter
-from penstock.tasks.limits import Limits, concurrency_scopes, rate_scopes
+from penstock.tasks.handlers import Limits
+from penstock.tasks.lanes import LOWEST_FIRST_EVERY, PRIORITIES, TaskFilter
 from penstock.tasks.listed import DeadTask, InHand
 
 _ASKS_AGAIN_S = 0.02
-_EVERY = 8  # of so many reads one begins with the lowest priority
-_ORDER = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 
 
 @dataclass(slots=True)
@@ -62,7 +60,7 @@ class StubQueue:
         self._now = now
         self._lock = threading.RLock()
         self._open: dict[str, _Entry] = {}
-        self._queued: dict[Priority, deque[str]] = {priority: deque() for priority in _ORDER}
+        self._queued: dict[Priority, deque[str]] = {priority: deque() for priority in PRIORITIES}
         self._unique: dict[str, str] = {}
         self._results: dict[str, Result] = {}
         self.dead: list[DeadTask] = []
@@ -146,7 +144,7 @@ class StubQueue:
                     next_s = min(next_s, entry.due_s - now_s)
         self._turn += 1
         found: list[Task] = []
-        for priority in reversed(_ORDER) if self._turn % _EVERY == 0 else _ORDER:
+        for priority in reversed(PRIORITIES) if self._turn % LOWEST_FIRST_EVERY == 0 else PRIORITIES:
             queued = self._queued[priority]
             for _ in range(len(queued)):
                 if len(found) >= count:
@@ -263,14 +261,14 @@ class StubQueue:
         return False
 
     def _may_begin_at(self, task: Task, limits: Limits) -> float | None:
-        now_s, scopes = self._now(), concurrency_scopes(task, limits)
+        now_s, scopes = self._now(), limits.concurrency_of(task)
         for scope, most in scopes:
             holders = self._permits.setdefault(scope, set())
             holders -= {task_id for task_id in holders if self._in_hand(task_id) is None}
             if len(holders - {task.id}) >= most:
                 return now_s + _ASKS_AGAIN_S
         begins_s = 0.0
-        for scope, rate in rate_scopes(task, limits):
+        for scope, rate in limits.rates_of(task):
             if (scope, task.id) in self._reserved:
                 self._reserved.discard((scope, task.id))
                 continue
@@ -287,7 +285,7 @@ class StubQueue:
     def give_back_permit(self, task: Task, limits: Limits) -> None:
         """Let the next task begin in the place of one that has ended."""
         with self._lock:
-            for scope, _ in concurrency_scopes(task, limits):
+            for scope, _ in limits.concurrency_of(task):
                 self._permits.get(scope, set()).discard(task.id)
         self._notify()
 

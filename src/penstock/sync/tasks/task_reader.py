@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 from penstock import envelope
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_of, text_of
-from penstock.keys import TaskKeys
 from penstock.policy import Reason, unreadable
 from penstock.redis.blocking import Command
 from penstock.redis.retry import Repeat
@@ -17,15 +17,15 @@ from penstock.runtime.threads import pause
 from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.dead_letters import DeadLetterBackoff
 from penstock.sync.delivery.group_commands import MAX_IDS, Parking, Redelivery
-from penstock.sync.redis.client import StreamClient
-from penstock.sync.tasks.blocking_reads import BlockingReads, LostReads
+from penstock.sync.tasks.blocking_reads import BlockingReads
 from penstock.sync.tasks.entries import Malformed, TaskEntries
-from penstock.sync.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore, Release
+from penstock.sync.tasks.in_flight import TasksInFlight
+from penstock.sync.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore, Release, TaskDelivery
 from penstock.task import Task
 from penstock.tasks.lanes import Lane, TaskFilter, portions, reading_order, suffix_of
-from penstock.tasks.tasks_in_flight import TaskInFlight, TasksInFlight
 
 logger = logging.getLogger("penstock.sync.tasks")
+Entries: TypeAlias = Sequence[tuple[bytes, list[bytes]]]  # ids and fields, as the server sends them
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
 _SUSPECTS = 16  # taken at once: should one kill the worker, all that it has wait for another lease
@@ -38,21 +38,21 @@ _PASSING_S = 30.0  # for so long a pop passes over what it cannot do before it s
 class TaskReader:
     """Hands out tasks to one consumer.
 
-    Guarantees: a read is sent once. Whatever a broken connection or a cancelled pop may have left pending with this
-    consumer is swept up before a later read, or handed back at the end, and no attempt is counted for it.
+    Guarantees: a read is sent once. What it brings is in flight, and renewed, as soon as the reply is here; a reply
+    that is seen too late for that hands out nothing. Whatever it, a broken connection or a cancelled pop may have left
+    pending with this consumer is swept up before a later read, or handed back at the end, and no attempt is counted.
     """
 
     def __init__(
-        self, client: StreamClient, keys: TaskKeys, lanes: LaneRegistry, held: TasksInFlight, group: str, consumer: str,
-        max_retry: int, limits: PayloadLimits,
-    ) -> None:  # fmt: skip
-        self._client, self._keys, self._lanes, self._held = client, keys, lanes, held
-        self._group, self._consumer, self._max_retry = group, consumer, max_retry
-        self._entries = TaskEntries(keys, client.protection, limits)
+        self, lanes: LaneRegistry, in_flight: TasksInFlight, max_retry: int, limits: PayloadLimits, heartbeat_s: float
+    ) -> None:
+        self._lanes, self._in_flight, self._max_retry = lanes, in_flight, max_retry
+        self._client, self._keys, self._group, self._consumer = lanes.client, lanes.keys, lanes.group, lanes.consumer
+        self.heartbeat_s = heartbeat_s  # how often leases are renewed
+        self._entries = TaskEntries(self._keys, self._client.protection, limits)
         self._turn = self._wakes = 0
-        self._lost = LostReads(held)
-        self._reads = BlockingReads(client, keys.index)
-        self._alone: TaskInFlight | None = None  # a task in hand that must have no neighbours
+        self._reads = BlockingReads(self._client, self._keys.index)
+        self._alone: TaskDelivery | None = None  # a task in hand that must have no neighbours
         self._drains_for: Lane | None = None  # where a task waits until nothing else is in hand
         self._drain_began_s = self._next_drain_s = 0.0
         self._dead_letter_backoff = DeadLetterBackoff(logger)
@@ -72,21 +72,22 @@ class TaskReader:
             if must_wait:
                 pause(min(left_s, _APART_S / 10))
                 continue
-            found = self._wait(min(left_s, self._reads.until_due_s(), LOOK_EVERY_S), count, wanted)
+            wait_s = min(left_s, self._reads.until_due_s(), LOOK_EVERY_S, 2 * self.heartbeat_s)
+            found = self._wait(wait_s, count, wanted)
             if found:
                 return [held.task for held in found]
 
     def _keeps_others_waiting(self) -> bool:
         # A task that must run alone is in hand, or waits until nothing else is.
-        if self._alone is not None and self._held.get(self._alone.task.id) is self._alone:
+        if self._alone is not None and self._in_flight.get(self._alone.task.id) is self._alone:
             return True
         self._alone = None
         if self._drains_for is not None and time.monotonic() - self._drain_began_s > _DRAIN_S:
             self._end_drain()
         # Also in the moment between the end of the others and its turn: what is read then would be its neighbour.
-        return self._drains_for is not None and (len(self._held) > 0 or not self._reads.is_due(self._drains_for))
+        return self._drains_for is not None and (len(self._in_flight) > 0 or not self._reads.is_due(self._drains_for))
 
-    def _persist(self, count: int, wanted: TaskFilter, keeps_apart: bool) -> list[TaskInFlight]:
+    def _persist(self, count: int, wanted: TaskFilter, keeps_apart: bool) -> list[TaskDelivery]:
         for tries_left in reversed(range(_TRIES)):
             try:
                 return self._take(min(count, MAX_IDS), wanted, keeps_apart)
@@ -97,99 +98,115 @@ class TaskReader:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _take(self, count: int, wanted: TaskFilter, keeps_apart: bool) -> list[TaskInFlight]:
+    def _take(self, count: int, wanted: TaskFilter, keeps_apart: bool) -> list[TaskDelivery]:
         lanes = self._lanes.read_by(wanted)
-        can_sweep = self._lost.can_sweep
-        with self._lost.claiming() as found:
-            if can_sweep:
-                found.extend(self._sweep(keeps_apart))
+        with self._in_flight.claiming() as found:
             looks, wakes, until_s = 0, self._wakes, time.monotonic() + _PASSING_S
             while True:
                 looks += 1
-                if self._reads.is_due(None):
-                    self._promote()
-                for store in lanes:
-                    if self._reads.is_due(store.lane) and len(found) < count:
-                        found.extend(self._take_due(store, count - len(found), keeps_apart))
-                is_passing = False  # tasks that are not for this worker, or no tasks at all
-                if self._alone is None and len(found) < count:
-                    fresh, is_passing = self._read(lanes, count - len(found))
-                    found.extend(fresh)
-                found[:] = self._sorted_out(found, wanted)
+                is_passing = self._look(lanes, found, count, keeps_apart)
+                self._sort_out(found, wanted)
                 if found:
                     break
+                if self._in_flight.can_sweep(found):
+                    continue  # the reply was late
                 if is_passing and self._wakes == wakes and time.monotonic() < until_s:
                     continue  # what it can do may be behind them
                 if looks > 1 or not any(map(self._reads.is_due, (None, *(store.lane for store in lanes)))):
                     break
         return found
 
-    def _read(self, lanes: Sequence[LaneStore], count: int) -> tuple[list[TaskInFlight], bool]:
+    def _look(self, lanes: Sequence[LaneStore], found: list[TaskDelivery], count: int, keeps_apart: bool) -> bool:
+        # Returns whether something was read: it may be for other workers, or no task at all.
+        if self._in_flight.can_sweep(found):
+            self._sweep(found, keeps_apart)
+        if self._reads.is_due(None):
+            self._promote()
+        for store in lanes:
+            if self._reads.is_due(store.lane) and len(found) < count:
+                self._take_due(store, found, count - len(found), keeps_apart)
+        if self._alone is not None or len(found) >= count:
+            return False
+        return self._read(lanes, found, count - len(found))
+
+    def _read(self, lanes: Sequence[LaneStore], found: list[TaskDelivery], count: int) -> bool:
         self._turn += 1
         by_lane = {store.lane: store for store in lanes}
         ordered = [by_lane[lane] for lane in reading_order(by_lane, self._turn)]
         keys = [self._keys.due, *(key for store in ordered for key in (store.stream, store.retries))]
         args: list[str | int] = [self._group, self._consumer, count]
         args += portions([store.lane for store in ordered], count)
-        with self._lost.claiming() as found:
-            wait_ms, waits, rows = self._client.run("tasks/take", keys, args, Repeat.ONCE)
-            self._reads.note_due(None, wait_ms)
-            for store, lane_wait_ms in zip(ordered, waits, strict=True):
-                self._reads.note_due(store.lane, lane_wait_ms)
-            for number, entries in rows:
-                found.extend(self._accept_fresh(ordered[number - 1], entries))
-        return found, bool(rows)
+        sent_s = time.monotonic()
+        wait_ms, waits, rows = self._client.run("tasks/take", keys, args, Repeat.ONCE)
+        self._reads.note_due(None, wait_ms)
+        for store, lane_wait_ms in zip(ordered, waits, strict=True):
+            self._reads.note_due(store.lane, lane_wait_ms)
+        self._accept_fresh([(ordered[number - 1], entries) for number, entries in rows], found, sent_s)
+        return bool(rows) and not self._in_flight.must_sweep
 
-    def _accept_fresh(self, store: LaneStore, entries: Sequence[tuple[bytes, list[bytes]]]) -> list[TaskInFlight]:
-        found, foreign, lane = list[TaskInFlight](), list[TaskInFlight](), store.lane
+    def _accept_fresh(
+        self, rows: Sequence[tuple[LaneStore, Entries]], found: list[TaskDelivery], since_s: float
+    ) -> None:
+        # The tasks were handed out after `since_s`.
         if self._lanes.is_restored:
-            entries = self._without_settled(store, entries)
-        for raw_id, fields in entries:
-            try:
-                found.append(TaskInFlight(self._entries.read(fields, 1), lane, raw_id.decode(), False))
-            except Malformed as error:
-                self._refuse(store, Redelivery(raw_id.decode(), 0, 0, fields), error)
-                continue
-            if len(fields) != 6 or fields[2] != b"task_id":  # enqueue() writes three fields
-                foreign.append(found[-1])
-        found = self._without_copies(store, found, foreign)
-        self._held.add(found)
-        return found
+            rows = [(store, self._without_settled(store, entries)) for store, entries in rows]
+        if rows and time.monotonic() - since_s > self.heartbeat_s:
+            # The event loop was blocked, or the machine stood still, and nobody has renewed these. They may be another
+            # worker's by now; those that are not, the next sweep finds.
+            self._in_flight.must_sweep = True
+            return
+        fresh, foreign = list[TaskDelivery](), list[TaskDelivery]()
+        malformed = list[tuple[LaneStore, Redelivery, Malformed]]()
+        for store, entries in rows:
+            for raw_id, fields in entries:
+                try:
+                    fresh.append(TaskDelivery(self._entries.read(fields, 1), store, raw_id.decode(), False))
+                except Malformed as error:
+                    malformed.append((store, Redelivery(raw_id.decode(), 0, 0, fields), error))
+                    continue
+                if len(fields) != 6 or fields[2] != b"task_id":  # enqueue() writes three fields
+                    foreign.append(fresh[-1])
+        second = self._in_flight.add(fresh)
+        found += fresh
+        for entry in malformed:
+            self._refuse(*entry)
+        self._drop_copies(found, second, foreign)
 
-    def _without_copies(
-        self, store: LaneStore, tasks: list[TaskInFlight], foreign: Sequence[TaskInFlight] = ()
-    ) -> list[TaskInFlight]:
+    def _drop(self, found: list[TaskDelivery], gone: Collection[TaskDelivery]) -> None:
+        if gone:
+            self._in_flight.release(gone)
+            found[:] = [held for held in found if held not in gone]
+
+    def _drop_copies(
+        self, found: list[TaskDelivery], second: Sequence[TaskDelivery], foreign: Sequence[TaskDelivery] = ()
+    ) -> None:
         # Anybody may write an entry with the id of a task. To ask the index for every entry would cost every task, so
         # only those are asked for whose task is in our hands already, or that enqueue() did not write as they are.
-        second = self._held.second_entries(tasks)
-        asked = [*second, *(held for held in foreign if held not in second)]
+        suspects = {*second, *foreign}
+        asked = [held for held in found if held in suspects] if suspects else []
         if not asked:
-            return tasks
+            return
         ids, index, done = [held.task.id for held in asked], self._keys.index, self._keys.done
         known = self._client.call(index, "HMGET", index, *ids)
         ended = self._client.call(done, "HMGET", done, *ids)  # after the index: a task that ends is in either
-        gone = set[str]()
+        gone, waits = set[TaskDelivery](), set(second)
         for held, value, result in zip(asked, known, ended, strict=True):
+            why = ""
             if value is not None and value.partition(b" ")[0] != held.entry_id.encode():
-                self._dead_letter_copy(store, held, f"is open, in entry {envelope.text(value)}")
+                why = f"task {held.task.id} is open, in entry {envelope.text(value)}"
             elif value is None and result is not None:
-                self._dead_letter_copy(store, held, "has ended, it has a result")
-            elif held in second:
+                why = f"task {held.task.id} has ended, it has a result"
+            if why:
+                held.release(Release("dead_letter", reason=Reason.INVALID, text=why))
+            elif held in waits:
                 # Nobody knows another entry of the task: it waits until the one in our hands has ended.
-                store.give_back(held, int(_SECOND_S * 1000))
-                self.due_soon(store.lane, _SECOND_S)
-            else:
-                continue
-            gone.add(held.entry_id)
-        return [held for held in tasks if held.entry_id not in gone]
+                held.hand_back(int(_SECOND_S * 1000))
+                self.due_soon(held.store.lane, _SECOND_S)
+            if why or held in waits:
+                gone.add(held)
+        self._drop(found, gone)
 
-    def _dead_letter_copy(self, store: LaneStore, held: TaskInFlight, why: str) -> None:
-        ending = Release("dead_letter", reason=Reason.INVALID, text=f"task {held.task.id} {why}")
-        store.release(ending, held.entry_id, held.task.id, held.task.kind, self._consumer)
-
-    def _without_settled(
-        self, store: LaneStore, entries: Sequence[tuple[bytes, list[bytes]]]
-    ) -> Sequence[tuple[bytes, list[bytes]]]:
+    def _without_settled(self, store: LaneStore, entries: Entries) -> Entries:
         # A group that was lost and created again hands out the history of the stream: the index tells what is open.
         named = [(row[0], row[1][3]) for row in entries if len(row[1]) >= 4 and row[1][2] == b"task_id"]
         if not named:
@@ -219,45 +236,55 @@ class TaskReader:
 
     # --- tasks that were handed out before ----------------------------------------------------------
 
-    def _take_due(self, store: LaneStore, limit: int, keeps_apart: bool) -> list[TaskInFlight]:
+    def _take_due(self, store: LaneStore, found: list[TaskDelivery], limit: int, keeps_apart: bool) -> None:
         if keeps_apart and limit > _SUSPECTS and store.has_suspects():
             limit = _SUSPECTS
-        with self._lost.claiming():
-            wait_ms, claims, _ = store.commands.take_due(limit)
-            self._reads.note_due(store.lane, -1 if wait_ms is None else wait_ms)
-            return self._accept_again(store, claims, keeps_apart)
+        wait_ms, claims, _ = store.commands.take_due(limit)
+        self._reads.note_due(store.lane, -1 if wait_ms is None else wait_ms)
+        self._accept_again(store, claims, found, keeps_apart)
 
-    def _accept_again(self, store: LaneStore, claims: Sequence[Redelivery], keeps_apart: bool) -> list[TaskInFlight]:
-        postponed: list[Redelivery] = []
-        last = [claim.id for claim in claims if claim.attempts >= self._max_retry]
-        suspected = store.suspected(last) if keeps_apart else set()
-        with self._lost.claiming() as found:
-            for claim in claims:
-                try:
-                    task = self._entries.read(claim.fields, claim.attempts + 1)
-                except Malformed as error:
-                    self._refuse(store, claim, error)
-                    continue
-                held = TaskInFlight(task, store.lane, claim.id, True)
-                # The last run of a task whose workers died has no neighbours: one of them may be what they died of.
-                is_last = claim.id in suspected
-                if keeps_apart and (self._alone is not None or (is_last and (found or len(self._held)))):
-                    postponed.append(claim)
-                    continue
-                if is_last:
-                    self._alone = held
-                found.append(held)
-            if postponed:
-                self._postpone(store, postponed)
-            elif self._drains_for == store.lane:
-                self._end_drain()  # it is in hand, or with another worker
-            if found:
-                counts = {claim.id: (claim.id, claim.deliveries, claim.attempts) for claim in claims}
-                answers = store.commands.begin([counts[held.entry_id] for held in found])
-                found[:] = [held for held, is_ours in zip(found, answers, strict=True) if is_ours]
-                found[:] = self._without_copies(store, found)
-                self._held.add(found)
-        return found
+    def _accept_again(
+        self, store: LaneStore, claims: Sequence[Redelivery], found: list[TaskDelivery], keeps_apart: bool
+    ) -> None:
+        neighbours, again, malformed = len(self._in_flight), list[TaskDelivery](), list[tuple[Redelivery, Malformed]]()
+        for claim in claims:
+            try:
+                again.append(TaskDelivery(self._entries.read(claim.fields, claim.attempts + 1), store, claim.id, True))
+            except Malformed as error:
+                malformed.append((claim, error))
+        second = self._in_flight.add(again)
+        found += again
+        for entry in malformed:
+            self._refuse(store, *entry)
+        by_id = {claim.id: claim for claim in claims}
+        postponed = self._postponed(store, again, by_id, neighbours) if keeps_apart else set()
+        if postponed:
+            self._postpone(store, [by_id[held.entry_id] for held in postponed])
+            self._drop(found, postponed)
+        elif self._drains_for == store.lane:
+            self._end_drain()  # it is in hand, or with another worker
+        begun = [held for held in again if held not in postponed]
+        if begun:
+            counts = [(held.entry_id, by_id[held.entry_id].deliveries, by_id[held.entry_id].attempts) for held in begun]
+            answers = store.commands.begin(counts)
+            self._drop(found, {held for held, is_ours in zip(begun, answers, strict=True) if not is_ours})
+            self._drop_copies(found, second)
+
+    def _postponed(
+        self, store: LaneStore, again: Sequence[TaskDelivery], by_id: Mapping[str, Redelivery], neighbours: int
+    ) -> set[TaskDelivery]:
+        # The last run of a task whose workers died has no neighbours: one of them may be what they died of.
+        suspected = store.suspected([name for name, claim in by_id.items() if claim.attempts >= self._max_retry])
+        postponed = set[TaskDelivery]()
+        for held in again:
+            is_last = held.entry_id in suspected
+            if self._alone is not None or (is_last and neighbours):
+                postponed.add(held)
+                continue
+            if is_last:
+                self._alone = held
+            neighbours += 1
+        return postponed
 
     def _postpone(self, store: LaneStore, claims: Sequence[Redelivery]) -> None:
         self._park(store, claims, int(_APART_S * 1000))
@@ -273,42 +300,34 @@ class TaskReader:
         store.commands.park([Parking(claim.id, delay_ms, claim.deliveries, claim.attempts) for claim in claims])
         self._reads.note_due(store.lane, delay_ms)
 
-    def _sweep(self, keeps_apart: bool) -> list[TaskInFlight]:
+    def _sweep(self, found: list[TaskDelivery], keeps_apart: bool) -> None:
         # All lanes, for the doubt may be of a pop that reads others: what does not fit is sorted out later.
-        with self._lost.claiming() as found:
-            self._lost.must_sweep = False
-            self._reads.kill_abandoned()
-            for store in self._lanes.all():
-                for page in store.commands.own_pending():
-                    entries = self._held.of(store.lane)
-                    stranded = [entry_id for entry_id in page if entry_id not in entries]
-                    if stranded:
-                        claims, _ = store.commands.take(stranded, is_own_read=True)
-                        found.extend(self._accept_again(store, self._lost.as_before(claims), keeps_apart))
-        return found
-
-    def never_ran(self, held: TaskInFlight) -> None:
-        """Take note that nobody has a task that was popped: the next pop takes it up."""
-        self._lost.never_ran([held])
-        self._lost.must_sweep = True
+        self._in_flight.must_sweep = False
+        self._reads.kill_abandoned()
+        for store in self._lanes.all():
+            for page in store.commands.own_pending():
+                entries = self._in_flight.of(store.streams)
+                stranded = [entry_id for entry_id in page if entry_id not in entries]
+                if stranded:
+                    claims, _ = store.commands.take(stranded, is_own_read=True)
+                    claims = self._in_flight.as_before(store.streams, claims)
+                    self._accept_again(store, claims, found, keeps_apart)
 
     def hand_back(self) -> None:
         """Give back what pops that were cancelled or broke have left behind; other pops must not be under way."""
-        if self._lost.can_sweep:
-            for held in self._sweep(keeps_apart=False):
-                self._lanes.store(held.lane).give_back(held)
-                self._held.release(held)
+        if self._in_flight.can_sweep():
+            with self._in_flight.claiming() as found:
+                self._sweep(found, keeps_apart=False)
+                while found:
+                    found[0].hand_back()
+                    self._in_flight.release([found.pop(0)])
 
-    def _sorted_out(self, found: list[TaskInFlight], wanted: TaskFilter) -> list[TaskInFlight]:
+    def _sort_out(self, found: list[TaskDelivery], wanted: TaskFilter) -> None:
         misfits = [held for held in found if not wanted.accepts(held.task)]
-        for lane in dict.fromkeys(held.lane for held in misfits):
-            moved = [held for held in misfits if held.lane == lane]
-            for held in moved:
-                self._held.release(held)
-            self._lanes.store(lane).move(
-                [(held.entry_id, held.task.id, wanted.place_of(held.task), held.task.attempts - 1) for held in moved]
-            )
-        return [held for held in found if wanted.accepts(held.task)] if misfits else found
+        for store in dict.fromkeys(held.store for held in misfits):
+            moved = [held for held in misfits if held.store is store]
+            store.move([(held, wanted.place_of(held.task)) for held in moved])
+            self._drop(found, set(moved))
 
     # --- time ---------------------------------------------------------------------------------------
 
@@ -343,7 +362,7 @@ class TaskReader:
 
     # --- waiting ------------------------------------------------------------------------------------
 
-    def _wait(self, timeout_s: float, count: int, wanted: TaskFilter) -> list[TaskInFlight]:
+    def _wait(self, timeout_s: float, count: int, wanted: TaskFilter) -> list[TaskDelivery]:
         by_lane = {store.lane: store for store in self._lanes.read_by(wanted)}
         ordered = [by_lane[lane] for lane in reading_order(by_lane, 0)]
         block_ms = max(1, int(timeout_s * 1000))
@@ -353,10 +372,12 @@ class TaskReader:
         )  # fmt: skip
         streams = {store.stream.encode(): store for store in ordered}
         try:
-            with self._lost.claiming() as found:
-                for stream, entries in self._reads.read(command, timeout_s) or ():
-                    found.extend(self._accept_fresh(streams[stream], entries))
-                return self._sorted_out(found, wanted)
+            with self._in_flight.claiming() as found:
+                until_s = time.monotonic() + timeout_s
+                rows = self._reads.read(command, timeout_s) or ()
+                self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, until_s)
+                self._sort_out(found, wanted)
+                return found
         except GroupLost:
             self._lanes.forget_groups()
             return []

@@ -24,7 +24,7 @@ from penstock.errors import (
 from penstock.events import Emitter, EventName, EventSink
 from penstock.number_checks import check_number
 from penstock.runtime.threads import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
-from penstock.shutdown import SignalWatch
+from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
 from penstock.sync.delivery.reader import PrefetchWindow
 from penstock.sync.results.backend import ResultBackend
 from penstock.sync.tasks.committer import ResultCommitter
@@ -38,7 +38,6 @@ _BREATH = 100  # tasks that one hand does before everybody else has a turn
 _WATCH_S = 0.05
 _ORPHANS = 1_000
 _OUTAGE_PAUSE_S = 0.5
-_CLEANUP_TIMEOUT_S = 5.0
 _MOST_AHEAD = 1_000
 _LONGEST_WAIT_S = 60.0
 
@@ -126,29 +125,21 @@ class Worker:
     def run(self) -> WorkerReport:
         """Work until something ends it; return what was done."""
         self._busy_s = time.monotonic()
-        unsubscribe = SignalWatch.subscribe(lambda: self.stop("signal")) if self._handle_signals else None
-        activities = TaskGroup(lambda: self.stop("failed"))
-        workers = TaskGroup(lambda: self.stop("failed"))
+        activities, workers = TaskGroup(partial(self.stop, "failed")), TaskGroup(partial(self.stop, "failed"))
+        on_signal = partial(self.stop, "signal") if self._handle_signals else None
         try:
             with self.queue.renewing(max(1, self._idle_ms // 4)):
-                for _ in range(self.concurrency):
-                    workers.start(self._work)
-                for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
-                    activities.start(role)
-                self._stopping.wait()
-                if hasattr(self._queue, "wake"):
-                    self._queue.wake()
-                shielded(self._grace_s + 2 * _CLEANUP_TIMEOUT_S, self._wind_up, workers)
-                if not activities.join(_CLEANUP_TIMEOUT_S):
-                    activities.cancel()
+                wind_up = partial(self._wind_up, activities, workers)
+                with graceful_end(wind_up, self._grace_s, on_signal, 2 * CLEANUP_TIMEOUT_S):
+                    for _ in range(self.concurrency):
+                        workers.start(self._work)
+                    for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
+                        activities.start(role)
+                    self._stopping.wait()
         finally:
-            self._stopping.set()
             workers.cancel()
             activities.cancel()
-            shielded(_CLEANUP_TIMEOUT_S, self._hand_back_the_rest)
             self._threads.close()
-            if unsubscribe is not None:
-                unsubscribe()
         if self._exit is not None:
             raise self._exit
         for team in (workers, activities):
@@ -157,24 +148,29 @@ class Worker:
         self._emit(EventName.STOPPED, reason=self._reason)
         return self.report()
 
-    def _wind_up(self, workers: TaskGroup) -> None:
+    def _wind_up(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
+        ends_s = time.monotonic() + grace_s + 2 * CLEANUP_TIMEOUT_S
+        self._stopping.set()
+        if hasattr(self._queue, "wake"):
+            self._queue.wake()
         self._hand_back(self._inbox.close())
-        if not workers.join(self._grace_s):
-            logger.warning("%d handler(s) still run after %.0f s of grace", self.tally.running, self._grace_s)
+        if not self._reason:
+            workers.cancel()  # run() was cancelled, and its handlers with it
+        elif not workers.join(grace_s):
+            logger.warning("%d handler(s) still run after %.0f s of grace", self.tally.running, grace_s)
             for slot in self._slots:
                 slot.interrupt(WorkerStopped("the worker was stopped"))
-            workers.join(_CLEANUP_TIMEOUT_S)
+            workers.join(CLEANUP_TIMEOUT_S)
         try:
-            self._committer.end()
+            shielded(ends_s - time.monotonic(), self._committer.end)
         except PenstockError as error:
             logger.warning("%d result(s) were not stored, their tasks become orphans: %s", len(self._committer), error)
-
-    def _hand_back_the_rest(self) -> None:
-        # After a stop there is nothing. A run that is cancelled leaves tasks that wait, or a pop that came to nothing.
-        self._hand_back(self._inbox.close())
+        if not activities.join(CLEANUP_TIMEOUT_S):
+            activities.cancel()
+        self._hand_back(self._inbox.close())  # what came while it was closed
         if hasattr(self._queue, "hand_back"):
             try:
-                self._queue.hand_back()
+                self._queue.hand_back()  # what a pop that was cut off has left behind
             except PenstockError as error:
                 logger.warning("tasks that nobody has seen will be orphans: %s", error)
 

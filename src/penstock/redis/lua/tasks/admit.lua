@@ -6,7 +6,7 @@
 --       limit: 'c', how many, 0 or 'r', how many, in how many ms
 -- Returns: 1 = begin, 0 = put aside, -1 = it does not belong to this consumer any more, or the names of lanes whose tasks have
 --       permits and that were not named: name them and call again
--- Called twice: a permit and a reservation are taken once.
+-- Called twice: a permit and a reservation are taken once, and what was put aside stays there.
 -- A permit is worth what its task is: one whose task is not in hand any more, or whose holder was silent for a lease, is free.
 local call = redis.call
 local group, me, entry, lane, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -18,6 +18,7 @@ local stream, retries = streams[lane], retries_of[lane]
 local attempts, first_key, first_limit = KEYS[2 * lanes + 1], 2 * lanes + 2, 9 + lanes
 local pending = call('XPENDING', stream, group, entry, entry, 1, me)[1]
 if not pending then return -1 end
+if call('ZSCORE', retries, entry) then return 0 end -- by a call whose answer got lost
 
 local function is_held(place)
   local where, holder = string.match(place, '^(%S+) (%S+)$')

@@ -39,7 +39,8 @@ if what == 'dead_letter' or is_missing or (ARGV[6] == '1' and begun > tonumber(A
   dead_letter_task(entry, begun, ARGV[8], ARGV[9], ARGV[10], KEYS[12], ARGV[13], kind, ARGV[14])
   return 'dead'
 end
-if ARGV[6] ~= '1' then begun = math.max(0, begun - 1) end
+-- One that waits already was given back by a call whose answer got lost: its run is not taken off once more.
+if ARGV[6] ~= '1' and not call('ZSCORE', retries, entry_id) then begun = math.max(0, begun - 1) end
 put_aside(entry_id, entry[2], math.max(begun, 0), begun, now_ms + ARGV[5])
 call('SREM', suspects, entry_id)
 return 'waiting'
