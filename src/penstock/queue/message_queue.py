@@ -16,7 +16,7 @@ from penstock.number_checks import check_number, check_seconds
 from penstock.queue.abstract_gateway import AbstractRedisGateway
 from penstock.queue.gateway import RedisGateway
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
-from penstock.queue.model import QueueStats
+from penstock.queue.model import Message, MessageData, QueueStats, canonical, checked_key, content_key
 from penstock.queue.options import (
     UNSET,
     DedupKey,
@@ -32,7 +32,6 @@ from penstock.queue.options import (
     checked_key_maker,
     checked_log_length,
 )
-from penstock.queue.payload import Message, MessageData, canonical, checked_key, content_key
 from penstock.queue.processing import Processing
 from penstock.redis.client import StreamClient
 from penstock.redis.driver_kinds import DriverClient

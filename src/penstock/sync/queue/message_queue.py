@@ -14,7 +14,7 @@ from penstock.events import EventName, EventSink, tell
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_number, check_seconds
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
-from penstock.queue.model import QueueStats
+from penstock.queue.model import Message, MessageData, QueueStats, canonical, checked_key, content_key
 from penstock.queue.options import (
     UNSET,
     DedupKey,
@@ -30,7 +30,6 @@ from penstock.queue.options import (
     checked_key_maker,
     checked_log_length,
 )
-from penstock.queue.payload import Message, MessageData, canonical, checked_key, content_key
 from penstock.redis.driver_kinds import DriverClient
 from penstock.runtime.threads import IS_ASYNC, Event
 from penstock.serializers import DEFAULT_MAX_DEPTH, PayloadLimits
