@@ -35,10 +35,8 @@ _RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
 class Sweep:
     """Looks through the pending entries, page by page, for those whose lock is gone, and tells the application."""
 
-    def __init__(
-        self, commands: BalancerCommands, holdings: Holdings, notices: NoticeQueue, config: BalancerConfig
-    ) -> None:
-        self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, config
+    def __init__(self, commands: BalancerCommands, holdings: Holdings, notices: NoticeQueue) -> None:
+        self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, commands.config
         self._known: dict[str, StreamExpired] = {}
         self._handed_over: dict[str, float] = {}
         self._stopping, self._soon = Event(), Event()

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.balancer.commands import BalancerCommands
-from penstock.balancer.fairness import Peer, is_ahead, surplus
-from penstock.balancer.holdings import Holdings, Ownership
+from penstock.balancer.holdings import Holdings, Ownership, Peer, is_ahead, surplus
 from penstock.balancer.messages import LBSInfo, StreamAdded, StreamExpired
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.owned_stream import OwnedStream, StreamWatcher

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.balancer.fairness import Peer, is_ahead, surplus
-from penstock.balancer.holdings import Holdings, Ownership
+from penstock.balancer.holdings import Holdings, Ownership, Peer, is_ahead, surplus
 from penstock.balancer.messages import LBSInfo, StreamAdded, StreamExpired
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
 from penstock.runtime.threads import IS_ASYNC, Activity, Cancelled, Event, TaskGroup, comes_from_outside, pause

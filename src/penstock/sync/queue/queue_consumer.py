@@ -272,23 +272,29 @@ class QueueConsumer:
         """Take the step that ends a message, through outages; False = it is settled, or somebody else's by now."""
         if self.held.pop(delivery.token, None) is None:
             return False
+        try:
+            is_done = self.persist(step)
+        except GroupLost:
+            is_done = False  # the pending list went with the group
+        except PASSING as error:
+            # Its slot is not put back: it may hold the message until its lease runs out.
+            self._unsettled.append((delivery, step))
+            self.emit(EventName.UNSETTLED, id=delivery.id, error=repr(error))
+            raise
+        self.slots.put_back(delivery.slot)
+        return is_done
+
+    def persist(self, step: Step, until_s: float = math.inf) -> bool:
+        """Try a step again after failures that pass, as long as the retry budget lasts, but no later than that."""
         trial = self.settings.retry.start()
         while True:
             try:
-                is_done = step()
-            except GroupLost:
-                is_done = False  # the pending list went with the group
+                return step()
             except PASSING as error:
                 wait_s = trial.pause_after(error)
-                if wait_s is not None:
-                    self.client.rest(wait_s)
-                    continue
-                self._unsettled.append((delivery, step))
-                self.emit(EventName.UNSETTLED, id=delivery.id, error=repr(error))
-                raise
-            # Not after an error: the slot may hold the message until its lease runs out.
-            self.slots.put_back(delivery.slot)
-            return is_done
+                if wait_s is None or time.monotonic() + wait_s >= until_s:
+                    raise
+                self.client.rest(wait_s)
 
     def _settle_again(self) -> bool:
         # What could not be settled before; False = some still cannot.

@@ -20,7 +20,7 @@ from penstock.events import EventName
 from penstock.keys import StreamKeys
 from penstock.policy import Reason
 from penstock.queue.model import GROUP, MessageData
-from penstock.redis.retry import OPERATION_TTL_S, PASSING, Repeat
+from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.redis.settings import ConnectionSettings
 from penstock.runtime.threads import call_in_loop, home, wait_out
 from penstock.sync.delivery.decoding import Rejected
@@ -168,21 +168,16 @@ class StreamDelivery(msgspec.Struct, eq=False):
 
     def renew(self) -> bool:
         """Begin the lease anew; False = it is somebody else's by now. Not tried beyond the end of the lease."""
-        lease_s = self.consumer.settings.lease_s
-        trial = self.consumer.settings.retry.start()
-        while True:
-            now = time.monotonic()
-            try:
-                is_renewed = self.slot.commands.renew(self.id, int((lease_s or 1.0) * 1000))
-            except PASSING as error:
-                wait_s = trial.pause_after(error)
-                if wait_s is None or now + wait_s >= self.expires_at:
-                    raise
-                self.consumer.client.rest(wait_s)
-            else:
-                if is_renewed:
-                    self.expires_at = now + (lease_s or 0.0)
-                return is_renewed
+        lease_s = self.consumer.settings.lease_s or 1.0
+
+        def step() -> bool:
+            sent_at = time.monotonic()
+            is_renewed = self.slot.commands.renew(self.id, int(lease_s * 1000))
+            if is_renewed:
+                self.expires_at = sent_at + lease_s
+            return is_renewed
+
+        return self.consumer.persist(step, self.expires_at)
 
     def keep_lease(self, interval_s: float, max_s: float, on_lost: Callable[[str], None]) -> StopRenewal:
         """Renew the lease every interval from a thread, whatever the handler does to its event loop."""
