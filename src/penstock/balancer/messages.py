@@ -1,4 +1,4 @@
-"""What is said about data streams: on the wire, in the JSON of redis-stream-client-go, and among applications."""
+"""What is said about data streams: entries in the JSON of redis-stream-client-go, notices, and topics of shards."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def terminated(reason: str) -> StreamTerminated:
     return StreamTerminated(LBSInfo("", ""), {"info": reason})
 
 
-# --- by the application ---------------------------------------------------------------------------
+# --- topics ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +198,18 @@ class Topic:
         """The keys of the service that shares the shards out."""
         return BalancerKeys.of(self.name)
 
-    def check(self, prefix: str, known: int) -> None:
-        """Raise ConfigurationError for a client with a prefix, or where the topic is known with another number."""
+    @staticmethod
+    def check_prefix(prefix: str) -> None:
+        """Raise ConfigurationError for a client whose prefix would come before the names of shards."""
         if prefix:
             raise ConfigurationError(
                 f"topics need a client without prefix={prefix!r}: their streams are named as every peer names them"
             )
-        if known not in (0, self.shards):
+
+    def check_known(self, shards: int) -> None:
+        """Raise ConfigurationError if the topic is known with another number of shards."""
+        if shards != self.shards:
             raise ConfigurationError(
-                f"topic {self.name!r} has {known} shards, not {self.shards}: with another number its keys would change "
-                f"shards; write Topic({self.name!r}, shards={known}), or choose another name"
+                f"topic {self.name!r} has {shards} shards, not {self.shards}: with another number its keys would "
+                f"change shards; write Topic({self.name!r}, shards={shards}), or choose another name"
             )

@@ -40,6 +40,9 @@ class TopicProducer:
 
     async def _check(self) -> None:
         if not self._is_checked:
+            self.topic.check_prefix(self._client.prefix)
             shards = self.topic.keys.shards
-            self.topic.check(self._client.prefix, int(await self._client.call(shards, "HLEN", shards)))
+            known = int(await self._client.call(shards, "HLEN", shards))
+            if known:
+                self.topic.check_known(known)
             self._is_checked = True

@@ -337,9 +337,10 @@ class StreamBalancer:
 
     def announce(self, topic: Topic) -> int:
         """Have the shards of a topic shared out; return how many were not known yet."""
-        topic.check(self.client.prefix, 0)
+        topic.check_prefix(self.client.prefix)
         added = self._commands.announce(topic.streams)
-        topic.check("", max(0, -added))
+        if added < 0:
+            topic.check_known(-added)
         return added
 
     def stop(self) -> None:

@@ -41,6 +41,9 @@ class TopicProducer:
 
     def _check(self) -> None:
         if not self._is_checked:
+            self.topic.check_prefix(self._client.prefix)
             shards = self.topic.keys.shards
-            self.topic.check(self._client.prefix, int(self._client.call(shards, "HLEN", shards)))
+            known = int(self._client.call(shards, "HLEN", shards))
+            if known:
+                self.topic.check_known(known)
             self._is_checked = True

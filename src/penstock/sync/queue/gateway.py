@@ -118,6 +118,8 @@ class RedisGateway(AbstractRedisGateway):
     def _emit(self, queue: str, name: EventName, **fields: object) -> None:
         if self._on_event is not None:
             tell(self._on_event, Event(name, queue, GROUP, fields))
+        if not self._listeners:
+            return  # which is to cost nothing
         # What happens to the connection, and to no queue in particular, concerns all of them.
         for concerned in [queue] if queue else list(self._listeners):
             for sink in self._listeners.get(concerned, ()):
