@@ -152,6 +152,7 @@ class Runner:
             self._logger.exception("the handler of %r failed: the stream is handed over", stream.name)
         finally:
             self._streams.pop(stream.ownership.payload.id_in_lbs, None)
+            self._watcher.leave(stream.name)
         self._settle(stream, is_failed=is_failed)
 
     def _settle(self, stream: OwnedStream, *, is_failed: bool) -> None:
