@@ -70,10 +70,8 @@ class ConsumerSlot:
         """Keep what came for whoever asks next; False = nothing did."""
         if isinstance(reply, ConnectionLost):
             return False  # in doubt
-        rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
-        self.is_doubtful = bool(rows)
-        self.ahead = (rows[0][0].decode(), rows[0][1]) if rows else None
-        return bool(rows)
+        self.ahead = self._received(reply)
+        return self.ahead is not None
 
     def take_ahead(self, not_before_s: float) -> Row | None:
         """Return the message that was taken ahead; None = there is none, or it may be somebody else's by now."""
@@ -96,10 +94,14 @@ class ConsumerSlot:
         except PenstockError as error:
             self.is_doubtful = isinstance(error, ConnectionLost)
             raise
-        rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
-        self.is_doubtful = bool(rows)
+        row = self._received(reply)
         if isinstance(reply, PenstockError):
             raise reply
+        return row
+
+    def _received(self, reply: Reply) -> Row | None:
+        rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
+        self.is_doubtful = bool(rows)
         return (rows[0][0].decode(), rows[0][1]) if rows else None
 
     async def take(self, command: Callable[..., Awaitable[Taken[T]]], *args: object) -> Taken[T]:
