@@ -9,9 +9,9 @@ from penstock.balancer.messages import (
     StreamDisowned,
     StreamExpired,
     StreamTerminated,
+    Topic,
 )
 from penstock.balancer.owned_stream import OwnedStream
-from penstock.balancer.topic import Topic
 from penstock.balancer.topic_producer import TopicProducer
 from penstock.config import ConsumerConfig
 from penstock.dead_letter_limits import DeadLetterLimits

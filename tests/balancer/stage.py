@@ -136,7 +136,7 @@ async def crash(balancer: StreamBalancer) -> None:
 
 
 async def _outlive(balancer: StreamBalancer) -> None:
-    client, keys = balancer._commands._client, balancer.keys
+    client, keys = balancer.client, balancer.keys
     idle = ("IDLE", 2 * balancer.config.lease_ms, "JUSTID")
     await balancer._commands.leave()
     for owned in balancer.owned:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis
 
 from penstock import DeadLetters, JsonSerializer, OwnedStream, StreamClient
 from penstock.balancer.messages import LBSInfo
+from penstock.balancer.owned_stream import StreamWatcher
 from penstock.errors import AlreadyClaimed, StreamNotOwned
 from penstock.testing import Cluster
 from tests.balancer.stage import LBS, SEP, crash, following, quick, running
@@ -95,4 +97,31 @@ async def test_an_entry_that_cannot_be_decoded_is_set_apart_beside_its_stream(
         assert raw.keyslot(dead) == raw.keyslot(name)
         (letter,) = await DeadLetters(client, name, dead).list()
         assert letter.data == b"no json"
+    raw.close()
+
+
+async def test_who_waits_for_more_of_a_stream_keeps_his_connection(client: StreamClient, cluster: Cluster) -> None:
+    raw, rounds = raw_of(cluster), list[str]()
+
+    async def handle(stream: OwnedStream) -> None:
+        async for _ in stream:
+            pass
+
+    def connections() -> int:
+        return sum(int(info["total_connections_received"]) for info in raw.info("stats", target_nodes="all").values())
+
+    balancer, wait = quick(client, "a"), StreamWatcher.wait
+
+    async def counted(watcher: StreamWatcher, key: str, *args: Any) -> None:
+        rounds.append(key)
+        await wait(watcher, key, *args)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StreamWatcher, "wait", counted)
+        async with running((balancer, handle)):
+            await balancer.add_stream("session-1")
+            await eventually(lambda: len(rounds) >= 2)
+            before, so_far = connections(), len(rounds)
+            await eventually(lambda: len(rounds) >= so_far + 3)
+            assert connections() - before <= 1, "raw may open one"
     raw.close()

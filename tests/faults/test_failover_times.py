@@ -188,7 +188,6 @@ class Parts:
                     gateway=half.api.RedisGateway(
                         redis_client=self.client, message_visibility_timeout_seconds=LEASE_MS // 1000,
                         max_delivery_count=None,
-                        retry_max_delay_seconds=1.0,  # by default it rests up to 5 s between two tries
                     ),
                 )
             )  # fmt: skip

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from penstock import AbstractRedisGateway, ClaimedMessage
-from penstock.queue.payload import MessageData
+from penstock.queue.model import MessageData
 
 
 @dataclass

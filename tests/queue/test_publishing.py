@@ -11,7 +11,7 @@ import redis
 
 from penstock import RedisMessageQueue, StreamClient
 from penstock.errors import EncodeError, WrongType
-from penstock.queue.payload import canonical
+from penstock.queue.model import canonical
 from tests.helpers.aio import outcomes, start
 from tests.queue.stage import NAME, make_queue, markers, payloads, take, take_all
 

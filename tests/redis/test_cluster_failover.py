@@ -16,6 +16,7 @@ from penstock.redis.settings import ConnectionSettings
 from penstock.testing import Cluster
 from penstock.testing.servers import NEWEST
 from tests.redis.halves import Half, eventually
+from tests.redis.patient_queue import goes_on
 from tests.redis.slots import node_id, owner, tell
 
 STREAM = "{doomed}_main"
@@ -98,3 +99,11 @@ def test_a_heartbeat_that_begins_while_its_node_is_dead_finds_the_replica(
     assert isinstance(beat(), ConnectionFailed), "it is the owner still"
     eventually(lambda: isinstance(beat(), GroupLost))  # so says the new one, for there is no group
     lane.close()
+
+
+def test_who_rests_between_two_tries_goes_on_when_the_replica_has_taken_over(
+    half: Half, cluster_with_replica: tuple[Cluster, EmbeddedServer]
+) -> None:
+    cluster, doomed = cluster_with_replica
+    url = "redis+cluster://" + ",".join(f"{host}:{port}" for host, port in cluster.addresses)
+    goes_on(half, url, "{doomed}_queue", doomed.kill)

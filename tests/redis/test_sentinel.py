@@ -17,6 +17,7 @@ from penstock.redis.probe import ask
 from penstock.redis.retry import Repeat
 from penstock.testing import FaultProxy
 from tests.redis.halves import Half, eventually, nothing_left_open
+from tests.redis.patient_queue import goes_on
 from tests.redis.sentinels import SERVICE, SentinelGroup, told
 
 LEASE_MS = 800
@@ -272,3 +273,9 @@ def _pending(address: Any, stream: str) -> list[Any]:
 def _idle_ms(address: Any, stream: str) -> int:
     rows = _pending(address, stream)
     return int(rows[0][2]) if rows else 0
+
+
+def test_who_rests_between_two_tries_goes_on_as_soon_as_another_server_is_the_master(
+    half: Half, own_group: SentinelGroup
+) -> None:
+    goes_on(half, own_group.url, "orders", lambda: own_group.master().kill())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.balancer.fairness import Peer, fair_share, is_ahead, surplus
+from penstock.balancer.holdings import Peer, fair_share, is_ahead, surplus
 
 PEERS = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=1), st.builds(Peer, st.integers(0, 30), st.integers(0, 10)), min_size=1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_handlers_that_do_not_let_go_are_asked_in_turn(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("hasty_threads")
 def test_threads_hand_over_side_by_side() -> None:
-    sweep = Sweep(*[None] * 4)  # type: ignore[arg-type]
+    sweep = Sweep(SimpleNamespace(config=None), None, None)  # type: ignore[arg-type]
 
     def hand_over(name: str) -> None:
         for number in range(300):

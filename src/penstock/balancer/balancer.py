@@ -10,14 +10,12 @@ from penstock.balancer.commands import BalancerCommands, Exhausted
 from penstock.balancer.config import BalancerConfig, BalancerOptions, consumer_id
 from penstock.balancer.heartbeat import Heartbeat
 from penstock.balancer.holdings import Holdings, Ownership
-from penstock.balancer.messages import Info, LBSInfo, LBSInputMessage, StreamDisowned, terminated
+from penstock.balancer.messages import Info, LBSInfo, LBSInputMessage, StreamDisowned, Topic, terminated
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.orphans import Listener, Sweep
 from penstock.balancer.owned_stream import OwnedStream
 from penstock.balancer.reader import Reader
 from penstock.balancer.runner import CLEANUP_TIMEOUT_S, Runner, StreamHandler
-from penstock.balancer.topic import Topic
-from penstock.balancer.topic_producer import check_prefix, wrong_number
 from penstock.delivery.callables import is_async
 from penstock.delivery.decoding import Rejected
 from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, StreamNotOwned, text_of
@@ -53,9 +51,9 @@ class StreamBalancer:
         self.keys, self._holdings = BalancerKeys.of(service), Holdings()
         self._commands = BalancerCommands(client, self.keys, self._id, config)
         self._notices = NoticeQueue(config.output_chan_size)
-        self._sweep = Sweep(self._commands, self._holdings, self._notices, config)
+        self._sweep = Sweep(self._commands, self._holdings, self._notices)
         self._listener = Listener(client, config, self._sweep.look_into)
-        self._reader = Reader(client, self._commands, self._holdings, self._notices, config)
+        self._reader = Reader(self._commands, self._holdings, self._notices)
         self._heartbeat = Heartbeat(client.settings, self.keys, self._id, config, self._holdings, self._told_lost)
         self._activities = TaskGroup(lambda: None)
         self._home: object = None
@@ -176,18 +174,15 @@ class StreamBalancer:
         capacity = self.config.capacity
         if capacity is not None and len(self._holdings) >= capacity:
             raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: capacity={capacity} is used up")
-        is_owned = self._holdings.get(payload.data_stream_name) is not None
-        claim = None if is_owned else self._holdings.begin_claim(payload)
-        if claim is None:
-            raise AlreadyClaimed(f"already claimed: {payload.data_stream_name!r} is with this very consumer")
-        try:
-            ownership = await self._commands.claim(claim, len(self._holdings))
+        with self._holdings.claiming(payload) as claim:
+            if claim is None or self._holdings.get(payload.data_stream_name) is not None:
+                raise AlreadyClaimed(f"already claimed: {payload.data_stream_name!r} is with this very consumer")
+            try:
+                ownership = await self._commands.claim(claim, len(self._holdings))
+            except Exhausted as error:
+                await self._give_up(payload, error)
+                raise
             self._holdings.add(ownership)
-        except Exhausted as error:
-            await self._give_up(payload, error)
-            raise
-        finally:
-            self._holdings.end_claim(claim)
         self._beat()  # also for a claim before the start: nothing is owned without a heartbeat
         if self._is_over:  # while the claim was under way; whoever hands over what is left may have passed by
             await self._commands.release([payload])
@@ -341,10 +336,10 @@ class StreamBalancer:
 
     async def announce(self, topic: Topic) -> int:
         """Have the shards of a topic shared out; return how many were not known yet."""
-        check_prefix(self.client)
+        topic.check_prefix(self.client.prefix)
         added = await self._commands.announce(topic.streams)
         if added < 0:
-            raise wrong_number(topic, -added)
+            topic.check_known(-added)
         return added
 
     def stop(self) -> None:

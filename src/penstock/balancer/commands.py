@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from penstock import envelope
 from penstock.balancer.config import BalancerConfig
-from penstock.balancer.fairness import Peer
-from penstock.balancer.holdings import Ownership, PendingClaim
+from penstock.balancer.holdings import Ownership, Peer, PendingClaim
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
 from penstock.dead_letter_record import Record
 from penstock.delivery.dead_letters import DeadLetterWriter
@@ -27,12 +26,9 @@ from penstock.delivery.group_commands import settle
 from penstock.errors import (
     NOT_OF_ONE_MESSAGE,
     AlreadyClaimed,
-    ConnectionFailed,
-    ConnectionLost,
     GroupLost,
     MalformedEntry,
     OwnershipLost,
-    PenstockError,
     ServerError,
 )
 from penstock.events import Emitter
@@ -40,7 +36,7 @@ from penstock.keys import BalancerKeys
 from penstock.policy import Reason
 from penstock.redis.aio import Command, Reply
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import Question, read_many
+from penstock.redis.reading import read_many
 from penstock.redis.retry import Repeat
 
 Row = tuple[str, list[bytes]]  # id and fields of an entry
@@ -83,7 +79,7 @@ class BalancerCommands:
     """One consumer's view of its service in Redis."""
 
     def __init__(self, client: StreamClient, keys: BalancerKeys, me: str, config: BalancerConfig) -> None:
-        self._client, self.keys, self.me, self._config = client, keys, me, config
+        self.client, self.keys, self.me, self.config = client, keys, me, config
         self.emit = Emitter(config.on_event, keys.stream, keys.group)
         self._dead_letter_writer = DeadLetterWriter(
             client, keys.stream, keys.group, keys.dead_letters, config.logger, self.emit
@@ -96,7 +92,7 @@ class BalancerCommands:
         """Create stream and group unless they exist; from the beginning, so that early entries are not lost."""
         try:
             command = ("XGROUP", "CREATE", self.keys.stream, self.keys.group, "0", "MKSTREAM")
-            await self._client.call(self.keys.stream, *command, repeat=Repeat.IDEMPOTENT)
+            await self.client.call(self.keys.stream, *command, repeat=Repeat.IDEMPOTENT)
         except ServerError as error:
             if "BUSYGROUP" not in str(error):
                 raise
@@ -105,7 +101,7 @@ class BalancerCommands:
         """Add a data stream, once even if the answer gets lost; return the id of its entry."""
         keys = [self.keys.stream, self.keys.request(secrets.token_hex(8))]
         args: list[bytes | str | int] = [_REQUEST_TTL_MS, FIELD, message.encode()]
-        reply: bytes = await self._client.run("balancer/add", keys, args, Repeat.IDEMPOTENT)
+        reply: bytes = await self.client.run("balancer/add", keys, args, Repeat.IDEMPOTENT)
         return reply.decode()
 
     async def announce(self, shards: Sequence[str]) -> int:
@@ -113,32 +109,32 @@ class BalancerCommands:
         values = [word for shard in shards for word in (shard, LBSInputMessage(shard).encode())]
         args: list[bytes | str | int] = [FIELD, len(shards), *values]
         keys = [self.keys.stream, self.keys.shards]
-        return int(await self._client.run("balancer/announce", keys, args, Repeat.IDEMPOTENT))
+        return int(await self.client.run("balancer/announce", keys, args, Repeat.IDEMPOTENT))
 
     async def leave(self) -> None:
         """Stop to count as a peer."""
-        await self._client.call(self.keys.stream, "HDEL", self.keys.peers, self.me, repeat=Repeat.IDEMPOTENT)
+        await self.client.call(self.keys.stream, "HDEL", self.keys.peers, self.me, repeat=Repeat.IDEMPOTENT)
 
     async def live_peers(self, owned: int) -> dict[str, Peer]:
         """Return the consumers that have registered and are alive, this one included: `owned` is what it has."""
-        reply = await self._client.call(self.keys.stream, "HGETALL", self.keys.peers)
-        seconds, micros = await self._client.call(self.keys.stream, "TIME")
+        reply = await self.client.call(self.keys.stream, "HGETALL", self.keys.peers)
+        seconds, micros = await self.client.call(self.keys.stream, "TIME")
         now_ms, found = int(seconds) * 1000 + int(micros) // 1000, {}
         for index in range(0, len(reply), 2):
             numbers = [number for word in reply[index + 1].split() if (number := envelope.number(word)) is not None]
             if len(numbers) == 3 and numbers[0] >= now_ms:  # until when it counts as alive; others wrote no three
                 found[envelope.text(reply[index])] = Peer(numbers[1], numbers[2])
-        return {**found, self.me: Peer(owned, self._config.capacity or 0)}
+        return {**found, self.me: Peer(owned, self.config.capacity or 0)}
 
     # --- new streams --------------------------------------------------------------------------------
 
     async def take(self, owned: int, limit: int) -> Taken:
         """Take new streams without waiting for any, unless it is the turn of others."""
-        config = self._config
+        config = self.config
         args: list[str | int] = [
             self.keys.group, self.me, owned, config.capacity or 0, config.peer_ttl_ms, _SLACK, _PATIENCE_MS, limit,
         ]  # fmt: skip
-        reply = await self._client.run("balancer/take", [self.keys.stream, self.keys.peers], args, Repeat.ONCE)
+        reply = await self.client.run("balancer/take", [self.keys.stream, self.keys.peers], args, Repeat.ONCE)
         return Taken(_rows(reply[1]) if reply[0] == 0 else [], is_ahead=reply[0] > 0, is_waiting=reply[0] == 2)
 
     def read_command(self, block_ms: int) -> Command:
@@ -170,12 +166,12 @@ class BalancerCommands:
         Raises AlreadyClaimed when it has an owner, is finished, or comes after another entry of its name.
         """
         info = claim.payload
-        if self._client.is_cluster:
-            holder = await self._client.call(info.lock, "GET", info.lock)
+        if self.client.is_cluster:
+            holder = await self.client.call(info.lock, "GET", info.lock)
             if holder is not None and holder.decode() != self.me:
                 raise self._held(info, holder.decode())
-        limit = self._config.max_deliveries or 0
-        token, deliveries, fields = await self._own(claim, self._config.lease_ms, limit, owned)
+        limit = self.config.max_deliveries or 0
+        token, deliveries, fields = await self._own(claim, self.config.lease_ms, limit, owned)
         message = LBSInputMessage.of_entry(fields)
         return Ownership(info, token, message.info, deliveries)
 
@@ -192,14 +188,14 @@ class BalancerCommands:
     async def _ask(
         self, claim: PendingClaim, min_idle_ms: int | str, limit: int, owned: int
     ) -> tuple[int, int, list[bytes]]:
-        config, is_cluster, info = self._config, self._client.is_cluster, claim.payload
+        config, is_cluster, info = self.config, self.client.is_cluster, claim.payload
         name = info.data_stream_name
         keys = [self.keys.stream, self.keys.owners, self.keys.token, self.keys.peers]
         keys += [] if is_cluster else [info.lock]
         args: list[str | int] = [self.keys.group, self.me, info.id_in_lbs, name, config.lease_ms, min_idle_ms, limit]
         args += [owned, config.capacity or 0, config.peer_ttl_ms]
         claim.hold(time.monotonic(), config.lease_ms)
-        reply = await self._client.run("balancer/own", keys, args, Repeat.IDEMPOTENT)
+        reply = await self.client.run("balancer/own", keys, args, Repeat.IDEMPOTENT)
         if reply[0] != b"own":
             raise self._refusal(info, reply)
         if is_cluster and await self._extend(info, may_take=True) < 0:
@@ -224,8 +220,8 @@ class BalancerCommands:
         return AlreadyClaimed(f"already claimed: {info.data_stream_name!r} of {self.keys.stream} is with {holder}")
 
     async def _extend(self, info: LBSInfo, may_take: bool) -> int:
-        args: list[str | int] = [self.me, self._config.lease_ms, int(may_take)]
-        return int(await self._client.run("balancer/extend", [info.lock], args, Repeat.IDEMPOTENT))
+        args: list[str | int] = [self.me, self.config.lease_ms, int(may_take)]
+        return int(await self.client.run("balancer/extend", [info.lock], args, Repeat.IDEMPOTENT))
 
     # --- giving up ----------------------------------------------------------------------------------
 
@@ -234,16 +230,16 @@ class BalancerCommands:
 
         Raises OwnershipLost, and changes nothing, when another consumer owns it or has finished it.
         """
-        is_cluster, unheard = self._client.is_cluster, set[str]()
+        is_cluster, unheard = self.client.is_cluster, set[str]()
         if is_cluster and await self._extend(info, may_take=False) < 0:
             raise self._lost(info)
         keys = [self.keys.stream, self.keys.owners, *([] if is_cluster else [info.lock])]
         args = [self.keys.group, self.me, info.id_in_lbs, info.data_stream_name]
-        answer = int(await settle(self._client, "balancer/done", keys, args, (info.id_in_lbs,), unheard))
+        answer = int(await settle(self.client, "balancer/done", keys, args, (info.id_in_lbs,), unheard))
         if answer < 0 or (answer == 0 and not unheard):  # if an earlier try was heard, nothing is pending any more
             raise self._lost(info)
         if is_cluster:
-            await self._client.run("balancer/unlock", [info.lock], [self.me, 0], Repeat.IDEMPOTENT)
+            await self.client.run("balancer/unlock", [info.lock], [self.me, 0], Repeat.IDEMPOTENT)
 
     def _lost(self, info: LBSInfo) -> OwnershipLost:
         return OwnershipLost(
@@ -256,17 +252,17 @@ class BalancerCommands:
         released: list[bool] = []
         for start in range(0, len(infos), CHUNK):
             chunk = infos[start : start + CHUNK]
-            locks = [] if self._client.is_cluster else [info.lock for info in chunk]
+            locks = [] if self.client.is_cluster else [info.lock for info in chunk]
             ids = [info.id_in_lbs for info in chunk]
-            args: list[str | int] = [self.keys.group, self.me, self._config.refreshed_idle_ms, *ids]
+            args: list[str | int] = [self.keys.group, self.me, self.config.refreshed_idle_ms, *ids]
             keys = [self.keys.stream, *locks]
-            reply = await self._client.run("balancer/release", keys, args, Repeat.IDEMPOTENT)
+            reply = await self.client.run("balancer/release", keys, args, Repeat.IDEMPOTENT)
             released += [bool(item) for item in reply]
-        if self._client.is_cluster:
+        if self.client.is_cluster:
             for info in infos:
-                await self._client.run("balancer/unlock", [info.lock], [self.me, 1], Repeat.IDEMPOTENT)
+                await self.client.run("balancer/unlock", [info.lock], [self.me, 1], Repeat.IDEMPOTENT)
         # Redis deletes a key whose time is over when somebody asks for it, or when it comes by: so somebody asks.
-        await self._ask_all([(info.lock, ("PTTL", info.lock)) for info in infos])
+        await read_many(self.client, [(info.lock, ("PTTL", info.lock)) for info in infos])
         return released
 
     async def message_of(self, entry_id: str, fields: list[bytes], deliveries: int = 1) -> LBSInputMessage | None:
@@ -282,8 +278,8 @@ class BalancerCommands:
         keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]
 
         async def settle(record: Record, _: Sequence[bytes]) -> bool:
-            args = [self.keys.group, self.me, entry.id, self._config.lease_ms, name, *record]
-            return bool(await self._client.run("balancer/dead_letter", keys, args, Repeat.IDEMPOTENT) == 1)
+            args = [self.keys.group, self.me, entry.id, self.config.lease_ms, name, *record]
+            return bool(await self.client.run("balancer/dead_letter", keys, args, Repeat.IDEMPOTENT) == 1)
 
         try:
             return await self._dead_letter_writer.write(entry, self.me, settle) is not None
@@ -299,13 +295,13 @@ class BalancerCommands:
     async def pending(self, start: str, count: int) -> list[Pending]:
         """Return a page of what was handed out and is not finished."""
         stream = self.keys.stream
-        reply = await self._client.call(stream, "XPENDING", stream, self.keys.group, start, "+", count)
+        reply = await self.client.call(stream, "XPENDING", stream, self.keys.group, start, "+", count)
         return [_pending(row) for row in reply]
 
     async def pending_of(self, ids: Sequence[str]) -> list[Pending | None]:
         """Return how each of these entries is pending; None = it is not."""
         stream, group = self.keys.stream, self.keys.group
-        replies = await self._ask_all([(stream, ("XPENDING", stream, group, i, i, 1)) for i in ids])
+        replies = await read_many(self.client, [(stream, ("XPENDING", stream, group, i, i, 1)) for i in ids])
         found: list[Pending | None] = []
         for reply in replies:
             if isinstance(reply, GroupLost):
@@ -317,30 +313,18 @@ class BalancerCommands:
     async def bodies(self, ids: Sequence[str]) -> list[list[bytes] | None]:
         """Return the fields of entries; None = it is deleted."""
         stream = self.keys.stream
-        replies = await self._ask_all([(stream, ("XRANGE", stream, i, i)) for i in ids])
+        replies = await read_many(self.client, [(stream, ("XRANGE", stream, i, i)) for i in ids])
         return [reply[0][1] if isinstance(reply, list) and reply else None for reply in replies]
 
     async def are_locked(self, infos: Sequence[LBSInfo]) -> list[bool]:
         """Tell for each stream whether somebody holds its lock."""
-        replies = await self._ask_all([(info.lock, ("EXISTS", info.lock)) for info in infos])
+        replies = await read_many(self.client, [(info.lock, ("EXISTS", info.lock)) for info in infos])
         return [reply != 0 for reply in replies]
-
-    async def _ask_all(self, questions: list[Question]) -> list[Reply]:
-        # One server has all the answers, or each of a cluster some; what fails in common is asked singly.
-        if not self._client.is_cluster and questions:
-            connection = await self._client.connection(self.keys.stream)
-            try:
-                replies = await connection.pipeline([command for _, command in questions])
-            except (ConnectionLost, ConnectionFailed):
-                return await read_many(self._client, questions)
-            if not any(isinstance(reply, PenstockError) for reply in replies):
-                return replies
-        return await read_many(self._client, questions)
 
     async def forget(self, entry_id: str) -> None:
         """Acknowledge an entry that was deleted while it was pending."""
         stream = self.keys.stream
-        await self._client.call(stream, "XACK", stream, self.keys.group, entry_id, repeat=Repeat.IDEMPOTENT)
+        await self.client.call(stream, "XACK", stream, self.keys.group, entry_id, repeat=Repeat.IDEMPOTENT)
 
 
 def _pending(row: Reply) -> Pending:

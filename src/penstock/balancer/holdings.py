@@ -1,9 +1,11 @@
-"""The data streams that this consumer owns or has asked for, known to its event loop and to the heartbeat's thread."""
+"""The data streams that this consumer owns or has asked for, and how many of them each consumer should own."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from penstock.balancer.messages import Info, LBSInfo
@@ -42,7 +44,10 @@ class PendingClaim:
 
 
 class Holdings:
-    """Ownerships by the name of the data stream. Recorded before the first heartbeat, so that none is overlooked."""
+    """Ownerships by the name of the data stream, known to the event loop and to the heartbeat's thread.
+
+    Recorded before the first heartbeat, so that none is overlooked.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, Ownership] = {}
@@ -69,22 +74,22 @@ class Holdings:
         """Tell whether a stream is owned by this entry."""
         return entry_id in self._by_id
 
-    def begin_claim(self, payload: LBSInfo) -> PendingClaim | None:
+    @contextmanager
+    def claiming(self, payload: LBSInfo) -> Iterator[PendingClaim | None]:
         """Record that a stream is being asked for; None = it is owned, or another claim of this process is under way.
 
         To the server two claims of one process look like one that is repeated: it would grant both.
         """
+        entry_id, claim = payload.id_in_lbs, None
         with self._lock:
-            if payload.id_in_lbs in self._by_id or payload.id_in_lbs in self._claims:
-                return None
-            claim = self._claims[payload.id_in_lbs] = PendingClaim(payload)
-            return claim
-
-    def end_claim(self, claim: PendingClaim) -> None:
-        """Forget a claim, unless the ownership has taken its place."""
-        with self._lock:
-            if self._claims.get(claim.payload.id_in_lbs) is claim:
-                del self._claims[claim.payload.id_in_lbs]
+            if entry_id not in self._by_id and entry_id not in self._claims:
+                claim = self._claims[entry_id] = PendingClaim(payload)
+        try:
+            yield claim
+        finally:
+            with self._lock:
+                if claim is not None and self._claims.get(entry_id) is claim:  # else the ownership has taken its place
+                    del self._claims[entry_id]
 
     def settle(self, ownership: Ownership, *, is_kept: bool) -> bool:
         """Mark an ownership that is about to be finished or handed over; False = it is about to be already.
@@ -135,3 +140,53 @@ class Holdings:
         """Return what is owned now, oldest first."""
         with self._lock:
             return list(self._by_id.values())
+
+
+# --- fair shares: pure arithmetic over what the consumers say about themselves -----------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A live consumer: what it owns and how much it can own (0 = any number)."""
+
+    owned: int
+    capacity: int = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it can take another stream."""
+        return not self.capacity or self.owned < self.capacity
+
+
+def fair_share(peers: Mapping[str, Peer], me: str) -> int:
+    """Return the most that a consumer should own: an equal part, where small ones take what they can."""
+    left, waiting = sum(peer.owned for peer in peers.values()), dict(peers)
+    while waiting:
+        part = -(-left // len(waiting))
+        small = {name: peer for name, peer in waiting.items() if peer.capacity and peer.capacity < part}
+        if not small or me in small:
+            return min(part, waiting[me].capacity or part) if me in waiting else part
+        for name, peer in small.items():
+            left -= peer.capacity
+            del waiting[name]
+    return 0
+
+
+def surplus(peers: Mapping[str, Peer], me: str) -> int:
+    """Return how many streams a consumer should hand over: what is beyond its share and somebody is short of."""
+    if me not in peers or len(peers) < 2:
+        return 0
+    beyond = peers[me].owned - fair_share(peers, me)
+    short = sum(max(0, fair_share(peers, name) - peer.owned) for name, peer in peers.items() if name != me)
+    least = min((peer.owned for name, peer in peers.items() if name != me and peer.has_room), default=None)
+    if least is None or peers[me].owned - least < 2:
+        return 0  # moving one would only change places
+    if min(beyond, short) > 0:
+        return min(beyond, short)
+    # Shares are rounded up, so that somebody may be left short: one of those who have most helps out.
+    return int(me == max(peers, key=lambda name: (peers[name].owned, name)))
+
+
+def is_ahead(peers: Mapping[str, Peer], me: str, owned: int) -> bool:
+    """Tell whether another consumer with room owns fewer streams, so that it should have the next one."""
+    return any(name != me and peer.has_room and peer.owned < owned for name, peer in peers.items())

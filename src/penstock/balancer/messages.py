@@ -1,18 +1,23 @@
-"""What is said about data streams: on the wire, in the JSON of redis-stream-client-go, and to the application."""
+"""What is said about data streams: entries in the JSON of redis-stream-client-go, notices, and topics of shards."""
 
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from penstock.errors import ConfigurationError, EncodeError, MalformedEntry, PayloadTooLarge, text_of
-from penstock.keys import MUTEX_KEY_SEP, BalancerKeys, check_name
+from penstock.keys import MAX_NAME, MUTEX_KEY_SEP, BalancerKeys, check_name
+from penstock.number_checks import check_number
 from penstock.serializers import DEFAULT_MAX_BYTES
 
 FIELD = "lbs-input"
 _NAME, _INFO = "DataStreamName", "Info"
+_MOST_SHARDS = 16_384
+_ROOM = len("{:16383}")
 
 Info: TypeAlias = Mapping[str, Any]
 """What whoever adds a data stream says about it: anything that JSON can hold."""
@@ -145,3 +150,66 @@ class StreamTerminated(Notice):
 def terminated(reason: str) -> StreamTerminated:
     """Return the last notice."""
     return StreamTerminated(LBSInfo("", ""), {"info": reason})
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A name and a number of shards.
+
+    Messages with one key are in one shard, in the order in which they were published. The number is chosen once: with
+    another one, keys would lie in other shards than their messages of before.
+    """
+
+    name: str
+    shards: int
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        check_name("topic", self.name, MAX_NAME - _ROOM)
+        if any(sign in self.name for sign in "{},"):
+            raise ConfigurationError(f"topic {self.name!r} must not contain braces or commas: its shards do")
+        check_number("shards", self.shards)
+        if self.shards > _MOST_SHARDS:
+            raise ConfigurationError(f"shards={self.shards} must be at most {_MOST_SHARDS}, the slots of a cluster")
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams of all shards."""
+        return tuple(self.stream(number) for number in range(self.shards))
+
+    @property
+    def spark_pattern(self) -> str:
+        """The shards as the option `subscribePattern` of the Spark source takes them, also those that are empty yet."""
+        return rf"\{{{re.escape(self.name)}:\d+\}}"
+
+    def stream(self, shard: int) -> str:
+        """Return the stream of a shard; the whole name is the hash tag, so that shards spread over a cluster."""
+        return f"{{{self.name}:{shard}}}"
+
+    def shard_of(self, key: str) -> int:
+        """Return the shard of a key: the same in every process and every release."""
+        return zlib.crc32(key.encode()) % self.shards
+
+    @property
+    def keys(self) -> BalancerKeys:
+        """The keys of the service that shares the shards out."""
+        return BalancerKeys.of(self.name)
+
+    @staticmethod
+    def check_prefix(prefix: str) -> None:
+        """Raise ConfigurationError for a client whose prefix would come before the names of shards."""
+        if prefix:
+            raise ConfigurationError(
+                f"topics need a client without prefix={prefix!r}: their streams are named as every peer names them"
+            )
+
+    def check_known(self, shards: int) -> None:
+        """Raise ConfigurationError if the topic is known with another number of shards."""
+        if shards != self.shards:
+            raise ConfigurationError(
+                f"topic {self.name!r} has {shards} shards, not {self.shards}: with another number its keys would "
+                f"change shards; write Topic({self.name!r}, shards={shards}), or choose another name"
+            )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from penstock.balancer.commands import BalancerCommands, Row
-from penstock.balancer.config import BalancerConfig
-from penstock.balancer.holdings import Holdings, Ownership
+from penstock.balancer.holdings import Holdings
 from penstock.balancer.messages import LBSInfo, LBSInputMessage, StreamAdded
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.errors import AlreadyClaimed, GroupLost, PenstockError, PermanentError, ReadOnlyServer
 from penstock.events import EventName
 from penstock.redis.aio import Command, Reply
 from penstock.redis.blocking_read import BlockingRead
-from penstock.redis.client import StreamClient
 from penstock.redis.translate import Redirected
 from penstock.runtime.aio import Event, next_tick, pause
 
@@ -28,18 +26,10 @@ class Reader:
     between, is found by a sweep.
     """
 
-    def __init__(
-        self,
-        client: StreamClient,
-        commands: BalancerCommands,
-        holdings: Holdings,
-        notices: NoticeQueue,
-        config: BalancerConfig,
-    ) -> None:
-        self._client, self._commands, self._holdings, self._notices = client, commands, holdings, notices
-        self._config = config
+    def __init__(self, commands: BalancerCommands, holdings: Holdings, notices: NoticeQueue) -> None:
+        self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, commands.config
         self._stopping, self._has_slot = Event(), Event()
-        self._blocking = BlockingRead(client, commands.keys.stream)
+        self._blocking = BlockingRead(commands.client, commands.keys.stream)
 
     async def run(self) -> None:
         """Read until stop(); raise what cannot be mended."""
@@ -58,7 +48,7 @@ class Reader:
                 self._config.logger.warning("reading %s failed: %s", self._commands.keys.stream, error)
                 self._blocking.abort()
                 if isinstance(error, Redirected | ReadOnlyServer):
-                    await self._client.refresh()
+                    await self._commands.client.refresh()
                 await self._stopping.wait(delay_s)
         self._blocking.abort()
 
@@ -125,19 +115,17 @@ class Reader:
 
     async def _own_one(self, info: LBSInfo, message: LBSInputMessage) -> None:
         recorder = self._config.metrics_recorder
-        claim = self._holdings.begin_claim(info)
-        if claim is None:
-            return  # handed out again after the group was lost: it is ours already
-        try:
-            ownership: Ownership = await self._commands.own_new(claim, message.info, len(self._holdings))
+        with self._holdings.claiming(info) as claim:
+            if claim is None:
+                return  # handed out again after the group was lost: it is ours already
+            try:
+                ownership = await self._commands.own_new(claim, message.info, len(self._holdings))
+            except AlreadyClaimed as error:
+                # A second entry of a name that has an owner waits for its turn; a sweep sees to it.
+                self._config.logger.info("%s", error)
+                recorder.record_lock_acquired(info.data_stream_name, is_success=False)
+                return
             self._holdings.add(ownership)
-        except AlreadyClaimed as error:
-            # A second entry of a name that has an owner waits for its turn; a sweep sees to it.
-            self._config.logger.info("%s", error)
-            recorder.record_lock_acquired(info.data_stream_name, is_success=False)
-            return
-        finally:
-            self._holdings.end_claim(claim)
         recorder.record_lock_acquired(info.data_stream_name, is_success=True)
         recorder.record_processing_started(info.data_stream_name)
         self._commands.emit(EventName.CLAIMED, id=info.id_in_lbs, data_stream=info.data_stream_name)

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.balancer.commands import BalancerCommands
-from penstock.balancer.fairness import Peer, is_ahead, surplus
-from penstock.balancer.holdings import Holdings, Ownership
+from penstock.balancer.holdings import Holdings, Ownership, is_ahead, surplus
 from penstock.balancer.messages import LBSInfo, StreamAdded, StreamExpired
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.owned_stream import OwnedStream, StreamWatcher
@@ -47,7 +46,6 @@ class Runner:
         self._streams: dict[str, OwnedStream] = {}
         stop = self._stopping.set_from_outside
         self._handlers, self._activities = TaskGroup(stop), TaskGroup(stop)
-        self._peers: dict[str, Peer] = {}
         self._moving: dict[str, tuple[OwnedStream, float]] = {}  # by entry: who was asked to let go, and until when
         self._last_hint_s = self._polite_until_s = 0.0
         self._exit: BaseException | None = None  # a handler ended the process
@@ -109,10 +107,10 @@ class Runner:
 
     async def _is_ahead(self) -> bool:
         try:
-            self._peers = await self._commands.live_peers(len(self._holdings))
+            peers = await self._commands.live_peers(len(self._holdings))
         except PenstockError:
             return False
-        return is_ahead(self._peers, self._commands.me, len(self._streams))
+        return is_ahead(peers, self._commands.me, len(self._streams))
 
     def _begin(self, ownership: Ownership) -> None:
         stream = OwnedStream(self._balancer.client, self._commands.keys, ownership, self._watcher, self._serializer)
@@ -153,6 +151,7 @@ class Runner:
             self._logger.exception("the handler of %r failed: the stream is handed over", stream.name)
         finally:
             self._streams.pop(stream.ownership.payload.id_in_lbs, None)
+            self._watcher.leave(stream.name)
         await self._settle(stream, is_failed=is_failed)
 
     async def _settle(self, stream: OwnedStream, *, is_failed: bool) -> None:
@@ -182,11 +181,11 @@ class Runner:
             if not self._rebalances or self._stopping.is_set():
                 continue
             try:
-                self._peers = await self._commands.live_peers(len(self._holdings))
+                peers = await self._commands.live_peers(len(self._holdings))
             except PenstockError:
                 continue
             if not self._stopping.is_set():  # else all are asked to let go, and none is to be told to stay
-                self._move(surplus(self._peers, self._commands.me))
+                self._move(surplus(peers, self._commands.me))
 
     def _move(self, count: int) -> None:
         # A handler that does not let go in time keeps its stream, and is asked again when the others had their turn.

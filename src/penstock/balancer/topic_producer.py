@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.balancer.topic import Topic
+from penstock.balancer.messages import Topic
 from penstock.errors import ConfigurationError
 from penstock.keys import is_utf8
 from penstock.redis.client import StreamClient
@@ -40,25 +40,9 @@ class TopicProducer:
 
     async def _check(self) -> None:
         if not self._is_checked:
-            check_prefix(self._client)
+            self.topic.check_prefix(self._client.prefix)
             shards = self.topic.keys.shards
             known = int(await self._client.call(shards, "HLEN", shards))
-            if known and known != self.topic.shards:
-                raise wrong_number(self.topic, known)
+            if known:
+                self.topic.check_known(known)
             self._is_checked = True
-
-
-def check_prefix(client: StreamClient) -> None:
-    """Raise ConfigurationError for a client whose prefix would come before the names of shards."""
-    if client.prefix:
-        raise ConfigurationError(
-            f"topics need a client without prefix={client.prefix!r}: their streams are named as every peer names them"
-        )
-
-
-def wrong_number(topic: Topic, known: int) -> ConfigurationError:
-    """Return the error for a topic that has another number of shards."""
-    return ConfigurationError(
-        f"topic {topic.name!r} has {known} shards, not {topic.shards}: with another number its keys would change "
-        f"shards; write Topic({topic.name!r}, shards={known}), or choose another name"
-    )

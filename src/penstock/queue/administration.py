@@ -11,8 +11,7 @@ from penstock.delivery.janitor import count_after
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import QueueKeys
 from penstock.protection import payload_of
-from penstock.queue.model import GROUP, QueueStats
-from penstock.queue.payload import MessageData, decode_payload
+from penstock.queue.model import GROUP, MessageData, QueueStats, decode_payload
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 

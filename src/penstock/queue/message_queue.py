@@ -16,7 +16,7 @@ from penstock.number_checks import check_number, check_seconds
 from penstock.queue.abstract_gateway import AbstractRedisGateway
 from penstock.queue.gateway import RedisGateway
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
-from penstock.queue.model import QueueStats
+from penstock.queue.model import Message, MessageData, QueueStats, canonical, checked_key, content_key
 from penstock.queue.options import (
     UNSET,
     DedupKey,
@@ -32,7 +32,6 @@ from penstock.queue.options import (
     checked_key_maker,
     checked_log_length,
 )
-from penstock.queue.payload import Message, MessageData, canonical, checked_key, content_key
 from penstock.queue.processing import Processing
 from penstock.redis.client import StreamClient
 from penstock.redis.driver_kinds import DriverClient
@@ -101,15 +100,16 @@ class RedisMessageQueue:
         given = {option: value for option, value in of_gateway.items() if value is not UNSET}
         if (client is None) == (gateway is None):
             raise ConfigurationError("pass exactly one of client (of redis-py, or a StreamClient) and gateway")
-        self._gateway = self._make_gateway(client, given) if gateway is None else self._checked(gateway, given)
+        self._is_draining, self._in_hand, self._fewer_in_hand = False, set[Processing](), Event()
+        self._gateway = self._made(client, given) if gateway is None else self._checked(gateway, given)
+        self._bind(self._gateway)
         lease_s = self._gateway.message_visibility_timeout_seconds
         heartbeat_s = checked_heartbeat(heartbeat_interval_seconds, lease_s, on_heartbeat_failure, is_async=IS_ASYNC)
         self._options = QueueOptions(
             make_key, completed, failed, heartbeat_s, longest_s, on_heartbeat_failure, on_failure, backoff
         )
-        self._is_draining, self._in_hand, self._fewer_in_hand = False, set[Processing](), Event()
 
-    def _make_gateway(self, client: Any, given: dict[str, Any]) -> AbstractRedisGateway:
+    def _made(self, client: Any, given: dict[str, Any]) -> AbstractRedisGateway:
         lease_s = given.pop("visibility_timeout_seconds", _DEFAULT_LEASE_S)
         most = given.pop("max_delivery_count", _DEFAULT_DELIVERIES)
         check_leases("visibility_timeout_seconds", lease_s, most)
@@ -123,7 +123,6 @@ class RedisMessageQueue:
             **given,
         )
         gateway.stop_when(lambda: self._is_draining)
-        self._bind(gateway)
         return gateway
 
     def _checked(self, gateway: AbstractRedisGateway, given: dict[str, Any]) -> AbstractRedisGateway:
@@ -135,9 +134,6 @@ class RedisMessageQueue:
             raise ConfigurationError(f"{option} belongs to the gateway: pass {own} to it, not to the queue")
         if gateway.message_visibility_timeout_seconds is not None:
             check_seconds("message_visibility_timeout_seconds", gateway.message_visibility_timeout_seconds)
-        self._bind(gateway)
-        if self._on_event is not None:
-            gateway.listen(self.key.pending, self._on_event)
         return gateway
 
     def _bind(self, gateway: AbstractRedisGateway) -> None:
@@ -145,14 +141,16 @@ class RedisMessageQueue:
         if gateway.is_redis_cluster:
             key.check_one_slot(dead_letters)
         check_dead_letters(key.pending, dead_letters or "", "dead_letter_queue", is_cluster=False)
-        if gateway.max_delivery_count is None:
-            return
         # Dead letters are the gateway's: two queues behind one of them would mix theirs.
-        bound = gateway.__dict__.setdefault("_penstock_queue", key.pending)
+        bound = key.pending
+        if gateway.max_delivery_count is not None:
+            bound = gateway.__dict__.setdefault("_penstock_queue", key.pending)
         if bound != key.pending:
             raise ConfigurationError(
                 f"this gateway has the dead letters of queue {bound!r}: make another gateway for queue {key.pending!r}"
             )
+        if self._on_event is not None:
+            gateway.listen(key.pending, self._on_event)
 
     # --- messages -----------------------------------------------------------------------------------
 

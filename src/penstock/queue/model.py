@@ -1,14 +1,24 @@
-"""The values that cross the API of a queue, shared by the async and the sync half."""
+"""What a queue carries, texts and dicts as the one JSON text that stands for them, and what it says about it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
-from penstock.queue.payload import MessageData
+from penstock.errors import ConfigurationTypeError, DecodeError, EncodeError, text_of
+from penstock.keys import is_utf8
+from penstock.serializers import PayloadLimits
 
+Message: TypeAlias = str | dict[str, object]
+MessageData: TypeAlias = str | bytes  # what a consumer gets: text, or bytes where the client does not decode
 GROUP = "queue"  # of the stream of every queue
+TEXT_TYPE = "text/plain; charset=utf-8"
+_MAX_KEY = 256  # characters; a longer key is replaced by its hash
 
 
 class ClaimedMessage(msgspec.Struct, frozen=True):
@@ -58,3 +68,106 @@ class ImportReport:
     def is_complete(self) -> bool:
         """Whether nothing was left behind."""
         return not self.still_leased and not self.without_lease
+
+
+# --- texts ------------------------------------------------------------------------------------------
+
+
+def _encoder() -> Callable[[dict[str, object]], str]:
+    # Sorted keys and no other liberties: equal dicts are equal texts, in every process and in every release.
+    plain = json.JSONEncoder(sort_keys=True, allow_nan=False, check_circular=False)  # the depth is bounded anyway
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return plain.encode
+    # encode() makes this encoder anew in each call, which takes longer than a small dict does.
+    separators = plain.key_separator, plain.item_separator
+    chunks = make(None, plain.default, json.encoder.encode_basestring_ascii, None, *separators, True, False, False)
+    return lambda message: "".join(chunks(message, 0))
+
+
+_dumps = _encoder()
+
+
+def canonical(message: Message, limits: PayloadLimits | None = None) -> str:
+    """Return the text that stands for a message; raise EncodeError, and name the fix, if there is none."""
+    if isinstance(message, str):
+        return message
+    if not isinstance(message, dict):
+        raise EncodeError(
+            f"a message must be a str or a dict, not {type(message).__name__}: use json.dumps() for other values"
+        )
+    for name in message:
+        if not isinstance(name, str):
+            raise EncodeError(f"the keys of a dict must be str: {name!r} is {type(name).__name__}; use str({name!r})")
+    try:
+        text = _dumps(message)
+        if limits is not None and len(text) > limits.max_payload_depth and limits.may_be_deep(text.encode()):
+            limits.check_depth(json.loads(text), EncodeError)
+    except EncodeError:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EncodeError(f"the dict is no JSON: {text_of(error)}; convert it to what JSON has") from error
+    return text
+
+
+def encode_text(text: str) -> bytes:
+    """Return the bytes of a text."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise EncodeError(
+            f"the message has a lone surrogate at {error.start}, which UTF-8 cannot hold: use errors='replace'"
+        ) from error
+
+
+def decode_payload(raw: bytes | None, is_text: bool, limits: PayloadLimits | None = None) -> MessageData:
+    """Return the payload of an entry as the client wants it."""
+    if raw is None:
+        raise DecodeError("the entry has no field 'data'")
+    if limits is not None:
+        limits.check_size(len(raw), DecodeError)
+    if not is_text:
+        return raw
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise DecodeError(
+            f"the payload is no UTF-8 at byte {error.start}; use a client that does not decode"
+        ) from error
+
+
+def content_key(message: Message) -> str:
+    """Return the SHA-256 of the message: the same for a dict and for the JSON text that stands for it."""
+    return hashlib.sha256(encode_text(canonical(message))).hexdigest()
+
+
+def literal_key(message: Message) -> str:
+    """Return the text of the message itself."""
+    return canonical(message)
+
+
+def checked_key(key: object) -> str:
+    """Return a deduplication key as it is stored; raise ConfigurationTypeError for what cannot be one."""
+    if not isinstance(key, str):
+        close = getattr(key, "close", None)
+        if callable(close):
+            close()  # a coroutine that nobody awaits
+        raise ConfigurationTypeError(
+            f"get_deduplication_key must return a str, not {type(key).__name__}: use a plain function and str(...)"
+        )
+    if not key:
+        raise ConfigurationTypeError(
+            "get_deduplication_key returned '': all such messages would be duplicates of each other; "
+            "return something that identifies the message"
+        )
+    if not is_utf8(key):
+        raise ConfigurationTypeError(
+            f"get_deduplication_key returned {key[:40]!r}, with a lone surrogate, which UTF-8 cannot hold: return text "
+            f"without one"
+        )
+    return shortened_key(key)
+
+
+def shortened_key(key: str) -> str:
+    """Return the key, or its hash where it is too long to be part of the name of a key in Redis."""
+    return key if len(key) <= _MAX_KEY else f"sha256:{hashlib.sha256(encode_text(key)).hexdigest()}"

@@ -11,7 +11,7 @@ from penstock.errors import ConfigurationError, ConfigurationTypeError
 from penstock.number_checks import check_number, check_seconds
 from penstock.policy import Backoff
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
-from penstock.queue.payload import Message, content_key, literal_key
+from penstock.queue.model import Message, content_key, literal_key
 
 OnFailure: TypeAlias = Literal["retry", "terminal"]
 Overload: TypeAlias = Literal["raise", "block", "drop_oldest"]

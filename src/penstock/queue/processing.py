@@ -12,8 +12,8 @@ from penstock.events import EventName
 from penstock.keys import QueueKeys
 from penstock.policy import GiveUp, Limits, Retry, after_failure
 from penstock.queue.abstract_gateway import AbstractRedisGateway, Delivery, StopRenewal
+from penstock.queue.model import MessageData
 from penstock.queue.options import QueueOptions
-from penstock.queue.payload import MessageData
 from penstock.runtime.aio import call_in_loop, comes_from_outside, home, runner, shielded
 from penstock.runtime.callbacks import call_back
 

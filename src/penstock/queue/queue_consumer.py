@@ -28,13 +28,10 @@ from penstock.events import EventName
 from penstock.policy import Limits, Reason, before_run, unreadable
 from penstock.protection import payload_of
 from penstock.queue.consumer_slots import PATIENCE_S, ConsumerSlot, ConsumerSlots
-from penstock.queue.model import GROUP
-from penstock.queue.payload import decode_payload
-from penstock.queue.queue_leases import QueueLeases
-from penstock.queue.stream_delivery import StreamDelivery
+from penstock.queue.model import GROUP, decode_payload
+from penstock.queue.stream_delivery import QueueLeases, StreamDelivery
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import PASSING, RetryBudget, Trial
-from penstock.runtime.aio import pause
 from penstock.serializers import PayloadLimits
 
 logger = logging.getLogger("penstock.queue")
@@ -53,7 +50,6 @@ class QueueConsumerSettings:
 
     lease_s: float | None  # None = at most once: nobody takes over what a dead process held
     limits: Limits
-    dead_letters: str
     is_text: bool
     retry: RetryBudget
     can_be_interrupted: bool
@@ -68,10 +64,11 @@ class QueueConsumer:
     """
 
     def __init__(
-        self, client: StreamClient, queue: str, settings: QueueConsumerSettings, emit: Callable[..., None],
-        held: dict[str, StreamDelivery],
+        self, client: StreamClient, queue: str, dead_letters: str, settings: QueueConsumerSettings,
+        emit: Callable[..., None], held: dict[str, StreamDelivery],
     ) -> None:  # fmt: skip
         self.client, self.settings, self.emit, self.held = client, settings, emit, held
+        self._dead_letters = dead_letters
         self.keys = client.keys(queue)
         self._group = ConsumerGroup(client, queue, GROUP)
         lease_s = settings.lease_s or 0.0
@@ -80,14 +77,14 @@ class QueueConsumer:
         self._next_due_s = self._next_recovery_s = 0.0
         self._take_ahead_after: float = _BRISK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
         self._ended_s, self._brisk_turns = 0.0, 0
-        self.dead_letter_writer = DeadLetterWriter(client, self.keys.stream, GROUP, settings.dead_letters, logger, emit)
-        self.leases = QueueLeases(client.settings, self.keys, GROUP, settings.lease_s or 1.0)
+        self.dead_letter_writer = DeadLetterWriter(client, self.keys.stream, GROUP, dead_letters, logger, emit)
+        self.leases = QueueLeases(client.settings, self.keys, settings.lease_s or 1.0)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         # In a forked process too.
-        dead_letters = self.settings.dead_letters
-        self.slots = ConsumerSlots(self.client, self.keys, GROUP, dead_letters, self.look_within)
+        dead_letters = self._dead_letters
+        self.slots = ConsumerSlots(self.client, self.keys, dead_letters, self.look_within)
         self._unsettled: list[tuple[StreamDelivery, Step]] = []  # ended, but the server may not have heard it
         config = ConsumerConfig(group=GROUP, max_stream_size=0)
         self._janitor = Janitor(self.client, self._group, self.keys, config, self.slots.name, dead_letters, self.emit)
@@ -138,7 +135,7 @@ class QueueConsumer:
         wait_s = trial.pause_after(error)
         if wait_s is None or (is_over and not slot.is_doubtful):
             raise error
-        await pause(min(wait_s, max(0.01, deadline - time.monotonic())))
+        await self.client.rest(min(wait_s, max(0.01, deadline - time.monotonic())))
         if has_looked and time.monotonic() > deadline + _LOOK_EVERY_S:
             raise error
 
@@ -186,14 +183,14 @@ class QueueConsumer:
         now = time.monotonic()
         if now >= self._next_due_s:
             await self._janitor.run_due()
-            wait_ms, claims, missing = await slot.take_due()
+            wait_ms, claims, missing = await slot.take(slot.commands.take_due, 1)
             wait_s = 0.0 if claims or missing else _LOOK_EVERY_S if wait_ms is None else wait_ms / 1000
             self._next_due_s = now + min(_LOOK_EVERY_S, wait_s)
             if claims or missing:
                 return await self._admit(slot, claims, missing)
         if self.settings.lease_s is not None and now >= self._next_recovery_s:
             lease_ms = max(1, int(self.settings.lease_s * 1000))
-            self._cursor, claims, missing = await slot.recover(lease_ms, self._cursor, _PAGE)
+            self._cursor, claims, missing = await slot.take(slot.commands.recover, lease_ms, 1, self._cursor, _PAGE)
             self._next_recovery_s = now if claims or missing else now + self._recover_every_s
             if claims:
                 self.emit(EventName.RECLAIMED, count=len(claims), ids=[claim.id for claim in claims])
@@ -276,23 +273,29 @@ class QueueConsumer:
         """Take the step that ends a message, through outages; False = it is settled, or somebody else's by now."""
         if self.held.pop(delivery.token, None) is None:
             return False
+        try:
+            is_done = await self.persist(step)
+        except GroupLost:
+            is_done = False  # the pending list went with the group
+        except PASSING as error:
+            # Its slot is not put back: it may hold the message until its lease runs out.
+            self._unsettled.append((delivery, step))
+            self.emit(EventName.UNSETTLED, id=delivery.id, error=repr(error))
+            raise
+        self.slots.put_back(delivery.slot)
+        return is_done
+
+    async def persist(self, step: Step, until_s: float = math.inf) -> bool:
+        """Try a step again after failures that pass, as long as the retry budget lasts, but no later than that."""
         trial = self.settings.retry.start()
         while True:
             try:
-                is_done = await step()
-            except GroupLost:
-                is_done = False  # the pending list went with the group
+                return await step()
             except PASSING as error:
                 wait_s = trial.pause_after(error)
-                if wait_s is not None:
-                    await pause(wait_s)
-                    continue
-                self._unsettled.append((delivery, step))
-                self.emit(EventName.UNSETTLED, id=delivery.id, error=repr(error))
-                raise
-            # Not after an error: the slot may hold the message until its lease runs out.
-            self.slots.put_back(delivery.slot)
-            return is_done
+                if wait_s is None or time.monotonic() + wait_s >= until_s:
+                    raise
+                await self.client.rest(wait_s)
 
     async def _settle_again(self) -> bool:
         # What could not be settled before; False = some still cannot.

@@ -1,11 +1,12 @@
-"""StreamDelivery: one message in the hands of this process, and the ways in which it ends."""
+"""StreamDelivery: one message in the hands of this process, the ways in which it ends, and its lease."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,20 +15,23 @@ import msgspec
 from penstock import dead_letter_record, envelope
 from penstock.delivery.decoding import Rejected
 from penstock.delivery.group_commands import Parking
+from penstock.delivery.leases import Held, Renewable, Renewal, checked, tell
 from penstock.errors import PenstockError
 from penstock.events import EventName
+from penstock.keys import StreamKeys
 from penstock.policy import Reason
 from penstock.queue.abstract_gateway import StopRenewal
 from penstock.queue.consumer_slots import ConsumerSlot
-from penstock.queue.payload import MessageData
-from penstock.queue.queue_leases import Lease
-from penstock.redis.retry import OPERATION_TTL_S, PASSING, Repeat
-from penstock.runtime.aio import call_in_loop, home, pause, wait_out
+from penstock.queue.model import GROUP, MessageData
+from penstock.redis.retry import OPERATION_TTL_S, Repeat
+from penstock.redis.settings import ConnectionSettings
+from penstock.runtime.aio import call_in_loop, home, wait_out
 
 if TYPE_CHECKING:
     from penstock.queue.queue_consumer import QueueConsumer
 
 logger = logging.getLogger("penstock.queue")
+_LEAST_PATIENCE_S = 0.05
 
 
 class StreamDelivery(msgspec.Struct, eq=False):
@@ -165,34 +169,21 @@ class StreamDelivery(msgspec.Struct, eq=False):
 
     async def renew(self) -> bool:
         """Begin the lease anew; False = it is somebody else's by now. Not tried beyond the end of the lease."""
-        lease_s = self.consumer.settings.lease_s
-        trial = self.consumer.settings.retry.start()
-        while True:
-            now = time.monotonic()
-            try:
-                is_renewed = await self.slot.commands.renew(self.id, int((lease_s or 1.0) * 1000))
-            except PASSING as error:
-                wait_s = trial.pause_after(error)
-                if wait_s is None or now + wait_s >= self.expires_at:
-                    raise
-                await pause(wait_s)
-            else:
-                if is_renewed:
-                    self.expires_at = now + (lease_s or 0.0)
-                return is_renewed
+        lease_s = self.consumer.settings.lease_s or 1.0
+
+        async def step() -> bool:
+            sent_at = time.monotonic()
+            is_renewed = await self.slot.commands.renew(self.id, int(lease_s * 1000))
+            if is_renewed:
+                self.expires_at = sent_at + lease_s
+            return is_renewed
+
+        return await self.consumer.persist(step, self.expires_at)
 
     async def keep_lease(self, interval_s: float, max_s: float, on_lost: Callable[[str], None]) -> StopRenewal:
         """Renew the lease every interval from a thread, whatever the handler does to its event loop."""
-        here, emit = home(), self.consumer.emit
-        lease = Lease(
-            self.slot.consumer,
-            self.id,
-            interval_s,
-            self.expires_at,
-            self.expires_at - (self.consumer.settings.lease_s or 0.0) + max_s,
-            lambda: call_in_loop(here, lambda: emit(EventName.RENEWED, id=self.id)),
-            on_lost,
-        )
+        now, taken_at = time.monotonic(), self.expires_at - (self.consumer.settings.lease_s or 0.0)
+        lease = Lease(self, interval_s, taken_at + max_s, on_lost, home(), now + interval_s)
         leases = self.consumer.leases
         leases.keep(lease)
 
@@ -200,3 +191,122 @@ class StreamDelivery(msgspec.Struct, eq=False):
             leases.leave(lease)
 
         return stop
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """The lease of a message in hand that is renewed until its handler has ended."""
+
+    delivery: StreamDelivery
+    interval_s: float
+    longest_until: float  # a handler that hangs is not waited for any longer
+    on_lost: Callable[[str], None]
+    home: object
+    due_at: float
+
+
+class QueueLeases(Renewable):
+    """Renews the leases of one queue when they are due, each with an end of its own, over the blocking lane.
+
+    Guarantees: never tries beyond the end of a lease; tells, once, of a lease that is lost, that could not be renewed
+    in time, or that is renewed no longer because its handler took too long.
+    """
+
+    def __init__(self, settings: ConnectionSettings, keys: StreamKeys, lease_s: float) -> None:
+        # No command may outlast a third of the lease: then there is time for another try.
+        patience_s = max(_LEAST_PATIENCE_S, lease_s / 3)
+        super().__init__(settings, keys.stream, lease_s, patience_s, f"leases of {keys.stream}", logger)
+        self._keys, self._lease_s = keys, lease_s
+        self._leases: set[Lease] = set()
+        self._tried: list[Lease] = []
+
+    def keep(self, lease: Lease) -> None:
+        """Renew the lease from now on."""
+        thread = self._thread
+        with thread.changed:
+            if not thread.has(self):
+                self._leases.clear()  # closed since, or those of the process that this one is forked from
+                self.start()
+            self._leases.add(lease)
+            if lease.due_at < thread.wakes_s:
+                thread.changed.notify_all()
+
+    def leave(self, lease: Lease) -> None:
+        """Renew it no longer; nobody is told anything of it from here on."""
+        with self._thread.changed:
+            self._leases.discard(lease)
+
+    @property
+    def due_s(self) -> float:
+        """When the first lease is due."""
+        return min((lease.due_at for lease in self._leases), default=float("inf"))
+
+    @property
+    def early_s(self) -> float:
+        """Each lease has a time of its own."""
+        return 0.0
+
+    @property
+    def timeout_s(self) -> float:
+        """How long replies may take: not beyond the end of a lease."""
+        left_s = min((lease.delivery.expires_at for lease in self._tried), default=float("inf")) - time.monotonic()
+        return max(_LEAST_PATIENCE_S, min(self._patience_s, left_s))
+
+    def renew(self) -> Renewal:
+        """Renew what is due."""
+        now = time.monotonic()
+        with self._thread.changed:
+            due = [lease for lease in self._leases if lease.due_at <= now]
+        self._tried = tried = [lease for lease in due if self._may_try(lease, now)]
+        held = [Held(self._keys, GROUP, it.delivery.slot.consumer, [it.delivery.id]) for it in tried]
+        replies = checked((yield [one.renew() for one in held]))
+        lost = {lease for lease, (refused, _) in zip(tried, replies, strict=True) if refused}
+        vanished = {it: one for it, one, (_, gone) in zip(tried, held, replies, strict=True) if gone}
+        replies = checked((yield [one.hold(int(self._lease_s * 1000)) for one in vanished.values()]))
+        lost |= {lease for lease, refused in zip(vanished, replies, strict=True) if refused}
+        self._tried = []  # or the last message would live until the next one is due
+        for lease in lost:
+            self._lose(lease, "the message belongs to another consumer by now")
+        renewed = [lease for lease in tried if lease not in lost]
+        for lease in renewed:
+            lease.delivery.expires_at = now + self._lease_s  # from before the command: rather too early than too late
+        if renewed:
+            tell(self._tell_renewed, renewed)
+
+    def _may_try(self, lease: Lease, now: float) -> bool:
+        lease.due_at = now + lease.interval_s
+        if now >= lease.longest_until:
+            self._lose(lease, "the handler takes longer than max_processing_seconds: its lease is renewed no more")
+        elif now >= lease.delivery.expires_at:
+            self._lose(lease, "the lease could not be renewed before it ran out")
+        else:
+            return True
+        return False
+
+    def failed(self, error: Exception) -> None:
+        """Take note that leases were not renewed."""
+        tried, self._tried = self._tried, []
+        if not isinstance(error, PenstockError):
+            super().failed(error)
+            return
+        now = time.monotonic()
+        for lease in tried:
+            delivery = lease.delivery
+            if now >= delivery.expires_at:
+                self._lose(lease, f"the lease could not be renewed before it ran out: {error}")
+            else:
+                logger.warning("the lease of %s was not renewed: %s; trying again", delivery.id, error)
+                lease.due_at = min(now + lease.interval_s / 4, delivery.expires_at)
+
+    def _tell_renewed(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            if lease in self._leases:
+                emit = lease.delivery.consumer.emit
+                call_in_loop(lease.home, partial(emit, EventName.RENEWED, id=lease.delivery.id))
+
+    def _lose(self, lease: Lease, reason: str) -> None:
+        with self._thread.changed:
+            if lease not in self._leases:
+                return  # settled while the command was under way
+            self._leases.discard(lease)
+        tell(lease.on_lost, reason)

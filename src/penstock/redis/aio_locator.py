@@ -70,6 +70,7 @@ class Locator:
         self._cluster: driver.RedisCluster | None = None
         self._watch = watch_of(settings)
         self._refreshed = self._answered = 0  # where they differ, the Sentinels are asked again
+        self._master: Host | None = None  # as it was located last
         self._seen: set[Host] = set()
         self._lock = asyncio.Lock()
 
@@ -83,7 +84,8 @@ class Locator:
                 return node.host, int(node.port)
             if self._watch is not None:
                 master = self._watch.master if self._refreshed == self._answered else None
-                return master or await self._find_master(self._watch)
+                self._master = master or await self._find_master(self._watch)
+                return self._master
         except (OSError, driver.RedisError, RedisClusterException) as error:  # the latter is none of the former
             raise connect_error(error, self._settings.where) from error
         return self._settings.hosts[0] if self._settings.hosts else ("", 0)
@@ -190,6 +192,11 @@ class Locator:
         """Have something that uses the server end when that is the master no more."""
         if self._watch is not None and not self._watch.tie(host, tied):
             raise replaced(host)
+
+    def tie_to_master(self, tied: Tied) -> None:
+        """Have something end when another server is the master than the one that was located last."""
+        if self._master is not None:
+            self.tie(self._master, tied)
 
     async def make_driver(self, host: Host) -> driver.Redis:
         """Return a redis-py client to one of the servers, for pub/sub and administration; the caller closes it."""

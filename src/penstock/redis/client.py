@@ -281,6 +281,10 @@ class StreamClient:
         """Look up again which server serves which key."""
         await (await self._lane()).locator.refresh()
 
+    async def rest(self, seconds: float) -> None:
+        """Wait between two tries, but no longer than until another server has become the master."""
+        await (await self._lane()).rest(seconds)
+
     async def call(
         self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ, waits: bool = True
     ) -> Reply:

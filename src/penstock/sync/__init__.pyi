@@ -8,8 +8,8 @@ from penstock.balancer.messages import (
     StreamDisowned,
     StreamExpired,
     StreamTerminated,
+    Topic,
 )
-from penstock.balancer.topic import Topic
 from penstock.config import ConsumerConfig
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.errors import FatalError, PenstockError, RetryLater, Snooze

@@ -20,8 +20,7 @@ from uuid import uuid4
 from penstock.errors import FatalError
 from penstock.queue.abstract_gateway import AbstractRedisGateway
 from penstock.queue.message_queue import RedisMessageQueue
-from penstock.queue.model import ClaimedMessage
-from penstock.queue.payload import MessageData
+from penstock.queue.model import ClaimedMessage, MessageData
 from penstock.runtime.aio import pause
 
 _LONG_S, _SHORT_S, _PATIENCE_S = 30.0, 0.5, 30.0

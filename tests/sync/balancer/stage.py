@@ -137,7 +137,7 @@ def crash(balancer: StreamBalancer) -> None:
 
 
 def _outlive(balancer: StreamBalancer) -> None:
-    client, keys = balancer._commands._client, balancer.keys
+    client, keys = balancer.client, balancer.keys
     idle = ("IDLE", 2 * balancer.config.lease_ms, "JUSTID")
     balancer._commands.leave()
     for owned in balancer.owned:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -11,6 +12,7 @@ import redis
 from penstock.balancer.messages import LBSInfo
 from penstock.errors import AlreadyClaimed, StreamNotOwned
 from penstock.sync import DeadLetters, JsonSerializer, OwnedStream, StreamClient
+from penstock.sync.balancer.owned_stream import StreamWatcher
 from penstock.testing import Cluster
 from tests.helpers.threads import eventually, throughout
 from tests.sync.balancer.stage import LBS, SEP, crash, following, quick, running
@@ -96,4 +98,31 @@ def test_an_entry_that_cannot_be_decoded_is_set_apart_beside_its_stream(
         assert raw.keyslot(dead) == raw.keyslot(name)
         (letter,) = DeadLetters(client, name, dead).list()
         assert letter.data == b"no json"
+    raw.close()
+
+
+def test_who_waits_for_more_of_a_stream_keeps_his_connection(client: StreamClient, cluster: Cluster) -> None:
+    raw, rounds = raw_of(cluster), list[str]()
+
+    def handle(stream: OwnedStream) -> None:
+        for _ in stream:
+            pass
+
+    def connections() -> int:
+        return sum(int(info["total_connections_received"]) for info in raw.info("stats", target_nodes="all").values())
+
+    balancer, wait = quick(client, "a"), StreamWatcher.wait
+
+    def counted(watcher: StreamWatcher, key: str, *args: Any) -> None:
+        rounds.append(key)
+        wait(watcher, key, *args)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StreamWatcher, "wait", counted)
+        with running((balancer, handle)):
+            balancer.add_stream("session-1")
+            eventually(lambda: len(rounds) >= 2)
+            before, so_far = connections(), len(rounds)
+            eventually(lambda: len(rounds) >= so_far + 3)
+            assert connections() - before <= 1, "raw may open one"
     raw.close()

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from penstock.queue.payload import MessageData
+from penstock.queue.model import MessageData
 from penstock.sync import AbstractRedisGateway, ClaimedMessage
 
 

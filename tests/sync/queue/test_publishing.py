@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from penstock.errors import EncodeError, WrongType
-from penstock.queue.payload import canonical
+from penstock.queue.model import canonical
 from penstock.sync import RedisMessageQueue, StreamClient
 from tests.helpers.threads import outcomes, start
 from tests.sync.queue.stage import NAME, make_queue, markers, payloads, take, take_all

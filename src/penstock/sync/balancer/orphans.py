@@ -36,10 +36,8 @@ _RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
 class Sweep:
     """Looks through the pending entries, page by page, for those whose lock is gone, and tells the application."""
 
-    def __init__(
-        self, commands: BalancerCommands, holdings: Holdings, notices: NoticeQueue, config: BalancerConfig
-    ) -> None:
-        self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, config
+    def __init__(self, commands: BalancerCommands, holdings: Holdings, notices: NoticeQueue) -> None:
+        self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, commands.config
         self._known: dict[str, StreamExpired] = {}
         self._handed_over: dict[str, float] = {}
         self._stopping, self._soon = Event(), Event()
@@ -191,9 +189,8 @@ class Listener:
     def start(self) -> None:
         """Listen to every server, beside whatever else runs, until stop()."""
         self.switch_on()
-        subscriptions = [(host, self.open(host)) for host in self._client.masters()]
-        for host, subscription in subscriptions:
-            self._listening.start(self._run, host, subscription)
+        self._follow_masters()
+        self._listening.start(self._run)
 
     def stop(self) -> None:
         """Let the listening end."""
@@ -235,39 +232,38 @@ class Listener:
         self._failures = 0
         return subscription
 
-    def _run(self, host: Host, subscription: Subscription | None) -> None:
-        # A broken subscription is made anew, and what it missed is left to the sweep.
-        self._hosts.add(host)
-        while not self._stopping.is_set():
-            if subscription is None:
-                host = self._follow(host)
-                subscription = self.open(host)
+    def _run(self) -> None:
+        # A server that was replaced, or whose subscription broke; what was missed meanwhile is left to the sweep.
+        while not self._stopping.wait(doubling(_RETRY_S, self._failures + 1, _LONGEST_RETRY_S)):
+            try:
+                if self._follow_masters():
+                    self.switch_on()
+            except PenstockError as error:
+                self._config.logger.debug("no events for now: %s", error)
+
+    def _follow_masters(self) -> bool:
+        # Listen to those that nobody listens to; return whether there are any.
+        has_new = False
+        for host in self._client.masters():
+            subscription = None if host in self._hosts else self.open(host)
             if subscription is not None:
-                try:
-                    self._listen(subscription)
-                except PenstockError as error:
-                    self._config.logger.warning("no events for now: %s", error)
-                except Exception:
-                    self._config.logger.exception("no events for now")  # sweeps go on
-                subscription.close()
-                subscription = None
-            if not self._stopping.is_set():
-                self._stopping.wait(doubling(_RETRY_S, self._failures + 1, _LONGEST_RETRY_S))
+                self._hosts.add(host)
+                self._listening.start(self._listen, host, subscription)
+                has_new = True
+        return has_new
 
-    def _follow(self, host: Host) -> Host:
-        # A server that was replaced has no locks any more, or those of the past.
+    def _listen(self, host: Host, subscription: Subscription) -> None:
         try:
-            masters = self._client.masters()
-            new = [master for master in masters if master not in self._hosts]
-            if host not in masters and new:
-                self._hosts = {*self._hosts, new[0]} - {host}
-                host = new[0]
-                self.switch_on()
+            self._hear(subscription)
         except PenstockError as error:
-            self._config.logger.debug("no events for now: %s", error)
-        return host
+            self._config.logger.warning("no events for now: %s", error)
+        except Exception:
+            self._config.logger.exception("no events for now")  # sweeps go on
+        finally:
+            self._hosts.discard(host)
+            subscription.close()
 
-    def _listen(self, subscription: Subscription) -> None:
+    def _hear(self, subscription: Subscription) -> None:
         heard_s = time.monotonic()
         while not self._stopping.is_set():
             first = subscription.next(_POLL_S)

@@ -34,13 +34,14 @@ _KEPT_AFTER_THE_END_MS = 7 * 24 * 3600 * 1000
 
 
 class StreamWatcher:
-    """Wakes whoever waits for a stream when it has something new. A cluster is asked stream by stream instead."""
+    """Wakes whoever waits for a stream when it has something new. A cluster must be asked stream by stream instead."""
 
     def __init__(self, client: StreamClient) -> None:
         self._client = client
         self._waiting: dict[str, tuple[str, Event]] = {}
         self._changed, self._stopping = Event(), Event()
         self._blocking: BlockingRead | None = None
+        self._alone: dict[str, BlockingRead] = {}
 
     def stop(self) -> None:
         """Let run() end."""
@@ -50,20 +51,26 @@ class StreamWatcher:
     def wait(self, key: str, after: str, wake: Event, timeout_s: float) -> None:
         """Wait until the stream has an entry after the given one, the event is set, or the time is over."""
         if self._client.is_cluster:
-            self._wait_alone(key, after, timeout_s)
+            self._wait_alone(key, after, wake, timeout_s)
             return
         self._waiting[key] = (after, wake)
         self._changed.set()
         wake.wait(timeout_s)
         self._waiting.pop(key, None)
 
-    def _wait_alone(self, key: str, after: str, timeout_s: float) -> None:
-        connection = self._client.dedicated(key)
+    def _wait_alone(self, key: str, after: str, wake: Event, timeout_s: float) -> None:
+        reading = self._alone.setdefault(key, BlockingRead(self._client, key))
+        command = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(timeout_s * 1000)), "STREAMS", key, after)
         try:
-            command = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(timeout_s * 1000)), "STREAMS", key, after)
-            connection.call(*command, timeout_s=timeout_s + _REPLY_MARGIN_S)
-        finally:
-            connection.abort()
+            reading.call(command, timeout_s + _REPLY_MARGIN_S)
+        except PenstockError:
+            wake.wait(_WATCH_MS / 1000)  # then the caller reads for himself and meets the error
+
+    def leave(self, key: str) -> None:
+        """Give up what was opened to wait for a stream."""
+        reading = self._alone.pop(key, None)
+        if reading is not None:
+            reading.abort()
 
     def run(self) -> None:
         """Watch until stop()."""

@@ -257,7 +257,7 @@ class Publisher:
                 wait_s = trial.pause_after(error)
                 if wait_s is None:
                     raise self._given_up(error, is_unknown, messages) from error
-            pause(wait_s)
+            self._client.rest(wait_s)
 
     def _given_up(self, failure: PenstockError, is_unknown: bool, messages: list[Encoded]) -> PenstockError:
         if not is_unknown:

@@ -7,68 +7,22 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import ConfigurationTypeError, GatewayContractError, text_of
 from penstock.events import EventSink
 from penstock.keys import QueueKeys
 from penstock.policy import Reason
-from penstock.queue.model import ClaimedMessage
-from penstock.queue.payload import MessageData
+from penstock.queue.model import ClaimedMessage, MessageData
 from penstock.runtime.threads import Event, TaskGroup
 from penstock.sync.queue.administration import Administration
 
+if TYPE_CHECKING:
+    from penstock.sync.queue.stream_delivery import StreamDelivery
+
 logger = logging.getLogger("penstock.sync.queue")
 StopRenewal: TypeAlias = Callable[[], None]
-
-
-class Delivery(Protocol):
-    """A message in hand. Each of finish, discard, retry and dead_letter ends that; False = it is another's by now.
-
-    `log` is the name of a log for a record of the message, which keeps the newest `max_length` records.
-    """
-
-    payload: MessageData
-
-    @property
-    def id(self) -> str | None:
-        """The id of the message, where the broker knows one."""
-
-    @property
-    def token(self) -> str | None:
-        """What tells this delivery from every other one of the message; None without leases."""
-
-    @property
-    def deliveries(self) -> int:
-        """How often the message was handed out, this time included; 0 = the broker does not count."""
-
-    @property
-    def attempts(self) -> int:
-        """How often a handler began with it, this time included; 0 = the broker does not count."""
-
-    def finish(self, log: str | None, max_length: int | None) -> bool:
-        """End the life of a message that was processed."""
-
-    def finish_quickly(self, is_stopped: Callable[[], bool]) -> tuple[bool, BaseException | None]:
-        """Finish it in the shortest way; return False where finish() is needed, and a cancellation that came meanwhile.
-
-        Unless `is_stopped` says that there will be no next message, that may be taken along.
-        """
-
-    def discard(self, error: BaseException, log: str | None, max_length: int | None) -> bool:
-        """End the life of a message that failed and is not tried again."""
-
-    def note_failure(self, error: BaseException, log: str, max_length: int | None) -> None:
-        """Record that an attempt failed, whatever becomes of the message."""
-
-    def retry(self, delay_s: float, *, counts: bool) -> bool:
-        """Have it handed out again after the delay; `counts` tells that this was an attempt."""
-
-    def dead_letter(self, reason: Reason | None, error: BaseException) -> bool:
-        """Move it to the dead letters."""
-
-    def keep_lease(self, interval_s: float, max_s: float, on_lost: Callable[[str], None]) -> StopRenewal:
-        """Renew its lease every interval, and say when that fails; the function that is returned ends it."""
+Delivery: TypeAlias = "StreamDelivery | GatewayDelivery"  # a message in hand; name by name they do the same
 
 
 class AbstractRedisGateway(ABC):

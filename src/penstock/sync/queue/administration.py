@@ -10,8 +10,7 @@ from penstock import envelope
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import QueueKeys
 from penstock.protection import payload_of
-from penstock.queue.model import GROUP, QueueStats
-from penstock.queue.payload import MessageData, decode_payload
+from penstock.queue.model import GROUP, MessageData, QueueStats, decode_payload
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.delivery.dead_letters import DeadLetters
 from penstock.sync.delivery.janitor import count_after

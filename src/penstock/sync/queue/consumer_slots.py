@@ -13,20 +13,24 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias, TypeVar
 
 from penstock.errors import ConnectionLost, PenstockError
 from penstock.keys import StreamKeys
-from penstock.redis.blocking import Command, Connection, Reply
+from penstock.queue.model import GROUP
+from penstock.redis.blocking import Command, Reply
 from penstock.redis.script_runner import ScriptRunner
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
 from penstock.runtime.threads import Event, home
 from penstock.sync.delivery.group_commands import GroupCommands, Redelivery, Row, parse_rows
-from penstock.sync.redis.blocking_read import connect
+from penstock.sync.redis.blocking_read import BlockingRead
 from penstock.sync.redis.client import StreamClient
 from penstock.worker_name import unique_worker_name
 
+T = TypeVar("T")
+Taken: TypeAlias = tuple[T, list[Redelivery], list[str]]  # something, messages that are handed out again, missing ones
 logger = logging.getLogger("penstock.sync.queue")
 PATIENCE_S = 0.05  # how long a message that was taken ahead waits for its caller
 _LONGEST_RETURN_S = 2.0  # for the command that puts one back: the next caller waits for it
@@ -35,15 +39,13 @@ _LONGEST_RETURN_S = 2.0  # for the command that puts one back: the next caller w
 class ConsumerSlot:
     """One consumer, and the connection on which it waits for messages."""
 
-    def __init__(self, client: StreamClient, keys: StreamKeys, group: str, consumer: str, dead_letters: str) -> None:
-        self._client, self._stream = client, keys.stream
-        self.consumer = consumer
-        self.commands = GroupCommands(client, keys, group, consumer, dead_letters)
+    def __init__(self, client: StreamClient, keys: StreamKeys, consumer: str, dead_letters: str) -> None:
+        self._client, self.consumer = client, consumer
+        self.commands = GroupCommands(client, keys, GROUP, consumer, dead_letters)
         self.is_doubtful = False  # a message may be pending here that nobody holds: until it is in a caller's hands
         self.is_given_up = False  # it keeps a message that can be settled in no way
         self._has_read = False  # what is in doubt was new; else it was taken from another consumer
-        self._connection: Connection | None = None
-        self._abandoned: Connection | None = None  # its last read may be on its way still
+        self._reading = BlockingRead(client, keys.stream)
         self._home: object = None
         self._asked: Host | None = None
         self._begun: tuple[str, int, int] | None = None  # told to the server, which may not have answered
@@ -69,10 +71,8 @@ class ConsumerSlot:
         """Keep what came for whoever asks next; False = nothing did."""
         if isinstance(reply, ConnectionLost):
             return False  # in doubt
-        rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
-        self.is_doubtful = bool(rows)
-        self.ahead = (rows[0][0].decode(), rows[0][1]) if rows else None
-        return bool(rows)
+        self.ahead = self._received(reply)
+        return self.ahead is not None
 
     def take_ahead(self, not_before_s: float) -> Row | None:
         """Return the message that was taken ahead; None = there is none, or it may be somebody else's by now."""
@@ -83,46 +83,38 @@ class ConsumerSlot:
 
     def read(self, block_ms: int | None) -> Row | None:
         """Take the next new message, waiting for one; None = none came in time."""
-        connection = self._open()
+        if self._home is not home() or not self._reading.is_open:
+            self._reading.open(self._asked)
+            self._home = home()
         command = self.commands.read_command(1, block_ms)
         commands: list[Command] = [("ASKING",), command] if self._asked else [command]
         timeout_s = self._client.settings.socket_timeout_s + (block_ms or 0) / 1000
         self._doubt(has_read=True)
         try:
-            reply = (connection.pipeline(commands, timeout_s=timeout_s))[-1]
+            reply = (self._reading.send(commands, timeout_s))[-1]
         except PenstockError as error:
             self.is_doubtful = isinstance(error, ConnectionLost)
-            if connection.has_timed_out:
-                self._abandoned = connection
             raise
-        except BaseException:  # cancelled, or interrupted: the server must not hand a message to nobody
-            self._abandoned = connection
-            connection.abort()
-            raise
-        rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
-        self.is_doubtful = bool(rows)
+        row = self._received(reply)
         if isinstance(reply, PenstockError):
             raise reply
+        return row
+
+    def _received(self, reply: Reply) -> Row | None:
+        rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
+        self.is_doubtful = bool(rows)
         return (rows[0][0].decode(), rows[0][1]) if rows else None
 
-    def take_due(self) -> tuple[int | None, list[Redelivery], list[str]]:
-        """Take a message whose waiting time is over; return also the ms until the next one is due."""
+    def take(self, command: Callable[..., Taken[T]], *args: object) -> Taken[T]:
+        """Send a command that may take a message which was handed out before."""
         self._doubt(has_read=False)
-        wait_ms, claims, missing = self.commands.take_due(1)
-        self.is_doubtful = bool(claims)
-        return wait_ms, claims, missing
-
-    def recover(self, lease_ms: int, cursor: str, page: int) -> tuple[str, list[Redelivery], list[str]]:
-        """Take a message whose holder has been silent for a lease; return also where to look next."""
-        self._doubt(has_read=False)
-        following, claims, missing = self.commands.recover(lease_ms, 1, cursor, page)
-        self.is_doubtful = bool(claims)
-        return following, claims, missing
+        answer = command(*args)
+        self.is_doubtful = bool(answer[1])
+        return answer
 
     def take_lost(self) -> tuple[list[Redelivery], list[str]]:
         """Take what a lost reply had handed out, if it had."""
-        abandoned, self._abandoned = self._abandoned, None
-        self._client.kill_abandoned(self._stream, abandoned)
+        self._reading.kill_abandoned()
         claims, missing = list[Redelivery](), list[str]()
         for own in self.commands.own_pending():
             # Among them are those that wait for their retry, which are passed over.
@@ -146,23 +138,15 @@ class ConsumerSlot:
 
     def leave(self, error: PenstockError) -> None:
         """Look elsewhere after an error that says that another server may serve the stream by now."""
-        self._client.leave(self._connection, error)
+        self._client.leave(self._reading.connection, error)
         self._asked = error.asked if isinstance(error, Redirected) else None
         if self._asked is not None or not isinstance(error, ConnectionLost):
             self.close()
 
-    def _open(self) -> Connection:
-        connection = self._connection
-        if connection is None or not connection.is_open or self._home is not home():
-            connection = self._connection = connect(self._client, self._stream, self._asked)
-            self._home = home()
-        return connection
-
     def close(self) -> None:
-        """Give up the connection."""
-        if self._connection is not None and self._home is home():
-            self._connection.abort()
-        self._connection = None
+        """Give up the connection, on which nothing is under way."""
+        if self._reading.connection is not None and self._home is home():
+            self._reading.connection.abort()
 
 
 class ConsumerSlots:
@@ -174,11 +158,10 @@ class ConsumerSlots:
     """
 
     def __init__(
-        self, client: StreamClient, keys: StreamKeys, group: str, dead_letters: str, on_return: Callable[[], None]
+        self, client: StreamClient, keys: StreamKeys, dead_letters: str, on_return: Callable[[], None]
     ) -> None:
-        self._client, self._keys, self._group, self._dead_letters = client, keys, group, dead_letters
-        self._on_return = on_return
-        self.name, self._made, self._process = unique_worker_name(group), 0, os.getpid()
+        self._client, self._keys, self._dead_letters, self._on_return = client, keys, dead_letters, on_return
+        self.name, self._made, self._process = unique_worker_name(GROUP), 0, os.getpid()
         self._free: list[ConsumerSlot] = []
         self._lock = threading.Lock()
         self._returner: threading.Thread | None = None  # puts back what nobody comes for
@@ -213,7 +196,7 @@ class ConsumerSlots:
 
     def _make(self) -> ConsumerSlot:
         self._made += 1
-        return ConsumerSlot(self._client, self._keys, self._group, f"{self.name}-{self._made}", self._dead_letters)
+        return ConsumerSlot(self._client, self._keys, f"{self.name}-{self._made}", self._dead_letters)
 
     def put_back(self, slot: ConsumerSlot) -> None:
         """Take a slot that nobody uses any more, with whatever is in doubt."""
@@ -295,11 +278,11 @@ class ConsumerSlots:
         return None
 
     def _return(self, runner: ScriptRunner, slot: ConsumerSlot) -> None:
-        keys, group, (entry_id, _) = self._keys, self._group, slot.ahead or ("", [])
-        names = (keys.stream, keys.retries(group), keys.attempts(group))
+        keys, (entry_id, _) = self._keys, slot.ahead or ("", [])
+        names = (keys.stream, keys.retries(GROUP), keys.attempts(GROUP))
         slot.ahead = None  # from here on it is in doubt until the server has answered
         try:
-            runner.run(script("queue/hand_back"), (len(names), *names, group, slot.consumer, entry_id))
+            runner.run(script("queue/hand_back"), (len(names), *names, GROUP, slot.consumer, entry_id))
             slot.is_sure()
         except PenstockError as error:
             # The next call of the queue looks after it, or close(). From then on the command, if it is still on its

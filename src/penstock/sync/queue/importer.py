@@ -14,8 +14,7 @@ from penstock import dead_letter_record, envelope
 from penstock.errors import ConfigurationError
 from penstock.keys import ListQueueKeys, QueueKeys
 from penstock.policy import Reason
-from penstock.queue.model import GROUP, ImportReport
-from penstock.queue.payload import TEXT_TYPE, shortened_key
+from penstock.queue.model import GROUP, TEXT_TYPE, ImportReport, shortened_key
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.from_driver import client_of, is_cluster

@@ -282,6 +282,10 @@ class StreamClient:
         """Look up again which server serves which key."""
         (self._lane()).locator.refresh()
 
+    def rest(self, seconds: float) -> None:
+        """Wait between two tries, but no longer than until another server has become the master."""
+        (self._lane()).rest(seconds)
+
     def call(self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ, waits: bool = True) -> Reply:
         """Send a command to the server of the key; repeat it after a failure where its class allows that.
 

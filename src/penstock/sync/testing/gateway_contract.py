@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 from penstock.errors import FatalError
-from penstock.queue.model import ClaimedMessage
-from penstock.queue.payload import MessageData
+from penstock.queue.model import ClaimedMessage, MessageData
 from penstock.runtime.threads import pause
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
 from penstock.sync.queue.message_queue import RedisMessageQueue
