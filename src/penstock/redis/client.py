@@ -29,11 +29,12 @@ from penstock.redis.capabilities import MINIMUM, PROBED, Capabilities, describe,
 from penstock.redis.dead_letter_retention import DeadLetterRetention
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.loop_connections import LoopConnections
+from penstock.redis.master_watch import watch_of
 from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.aio import at_end, call_in_loop, home, is_alive, pause
+from penstock.runtime.aio import Event, at_end, call_in_loop, home, is_alive, pause
 
 _TRIES = 3
 _BUSY_BUDGET_S = 5.0
@@ -91,6 +92,7 @@ class StreamClient:
         self.settings, self.prefix, self.protection = settings, prefix, protection
         self.dead_letter_retention = DeadLetterRetention(self, DeadLetterLimits.of(limits))
         self._server: EmbeddedServer | None = None
+        self._watch = watch_of(settings)
         self._lanes: dict[object, LoopConnections] = {}
         self._making_lane = threading.Lock()
         self._chance = random.Random()
@@ -279,7 +281,24 @@ class StreamClient:
 
     async def refresh(self) -> None:
         """Look up again which server serves which key."""
-        await (await self._lane()).locator.refresh()
+        (await self._lane()).locator.refresh()
+
+    @property
+    def master_changes(self) -> int:
+        """How often this process has seen another server become a master, behind Sentinels or in a cluster."""
+        return self._watch.changes if self._watch is not None else 0
+
+    async def rest(self, seconds: float, master_changes: int) -> None:
+        """Wait before another try, but only until another server becomes a master.
+
+        `master_changes` is the number before the try that failed: a change since then ends the wait at once.
+        """
+        if self._watch is None:
+            await pause(seconds)
+            return
+        has_changed = Event()
+        with self._watch.on_change(master_changes, has_changed.set_from_outside):
+            await has_changed.wait(seconds)
 
     async def call(
         self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ, waits: bool = True
@@ -340,6 +359,9 @@ class StreamClient:
         """Take leave of a server after an error that says that another one may serve the key by now."""
         if isinstance(error, ReadOnlyServer) and connection is not None:
             connection.abort()  # it was made a replica and hangs up on nobody: its name may lead elsewhere already
+        if isinstance(error, Redirected) and error.moved_to is not None:
+            (await self._lane()).locator.move(error.slot, error.moved_to)
+            return
         is_moved = isinstance(error, Redirected) and error.asked is None
         if is_moved or isinstance(error, ConnectionLost | ConnectionFailed | ReadOnlyServer):
             await self.refresh()

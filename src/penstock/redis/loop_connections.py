@@ -88,6 +88,5 @@ class LoopConnections:
         self.shared.clear()
 
     async def close(self) -> None:
-        """Close all connections, and those by which the servers were found."""
+        """Close all connections."""
         self.abort()
-        await self.locator.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.errors import ConnectionFailed, PenstockError, ReadOnlyServer
+from penstock.errors import PenstockError, ReadOnlyServer
 from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.blocking_locator import Locator
 from penstock.redis.scripts import Script
@@ -35,7 +35,6 @@ class ScriptRunner:
 
     def __init__(self, settings: ConnectionSettings, key: str = "") -> None:
         self._locator, self._key = Locator(settings), key
-        self._moved: dict[str, Host] = {}  # keys whose slot the locator does not know to be elsewhere by now
         self._connections: dict[Host, Connection] = {}
 
     def run(self, script: Script, args: Command, timeout_s: float | None = None) -> Reply:
@@ -50,11 +49,10 @@ class ScriptRunner:
         if any(not connection.is_open for connection in self._connections.values()):
             # Another server may serve the keys by now.
             self._connections = {host: one for host, one in self._connections.items() if one.is_open}
-            self._moved.clear()
             self._locator.refresh()
         by_host: dict[Host, list[int]] = {}
         for place, call in enumerate(calls):
-            by_host.setdefault(self._moved.get(call.key) or self._locator.locate(call.key), []).append(place)
+            by_host.setdefault(self._locator.locate(call.key), []).append(place)
         replies: list[Reply] = [None] * len(calls)
         for host, places in by_host.items():
             answers = self._send(host, [calls[place] for place in places], timeout_s)
@@ -79,7 +77,7 @@ class ScriptRunner:
             return self._open(reply.asked).pipeline([("ASKING",), command], timeout_s)[-1]
         if isinstance(reply, Redirected) and reply.moved_to is not None:
             # At once, and without learning the whole map anew: on a busy machine that may take longer than a lease.
-            self._moved[call.key] = reply.moved_to
+            self._locator.move(reply.slot, reply.moved_to)
             return self._send(reply.moved_to, [call], timeout_s)[0]
         if isinstance(reply, Redirected | ReadOnlyServer):
             self._connections[host].abort()  # one that was made a replica hangs up on nobody
@@ -88,11 +86,7 @@ class ScriptRunner:
     def _open(self, host: Host) -> Connection:
         connection = self._connections.get(host)
         if connection is None or not connection.is_open:
-            try:
-                connection = self._connections[host] = self._locator.connect(host)
-            except ConnectionFailed:
-                self._moved.clear()  # as the locator does
-                raise
+            connection = self._connections[host] = self._locator.connect(host)
         return connection
 
     def abort(self) -> None:
@@ -103,4 +97,3 @@ class ScriptRunner:
     def close(self) -> None:
         """Close everything that was opened."""
         self.abort()
-        self._locator.close()

@@ -70,6 +70,10 @@ class ConnectionSettings:
             return f"unix:{self.path}"
         return ",".join(f"{host}:{port}" for host, port in self.hosts)
 
+    def where_is(self, host: Host) -> str:
+        """Return one of the servers as text for messages."""
+        return self.where if self.kind in ("single", "unix") else f"{host[0]}:{host[1]}"
+
     def driver_options(self) -> dict[str, Any]:
         """Return the keyword arguments that every redis-py connection gets."""
         login = {"username": self.username, "password": self.password}

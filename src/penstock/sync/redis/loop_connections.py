@@ -89,6 +89,5 @@ class LoopConnections:
         self.shared.clear()
 
     def close(self) -> None:
-        """Close all connections, and those by which the servers were found."""
+        """Close all connections."""
         self.abort()
-        self.locator.close()
