@@ -38,6 +38,7 @@ from penstock.runtime.aio import Event, at_end, call_in_loop, home, is_alive, pa
 
 _TRIES = 3
 _BUSY_BUDGET_S = 5.0
+_SHORT_REST_S = 0.05
 
 
 class StreamClient:
@@ -283,22 +284,14 @@ class StreamClient:
         """Look up again which server serves which key."""
         (await self._lane()).locator.refresh()
 
-    @property
-    def master_changes(self) -> int:
-        """How often this process has seen another server become a master, behind Sentinels or in a cluster."""
-        return self._watch.changes if self._watch is not None else 0
-
-    async def rest(self, seconds: float, master_changes: int) -> None:
-        """Wait before another try, but only until another server becomes a master.
-
-        `master_changes` is the number before the try that failed: a change since then ends the wait at once.
-        """
+    async def rest(self, seconds: float) -> None:
+        """Wait between two tries, but no longer than until another server has become a master."""
         if self._watch is None:
             await pause(seconds)
             return
         has_changed = Event()
-        with self._watch.on_change(master_changes, has_changed.set_from_outside):
-            await has_changed.wait(seconds)
+        with self._watch.telling(has_changed.set_from_outside) as has_just_changed:
+            await has_changed.wait(min(seconds, _SHORT_REST_S) if has_just_changed else seconds)
 
     async def call(
         self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ, waits: bool = True

@@ -11,9 +11,11 @@ Shared by the async and the sync half.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
@@ -28,6 +30,7 @@ from penstock.redis.topology import Answer, Directory, Masters, directory_of, ne
 
 logger = logging.getLogger("penstock.redis")
 _POLL_S = 1.0
+_RECENT_S = 1.0  # so long after a change a failure may be due to it
 
 
 class Tied(Protocol):
@@ -60,7 +63,7 @@ class MasterWatch:
     def reset(self) -> None:
         """Begin anew: in a forked process there are no threads."""
         self.masters: Masters | None = None  # None = unknown, and nobody watches
-        self.changes = 0  # how often others have become masters
+        self._changed_s = -math.inf  # when others became masters
         self._known: Answer | None = None
         self._answers: dict[Host, Answer] = {}
         self._replaced: set[Host] = set()
@@ -91,16 +94,14 @@ class MasterWatch:
             self._start()
 
     @contextmanager
-    def on_change(self, changes: int, tell: Callable[[], None]) -> Iterator[None]:
-        """Call a function, from another thread, when the number of changes is another one."""
+    def telling(self, tell: Callable[[], None]) -> Iterator[bool]:
+        """Call a function, from another thread, when others become masters; yield whether some have just done so."""
         with self._changed:
             self._waiting.append(tell)
             self._start()
-            is_late = self.changes != changes
-        if is_late:
-            tell()
+            has_just_changed = time.monotonic() < self._changed_s + _RECENT_S
         try:
-            yield
+            yield has_just_changed
         finally:
             with self._changed:
                 self._waiting.remove(tell)
@@ -207,7 +208,7 @@ class MasterWatch:
             self.masters = masters
         told: list[Callable[[], None]] = []
         if before is not None and known is not None and before.masters != known.masters:
-            self.changes += 1
+            self._changed_s = time.monotonic()
             told = list(self._waiting)
             gone, new = before.masters.hosts - known.masters.hosts, known.masters.hosts - before.masters.hosts
             self._replaced = (self._replaced | gone) - known.masters.hosts

@@ -39,6 +39,7 @@ from penstock.sync.redis.loop_connections import LoopConnections
 
 _TRIES = 3
 _BUSY_BUDGET_S = 5.0
+_SHORT_REST_S = 0.05
 
 
 class StreamClient:
@@ -284,22 +285,14 @@ class StreamClient:
         """Look up again which server serves which key."""
         (self._lane()).locator.refresh()
 
-    @property
-    def master_changes(self) -> int:
-        """How often this process has seen another server become a master, behind Sentinels or in a cluster."""
-        return self._watch.changes if self._watch is not None else 0
-
-    def rest(self, seconds: float, master_changes: int) -> None:
-        """Wait before another try, but only until another server becomes a master.
-
-        `master_changes` is the number before the try that failed: a change since then ends the wait at once.
-        """
+    def rest(self, seconds: float) -> None:
+        """Wait between two tries, but no longer than until another server has become a master."""
         if self._watch is None:
             pause(seconds)
             return
         has_changed = Event()
-        with self._watch.on_change(master_changes, has_changed.set_from_outside):
-            has_changed.wait(seconds)
+        with self._watch.telling(has_changed.set_from_outside) as has_just_changed:
+            has_changed.wait(min(seconds, _SHORT_REST_S) if has_just_changed else seconds)
 
     def call(self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ, waits: bool = True) -> Reply:
         """Send a command to the server of the key; repeat it after a failure where its class allows that.
