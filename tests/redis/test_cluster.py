@@ -10,8 +10,7 @@ from penstock import ConsumerConfig
 from penstock.errors import ClusterSlotError, ConfigurationError, ConnectionFailed
 from penstock.redis.master_watch import MasterWatch
 from penstock.redis.retry import Repeat
-from penstock.redis.script_runner import ScriptRunner
-from penstock.redis.scripts import script
+from penstock.redis.scripts import ScriptRunner, script
 from penstock.testing import Cluster, FaultProxy
 from tests.redis.halves import Half, SyncHalf, eventually, nothing_left_open
 from tests.redis.slots import SlotMove, owner, tags_on_all_nodes, tell

@@ -13,18 +13,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock.config import unique_worker_name
 from penstock.delivery.group_commands import GroupCommands, Redelivery, Row, parse_rows
 from penstock.errors import ConnectionLost, PenstockError
 from penstock.keys import StreamKeys
 from penstock.redis.aio import Command, Connection, Reply
 from penstock.redis.blocking_read import connect
 from penstock.redis.client import StreamClient
-from penstock.redis.script_runner import ScriptRunner
-from penstock.redis.scripts import script
+from penstock.redis.scripts import ScriptRunner, script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
 from penstock.runtime.aio import Event, home
-from penstock.worker_name import unique_worker_name
 
 logger = logging.getLogger("penstock.queue")
 PATIENCE_S = 0.05  # how long a message that was taken ahead waits for its caller

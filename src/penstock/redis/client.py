@@ -32,7 +32,7 @@ from penstock.redis.loop_connections import LoopConnections
 from penstock.redis.master_watch import watch_of
 from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
-from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls
+from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls, settings_of
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.aio import Event, at_end, call_in_loop, home, is_alive, pause
 
@@ -124,32 +124,7 @@ class StreamClient:
     def _from_address(cls, address: Address, given: dict[str, Any]) -> Self:
         prefix, protection = given.pop("prefix", ""), given.pop("protection", None)
         limits = given.pop("dead_letter_limits", None)
-        tls_options = {name: given.pop(name) for name in list(given) if name.startswith("ssl_")}
-        renamed = {
-            "socket_timeout": "socket_timeout_s",
-            "socket_connect_timeout": "connect_timeout_s",
-            "socket_keepalive": "keepalive",
-            "socket_keepalive_options": "keepalive_options",
-            "pool_timeout": "pool_timeout_s",
-            "ssl": "tls",
-        }
-        known: dict[str, Any] = {
-            "kind": address.kind,
-            "hosts": address.hosts,
-            "path": address.path,
-            "service_name": address.service_name,
-            "db": address.db,
-            "username": address.username,
-            "password": address.password,
-            "tls": address.tls,
-            "tls_options": checked_tls(tls_options),
-        }
-        for name, value in given.items():
-            target = renamed.get(name, name)
-            if target not in ConnectionSettings.__dataclass_fields__:
-                raise ConfigurationError(f"unknown option {name!r}; the options are those of StreamClient()")
-            known[target] = value
-        return cls._of(ConnectionSettings(**known), prefix, protection, limits)
+        return cls._of(settings_of(address, given), prefix, protection, limits)
 
     @classmethod
     def from_cluster(

@@ -14,18 +14,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock.config import unique_worker_name
 from penstock.errors import ConnectionLost, PenstockError
 from penstock.keys import StreamKeys
 from penstock.redis.blocking import Command, Connection, Reply
-from penstock.redis.script_runner import ScriptRunner
-from penstock.redis.scripts import script
+from penstock.redis.scripts import ScriptRunner, script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
 from penstock.runtime.threads import Event, home
 from penstock.sync.delivery.group_commands import GroupCommands, Redelivery, Row, parse_rows
 from penstock.sync.redis.blocking_read import connect
 from penstock.sync.redis.client import StreamClient
-from penstock.worker_name import unique_worker_name
 
 logger = logging.getLogger("penstock.sync.queue")
 PATIENCE_S = 0.05  # how long a message that was taken ahead waits for its caller
