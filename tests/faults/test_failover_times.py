@@ -187,7 +187,7 @@ class Parts:
                     self._tag(name), deduplication=False, heartbeat_interval_seconds=0.5,
                     gateway=half.api.RedisGateway(
                         redis_client=self.client, message_visibility_timeout_seconds=LEASE_MS // 1000,
-                        max_delivery_count=None,
+                        max_delivery_count=None, message_wait_interval_seconds=ANSWER_S,
                         retry_max_delay_seconds=1.0,  # by default it rests up to 5 s between two tries
                     ),
                 )
