@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,28 +61,42 @@ class ReplicatedCluster:
         self._options = {**options, "cluster-enabled": "yes"}
         self._resources = contextlib.ExitStack()
         self.nodes: list[EmbeddedServer] = []
+        self._frozen: EmbeddedServer | None = None
 
     def __enter__(self) -> Self:
         try:
             self._resources.enter_context(self._primaries)
             self.nodes = list(self._primaries.nodes)
             for primary in self._primaries.nodes:
-                self.nodes.append(self._replica_of(primary))
+                self.add_replica(primary)
         except BaseException:
             self._resources.close()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.thaw()
         self._resources.close()
 
-    def _replica_of(self, primary: EmbeddedServer) -> EmbeddedServer:
+    def freeze(self, node: EmbeddedServer) -> None:
+        """Have a node stand still: its port accepts connections, and nobody answers there."""
+        self._frozen = node
+        os.kill(node.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let the frozen node go on; it takes itself for what it was until it hears from the others."""
+        if self._frozen is not None:
+            os.kill(self._frozen.pid, signal.SIGCONT)
+            self._frozen = None
+
+    def add_replica(self, primary: EmbeddedServer) -> None:
+        """Start a replica of a node."""
         replica = self._resources.enter_context(NEWEST.server(port=0, options=self._options))
+        self.nodes.append(replica)
         node = ask(primary.unix_socket, "CLUSTER", "MYID")
         ask(replica.unix_socket, "CLUSTER", "MEET", LOOPBACK, primary.port or 0)
         _until(lambda: ask(replica.unix_socket, "CLUSTER", "REPLICATE", node) == b"OK")  # type: ignore[arg-type]
         _until(lambda: b"master_link_status:up" in (ask(replica.unix_socket, "INFO", "replication") or b""))  # type: ignore[operator]
-        return replica
 
     @property
     def url(self) -> str:
@@ -90,16 +107,19 @@ class ReplicatedCluster:
         return redis.RedisCluster(startup_nodes=[ClusterNode(LOOPBACK, node.port) for node in self.nodes], protocol=2)
 
     def owner(self, key: str) -> EmbeddedServer | None:
-        """Return the node that has a key, as the others have it."""
+        """Return the node that has a key, as most of them have it."""
         slot = key_slot(key.encode())
-        for node in self.nodes:
-            for server in self._owners(node, slot):
-                return server
-        return None
+        named = Counter(server.port for node in self.nodes for server in self._owners(node, slot))
+        if not named:
+            return None
+        ((port, _),) = named.most_common(1)
+        return next(server for server in self.nodes if server.port == port)
 
     def _owners(self, node: EmbeddedServer, slot: int) -> Iterator[EmbeddedServer]:
         with contextlib.suppress(OSError):
-            slots: Any = ask(node.unix_socket, "CLUSTER", "SLOTS") if node.is_running else []
+            slots: Any = (
+                ask(node.unix_socket, "CLUSTER", "SLOTS") if node.is_running and node is not self._frozen else []
+            )
             for first, last, primary, *_ in slots:
                 if first <= slot <= last:
                     yield from (found for found in self.nodes if found.port == primary[1] and found.is_running)

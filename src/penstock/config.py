@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 from dataclasses import dataclass, fields
 
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.number_checks import check_number
 from penstock.policy import Backoff, Limits
-from penstock.worker_name import unique_worker_name
 
 _NO_NUMBERS = {"group", "worker_name", "dlq_stream", "dlq_group", "handle_signals"}
 _MAY_BE_ZERO = {"block_ms", "shutdown_grace_ms", "max_stream_size", "retry_jitter"}
 PREFETCH_BATCHES = 10
+MAX_WORKER_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -107,3 +110,18 @@ class ConsumerConfig:
     def resolved_worker_name(self) -> str:
         """Return the given name, or a new one that no other process has."""
         return self.worker_name or unique_worker_name(self.group)
+
+
+def unique_worker_name(group: str, hostname: str | None = None, pid: int | None = None) -> str:
+    """Return `<group>_<hostname>_<pid and 8 random digits, in hex>`, at most 64 characters long.
+
+    The group is cut first, down to one character, then the hostname; the unique part stays whole. Without
+    `hostname` and `pid` those of this process are taken.
+    """
+    process = os.getpid() if pid is None else pid
+    # Drawn from the system and not from `random`: forked workers share its state and would get the same name.
+    unique = f"{process:x}{secrets.token_hex(4)}"
+    room = MAX_WORKER_NAME - len(unique) - len("__")
+    # The tail of the hostname is kept: that is where pods of one deployment differ.
+    host = (hostname or socket.gethostname() or "localhost")[-(room - 1) :]
+    return f"{group[: room - len(host)]}_{host}_{unique}"

@@ -187,7 +187,7 @@ class Parts:
                     self._tag(name), deduplication=False, heartbeat_interval_seconds=0.5,
                     gateway=half.api.RedisGateway(
                         redis_client=self.client, message_visibility_timeout_seconds=LEASE_MS // 1000,
-                        max_delivery_count=None,
+                        max_delivery_count=None, message_wait_interval_seconds=ANSWER_S,
                     ),
                 )
             )  # fmt: skip
@@ -344,16 +344,25 @@ def test_behind_sentinels(
                 os.kill(server.pid, signal.SIGCONT)
 
 
-def test_in_a_cluster(halves: list[Half], measured: Callable[[str, object], None]) -> None:
+@pytest.mark.parametrize("how", ["killed", "frozen", "frozen for a while"])
+def test_in_a_cluster(halves: list[Half], how: str, measured: Callable[[str, object], None]) -> None:
     with ReplicatedCluster({"appendonly": "yes"}) as nodes:
+        victim = nodes.owner("{o}")
+        assert victim is not None
+        nodes.add_replica(victim)  # with one alone nothing could be confirmed after it has taken over
 
-        def fail_over(_: Pulses) -> float:
-            victim = nodes.owner("{o}")
-            assert victim is not None
-            victim.kill()
+        def fail_over(pulses: Pulses) -> float:
+            if how == "killed":
+                victim.kill()
+            else:
+                nodes.freeze(victim)
             eventually(lambda: nodes.owner("{o}") not in (victim, None), 60.0)
             over_s = time.monotonic()
-            victim.start()  # as a replica, without which nothing can be confirmed
+            if how == "killed":
+                victim.start()
+            elif how == "frozen for a while":
+                nodes.thaw()
+                pulses.keep("nobody at the old master", lambda: _is_left(victim))
             return over_s
 
         _measure(halves, nodes.url, nodes.owner, fail_over, measured)

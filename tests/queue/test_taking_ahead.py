@@ -17,8 +17,7 @@ from penstock.delivery.group_commands import GroupCommands
 from penstock.errors import ConnectionLost
 from penstock.queue.consumer_slots import ConsumerSlots
 from penstock.queue.queue_consumer import QueueConsumer
-from penstock.redis.script_runner import ScriptRunner
-from penstock.redis.scripts import script
+from penstock.redis.scripts import ScriptRunner, script
 from penstock.runtime.aio import Event
 from penstock.testing import Fault, FaultProxy
 from tests.helpers.aio import eventually

@@ -8,9 +8,9 @@ import pytest
 
 from penstock import ConsumerConfig
 from penstock.errors import ClusterSlotError, ConfigurationError, ConnectionFailed
+from penstock.redis.master_watch import MasterWatch
 from penstock.redis.retry import Repeat
-from penstock.redis.script_runner import ScriptRunner
-from penstock.redis.scripts import script
+from penstock.redis.scripts import ScriptRunner, script
 from penstock.testing import Cluster, FaultProxy
 from tests.redis.halves import Half, SyncHalf, eventually, nothing_left_open
 from tests.redis.slots import SlotMove, owner, tags_on_all_nodes, tell
@@ -215,7 +215,9 @@ def renewed_at_ms(address: tuple[str, int], stream: str) -> int:
     return now_ms - int(tell(address, "XPENDING", stream, "g", "-", "+", 1)[0][2])
 
 
-def test_a_heartbeat_follows_a_moved_slot_at_once_and_asks_nobody_for_the_map(cluster: Cluster) -> None:
+def test_a_heartbeat_follows_a_moved_slot_at_once_and_asks_nobody_for_the_map(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = SyncHalf().client(url(cluster))
     entry_id = client.call("{moved}", "XADD", "{moved}", "*", "a", "1", repeat=Repeat.ONCE)
     client.call("{moved}", "XGROUP", "CREATE", "{moved}", "g", "0", repeat=Repeat.ONCE)
@@ -223,13 +225,10 @@ def test_a_heartbeat_follows_a_moved_slot_at_once_and_asks_nobody_for_the_map(cl
     lane = ScriptRunner(client.settings, "{moved}")
     renewal = script("streams/renew"), (1, "{moved}", "g", "me", "", 0, entry_id)
     assert lane.run(*renewal) == [[], []]
+    monkeypatch.setattr(MasterWatch, "ask", None)  # which is how to wait for the map
     for _ in range(2):
         SlotMove(cluster, "{moved}").begin().finish()
-        for address in cluster.addresses:
-            tell(address, "CONFIG", "RESETSTAT")
         assert lane.run(*renewal) == [[], []]
-        asked = [tell(address, "INFO", "commandstats") for address in cluster.addresses]
-        assert not any(b"cmdstat_cluster" in stats for stats in asked)
     lane.close()
     client.close()
 

@@ -10,8 +10,7 @@ import pytest
 from penstock import ConsumerConfig
 from penstock.errors import ConnectionFailed, ConnectionLost, GroupLost, PenstockError, ServerBusy
 from penstock.redis.embedded import EmbeddedServer
-from penstock.redis.script_runner import ScriptRunner
-from penstock.redis.scripts import script
+from penstock.redis.scripts import ScriptRunner, script
 from penstock.redis.settings import ConnectionSettings
 from penstock.testing import Cluster
 from penstock.testing.servers import NEWEST

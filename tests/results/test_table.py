@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigurationError
+from penstock.results.backend import results_table
 from penstock.results.fs import FSBackend
-from penstock.results.table import results_table
 from penstock.task import Result, Status
 
 FINISHED = datetime(2025, 6, 1, 12, tzinfo=UTC)

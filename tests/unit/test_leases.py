@@ -13,7 +13,7 @@ from penstock.delivery import leases
 from penstock.delivery.leases import Renewable, Renewal, StreamLeases
 from penstock.errors import ConsumerNameTaken, GroupLost
 from penstock.keys import StreamKeys
-from penstock.redis.script_runner import Call
+from penstock.redis.scripts import Call
 from penstock.redis.settings import ConnectionSettings
 from tests.helpers.threads import eventually
 

@@ -1,12 +1,14 @@
-"""Which Sentinel is believed."""
+"""Who is believed of those that are asked for the masters, and what the nodes of a cluster say."""
 
 from __future__ import annotations
 
 import pytest
 
-from penstock.redis.master_watch import Answer, newest
+from penstock.errors import ServerError
+from penstock.redis.settings import ConnectionSettings
+from penstock.redis.topology import Answer, ClusterNodes, Masters, newest, slot_of
 
-A, B, C = ("a", 1), ("b", 1), ("c", 1)
+A, B, C = (Masters(((0, 16_383, (name, 1)),)) for name in "abc")
 
 
 @pytest.mark.parametrize(
@@ -24,8 +26,39 @@ A, B, C = ("a", 1), ("b", 1), ("c", 1)
     ],
 )
 def test_the_latest_failover_counts(answers: list[Answer], known: Answer | None, found: Answer | None) -> None:
-    assert newest(answers, known, sentinels=3) == found
+    assert newest(answers, known, asked=3) == found
 
 
 def test_a_lone_sentinel_is_believed() -> None:
-    assert newest([Answer(A, 1)], Answer(B, 2), sentinels=1) == Answer(A, 1)
+    assert newest([Answer(A, 1)], Answer(B, 2), asked=1) == Answer(A, 1)
+
+
+SLOTS = [
+    [5461, 16383, [b"10.0.0.2", 7001, b"two", []], [b"10.0.0.3", 7002, b"three", []]],
+    [0, 5460, [b"", 7000, b"one", []]],  # it does not know its own address
+]
+NODES = b"""one :7000@17000 myself,master - 0 0 4 connected 0-5460
+two 10.0.0.2:7001@17001 master - 0 1 7 connected 5461-16383
+three 10.0.0.3:7002@17002 slave two 0 1 7 connected
+four 10.0.0.4:7003@17003 master,fail - 0 1 9 disconnected
+"""
+
+
+def test_the_nodes_of_a_cluster_say_who_serves_which_keys() -> None:
+    answer = ClusterNodes(ConnectionSettings()).answer(("given", 7000), [SLOTS, NODES])
+    assert answer.epoch == 7, "the latest that gave somebody slots"
+    assert answer.nodes == (("10.0.0.2", 7001), ("10.0.0.3", 7002), ("given", 7000))
+    assert answer.masters.hosts == {("given", 7000), ("10.0.0.2", 7001)}
+    for key, host in [("{o}a", ("10.0.0.2", 7001)), ("b", ("given", 7000))]:
+        assert answer.masters.of(key) == host, slot_of(key)
+
+
+def test_a_node_that_may_not_be_asked_for_epochs_names_the_masters() -> None:
+    answer = ClusterNodes(ConnectionSettings()).answer(("given", 7000), [SLOTS, ServerError("forbidden")])
+    assert (answer.epoch, answer.masters.of("b")) == (0, ("given", 7000))
+
+
+def test_slots_that_nobody_serves_have_no_master() -> None:
+    ranges = ((10, 20, ("a", 1)), (30, 40, ("b", 1)))
+    assert Masters(ranges).of("b") is None
+    assert Masters(()).of("b") is None

@@ -9,7 +9,7 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker_name import MAX_LENGTH, unique_worker_name
+from penstock.config import MAX_WORKER_NAME, unique_worker_name
 
 UNIQUE = re.compile(r"_([0-9a-f]{8,})\Z")
 
@@ -30,13 +30,13 @@ def test_two_names_of_one_process_differ() -> None:
 
 def test_a_long_group_is_cut_and_the_host_is_kept() -> None:
     name = unique_worker_name("g" * 100, hostname="pod-7d9c5b7f9-x2x4z", pid=1)
-    assert len(name) == MAX_LENGTH
+    assert len(name) == MAX_WORKER_NAME
     assert re.search(r"g_pod-7d9c5b7f9-x2x4z_1[0-9a-f]{8}\Z", name)
 
 
 def test_a_long_host_is_cut_next_and_keeps_its_tail() -> None:
     name = unique_worker_name("group", hostname="very-long-deployment-name" * 5 + "-7d9c5b7f9-x2x4z", pid=1)
-    assert len(name) == MAX_LENGTH
+    assert len(name) == MAX_WORKER_NAME
     assert re.match(r"g_[^_]+-7d9c5b7f9-x2x4z_1[0-9a-f]{8}\Z", name)
 
 
@@ -47,7 +47,7 @@ def test_a_long_host_is_cut_next_and_keeps_its_tail() -> None:
 )
 def test_no_name_is_too_long_and_the_unique_part_is_never_cut(group: str, host: str, pid: int) -> None:
     name = unique_worker_name(group, host, pid)
-    assert len(name) <= MAX_LENGTH
+    assert len(name) <= MAX_WORKER_NAME
     assert name[0] == group[0]
     match = UNIQUE.search(name)
     assert match is not None

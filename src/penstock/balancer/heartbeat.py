@@ -14,8 +14,7 @@ from penstock.balancer.messages import LBSInfo
 from penstock.delivery.leases import Renewable, Renewal, checked, tell
 from penstock.keys import BalancerKeys
 from penstock.redis.blocking import Command, Reply
-from penstock.redis.script_runner import Call
-from penstock.redis.scripts import script
+from penstock.redis.scripts import Call, script
 from penstock.redis.settings import ConnectionSettings
 
 _CHUNK = 500

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError
 from penstock.keys import StreamKeys
 from penstock.redis.blocking import Command, Reply
-from penstock.redis.script_runner import Call, ScriptRunner
-from penstock.redis.scripts import script
+from penstock.redis.scripts import Call, ScriptRunner, script
 from penstock.redis.settings import ConnectionSettings
 
 logger = logging.getLogger("penstock.streams")

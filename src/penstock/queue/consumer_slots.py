@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
+from penstock.config import unique_worker_name
 from penstock.delivery.group_commands import GroupCommands, Redelivery, Row, parse_rows
 from penstock.errors import ConnectionLost, PenstockError
 from penstock.keys import StreamKeys
@@ -21,12 +22,10 @@ from penstock.queue.model import GROUP
 from penstock.redis.aio import Command, Reply
 from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.client import StreamClient
-from penstock.redis.script_runner import ScriptRunner
-from penstock.redis.scripts import script
+from penstock.redis.scripts import ScriptRunner, script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
 from penstock.runtime.aio import Event, home
-from penstock.worker_name import unique_worker_name
 
 T = TypeVar("T")
 Taken: TypeAlias = tuple[T, list[Redelivery], list[str]]  # something, messages that are handed out again, missing ones

@@ -15,7 +15,7 @@ from penstock.queue.abstract_gateway import AbstractRedisGateway, Delivery, Stop
 from penstock.queue.model import MessageData
 from penstock.queue.options import QueueOptions
 from penstock.runtime.aio import call_in_loop, comes_from_outside, home, runner, shielded
-from penstock.runtime.callbacks import call_back
+from penstock.runtime.user_functions import call_back
 
 logger = logging.getLogger("penstock.queue")
 _LONGEST_CLEANUP_S = 86_400.0  # the retry budget of the gateway bounds it

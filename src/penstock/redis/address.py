@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from penstock.errors import ConfigurationError
 
@@ -26,7 +26,6 @@ SCHEMES: Final[Mapping[str, tuple[Kind, bool]]] = {
 }
 REDIS_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
-_MASK = "***"
 _EXAMPLES: Final[Mapping[Kind, str]] = {
     "single": "redis://user:password@host:6379/0",
     "unix": "unix:///run/redis.sock?db=0",
@@ -36,48 +35,19 @@ _EXAMPLES: Final[Mapping[Kind, str]] = {
 }
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Address:
-    """Where Redis is and how to log in there; its text shows everything but the password."""
+    """Where Redis is and how to log in there; its text leaves out the login, whose name may be a password."""
 
     kind: Kind
     hosts: tuple[tuple[str, int], ...] = ()
     path: str | None = None
     db: int = 0
-    username: str | None = None
-    password: str | None = None
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
     tls: bool = False
     service_name: str | None = None
     options: Mapping[str, Option] = field(default_factory=dict, hash=False)
-
-    @property
-    def safe_url(self) -> str:
-        """The URL with the password masked, fit for logs."""
-        scheme = next((name for name, meaning in SCHEMES.items() if meaning == (self.kind, self.tls)), self.kind)
-        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
-        path = _quoted(self.path or "", safe="/")
-        options = {name: _shown(value) for name, value in self.options.items()}
-        if self.kind == "unix" and self.db:
-            options = {"db": str(self.db), **options}
-        elif self.kind == "single":
-            path = f"/{self.db}"
-        elif self.kind == "sentinel":
-            path = f"/{_quoted(self.service_name or '')}/{self.db}"
-        query = "&".join(f"{name}={_quoted(value, safe='/')}" for name, value in options.items())
-        return f"{scheme}://{self._safe_login}{hosts}{path}{'?' if query else ''}{query}"
-
-    @property
-    def _safe_login(self) -> str:
-        if self.password is not None:
-            return f"{_quoted(self.username or '')}:{_MASK}@"
-        # A name without a password is most often a password in the wrong place.
-        return f"{_MASK}@" if self.username is not None else ""
-
-    def __str__(self) -> str:
-        return self.safe_url
-
-    def __repr__(self) -> str:
-        return f"Address({self.safe_url!r})"
 
 
 def parse_url(url: str) -> Address:
@@ -303,11 +273,3 @@ def _unknown_parameter(name: str) -> ConfigurationError:
     shown = repr(name) if name.isidentifier() and len(name) <= 40 else "in the URL"
     hint = f"did you mean {close[0]}? " if close else ""
     return ConfigurationError(f"the parameter {shown} is unknown: {hint}known are {', '.join(_PARAMETERS)}")
-
-
-def _quoted(text: str, safe: str = "") -> str:
-    return quote(text, safe=safe, errors="replace")
-
-
-def _shown(value: Option) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value}"

@@ -1,7 +1,7 @@
 """The hot lane, asyncio half: one pipelined connection over hiredis.
 
-redis-py makes the connection (see aio_locator.py); then the socket is ours: its asyncio layer costs six to twenty times
-what the same bytes cost here. The twin is blocking.py.
+redis-py makes the connection; then the socket is ours: its asyncio layer costs six to twenty times what the same bytes
+cost here. The twin is blocking.py.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ import asyncio
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import hiredis
+import redis.asyncio as driver
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
+from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.spin_reads import SpinReads, spin_read
-from penstock.redis.translate import error_reply
+from penstock.redis.translate import connect_error, error_reply
 from penstock.runtime.aio import call_in_loop
 
+T = TypeVar("T")
 Reply: TypeAlias = Any
 Command: TypeAlias = tuple[bytes | str | int, ...]
 OnReply: TypeAlias = Callable[[int, Reply], None]
@@ -291,3 +296,48 @@ class Connection(asyncio.Protocol):
 def _pack(command: Command) -> bytes:
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub allows one word only
     return packed
+
+
+def no_retry() -> Retry:
+    """Return the rule that the driver never repeats anything: what may be repeated is decided in retry.py."""
+    return Retry(NoBackoff(), 0)
+
+
+async def connect(settings: ConnectionSettings, host: Host) -> Connection:
+    """Open a connection. redis-py connects and logs in (TCP, TLS, AUTH, SELECT), then the socket is ours."""
+    where = settings.where_is(host)
+    options = settings.driver_options() | {"retry": no_retry(), "db": settings.db}
+    if settings.path:
+        made: Any = driver.UnixDomainSocketConnection(path=settings.path, **options)
+    else:
+        kind: Any = driver.SSLConnection if settings.tls else driver.Connection
+        made = kind(host=host[0], port=host[1], **options, **settings.tls_options)
+    try:
+        # redis-py bounds the TCP connect and each reply of the handshake; this bounds the sum.
+        async with asyncio.timeout(settings.connect_timeout_s):
+            await _heeded(made.connect())
+    except (OSError, TimeoutError, driver.RedisError) as error:
+        await made.disconnect(nowait=True)
+        raise connect_error(error, where) from error
+    except BaseException:  # cancelled: the half-open connection is nobody's
+        await made.disconnect(nowait=True)
+        raise
+    connection = Connection(settings.socket_timeout_s, where)
+    # Taken from redis-py before it can close it.
+    writer, made._writer, made._reader = made._writer, None, None  # noqa: SLF001
+    connection.adopt(writer.transport, writer)
+    return connection
+
+
+async def _heeded(step: Awaitable[T]) -> T:
+    """Wait for something that redis-py does, and be cancelled even if it swallows that.
+
+    It waits with asyncio.wait_for(), which before Python 3.12 forgets a cancellation that comes in the moment in which
+    it is done: whoever was cancelled would go on for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    result = await step
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result

@@ -12,10 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import hiredis
+import redis as driver
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
+from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.spin_reads import SpinReads, spin_read
-from penstock.redis.translate import error_reply
+from penstock.redis.translate import connect_error, error_reply
 
 Reply: TypeAlias = Any
 Command: TypeAlias = tuple[bytes | str | int, ...]
@@ -204,3 +208,33 @@ def _receive(connected: socket.socket, deadline: float) -> bytes:
 def _pack(command: Command) -> bytes:
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub allows one word only
     return packed
+
+
+def no_retry() -> Retry:
+    """Return the rule that the driver never repeats anything: what may be repeated is decided in retry.py."""
+    return Retry(NoBackoff(), 0)
+
+
+def connect(settings: ConnectionSettings, host: Host) -> Connection:
+    """Open a connection. redis-py connects and logs in (TCP, TLS, AUTH, SELECT), then the socket is ours."""
+    where = settings.where_is(host)
+    options = settings.driver_options() | {"retry": no_retry(), "db": settings.db}
+    # The handshake is part of connecting and gets the connect timeout, not that of commands.
+    options["socket_timeout"] = settings.connect_timeout_s
+    kind: Any  # redis-py's blocking half has no types for its constructors
+    if settings.path:
+        kind = driver.UnixDomainSocketConnection
+        made = kind(path=settings.path, **options)
+    else:
+        kind = driver.SSLConnection if settings.tls else driver.Connection
+        made = kind(host=host[0], port=host[1], **options, **settings.tls_options)
+    try:
+        made.connect()
+    except (OSError, TimeoutError, driver.RedisError) as error:
+        made.disconnect()
+        raise connect_error(error, where) from error
+    connection = Connection(settings.socket_timeout_s, where)
+    # Taken from redis-py before it can close it.
+    connected, made._sock = made._sock, None  # noqa: SLF001
+    connection.adopt(connected)
+    return connection

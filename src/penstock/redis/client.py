@@ -29,14 +29,16 @@ from penstock.redis.capabilities import MINIMUM, PROBED, Capabilities, describe,
 from penstock.redis.dead_letter_retention import DeadLetterRetention
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.loop_connections import LoopConnections
+from penstock.redis.master_watch import watch_of
 from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
-from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls
+from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls, settings_of
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.aio import at_end, call_in_loop, home, is_alive, pause
+from penstock.runtime.aio import Event, at_end, call_in_loop, home, is_alive, pause
 
 _TRIES = 3
 _BUSY_BUDGET_S = 5.0
+_SHORT_REST_S = 0.05
 
 
 class StreamClient:
@@ -91,6 +93,7 @@ class StreamClient:
         self.settings, self.prefix, self.protection = settings, prefix, protection
         self.dead_letter_retention = DeadLetterRetention(self, DeadLetterLimits.of(limits))
         self._server: EmbeddedServer | None = None
+        self._watch = watch_of(settings)
         self._lanes: dict[object, LoopConnections] = {}
         self._making_lane = threading.Lock()
         self._chance = random.Random()
@@ -121,32 +124,7 @@ class StreamClient:
     def _from_address(cls, address: Address, given: dict[str, Any]) -> Self:
         prefix, protection = given.pop("prefix", ""), given.pop("protection", None)
         limits = given.pop("dead_letter_limits", None)
-        tls_options = {name: given.pop(name) for name in list(given) if name.startswith("ssl_")}
-        renamed = {
-            "socket_timeout": "socket_timeout_s",
-            "socket_connect_timeout": "connect_timeout_s",
-            "socket_keepalive": "keepalive",
-            "socket_keepalive_options": "keepalive_options",
-            "pool_timeout": "pool_timeout_s",
-            "ssl": "tls",
-        }
-        known: dict[str, Any] = {
-            "kind": address.kind,
-            "hosts": address.hosts,
-            "path": address.path,
-            "service_name": address.service_name,
-            "db": address.db,
-            "username": address.username,
-            "password": address.password,
-            "tls": address.tls,
-            "tls_options": checked_tls(tls_options),
-        }
-        for name, value in given.items():
-            target = renamed.get(name, name)
-            if target not in ConnectionSettings.__dataclass_fields__:
-                raise ConfigurationError(f"unknown option {name!r}; the options are those of StreamClient()")
-            known[target] = value
-        return cls._of(ConnectionSettings(**known), prefix, protection, limits)
+        return cls._of(settings_of(address, given), prefix, protection, limits)
 
     @classmethod
     def from_cluster(
@@ -279,11 +257,16 @@ class StreamClient:
 
     async def refresh(self) -> None:
         """Look up again which server serves which key."""
-        await (await self._lane()).locator.refresh()
+        (await self._lane()).locator.refresh()
 
     async def rest(self, seconds: float) -> None:
-        """Wait between two tries, but no longer than until another server has become the master."""
-        await (await self._lane()).rest(seconds)
+        """Wait between two tries, but no longer than until another server has become a master."""
+        if self._watch is None:
+            await pause(seconds)
+            return
+        has_changed = Event()
+        with self._watch.telling(has_changed.set_from_outside) as has_just_changed:
+            await has_changed.wait(min(seconds, _SHORT_REST_S) if has_just_changed else seconds)
 
     async def call(
         self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ, waits: bool = True
@@ -344,6 +327,9 @@ class StreamClient:
         """Take leave of a server after an error that says that another one may serve the key by now."""
         if isinstance(error, ReadOnlyServer) and connection is not None:
             connection.abort()  # it was made a replica and hangs up on nobody: its name may lead elsewhere already
+        if isinstance(error, Redirected) and error.moved_to is not None:
+            (await self._lane()).locator.move(error.slot, error.moved_to)
+            return
         is_moved = isinstance(error, Redirected) and error.asked is None
         if is_moved or isinstance(error, ConnectionLost | ConnectionFailed | ReadOnlyServer):
             await self.refresh()

@@ -10,33 +10,7 @@ from penstock.errors import ClientClosed, ConnectionFailed, ConnectionLost
 from penstock.redis.aio import Command, Connection
 from penstock.redis.aio_locator import Locator
 from penstock.redis.settings import ConnectionSettings, Host
-from penstock.runtime.aio import Event, Lock, pause
-
-_LEAST_REST_S = 0.05
-_LONGEST_REST_S = 1.0  # in a cluster, where nobody tells that a replica took over
-
-
-class Rest:
-    """The time between two tries, which ends when another server is the master."""
-
-    def __init__(self) -> None:
-        self._is_over = Event()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it goes on."""
-        return not self._is_over.is_set()
-
-    def abort_from_outside(self) -> None:
-        """End it, from any thread."""
-        self._is_over.set_from_outside()
-
-    async def wait(self, seconds: float) -> None:
-        """Wait until it is over, but not for longer."""
-        try:
-            await self._is_over.wait(seconds)
-        finally:
-            self._is_over.set()
+from penstock.runtime.aio import Lock, pause
 
 
 class LoopConnections:
@@ -104,17 +78,6 @@ class LoopConnections:
                 )
             await pause(0.02)
 
-    async def rest(self, seconds: float) -> None:
-        """Wait between two tries, but no longer than until another server is the master."""
-        rest = Rest()
-        if self._settings.kind == "cluster":
-            seconds = min(seconds, _LONGEST_REST_S)
-        try:
-            self.locator.tie_to_master(rest)
-        except ConnectionFailed:
-            seconds = min(seconds, _LEAST_REST_S)  # another one is already
-        await rest.wait(seconds)
-
     def abort(self) -> None:
         """Close all connections at once; what waits for a reply gets ConnectionLost."""
         with self._listing:
@@ -125,6 +88,5 @@ class LoopConnections:
         self.shared.clear()
 
     async def close(self) -> None:
-        """Close all connections, and those by which the servers were found."""
+        """Close all connections."""
         self.abort()
-        await self.locator.close()

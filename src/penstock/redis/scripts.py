@@ -1,15 +1,26 @@
 """The Lua scripts: loaded from the folders beside this file, each a state transition of its own.
 
 A script is named by its path: `tasks/enqueue`. It includes parts by a line `-- include: shared/ids.lua`.
+
+A ScriptRunner is a way to Redis for a thread beside the caller: leases are renewed through it, whatever the caller is
+doing. It is the blocking lane for both halves.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
+
+from penstock.errors import PenstockError, ReadOnlyServer
+from penstock.redis.blocking import Command, Connection, Reply
+from penstock.redis.blocking_locator import Locator
+from penstock.redis.settings import ConnectionSettings, Host
+from penstock.redis.translate import Redirected, ScriptMissing
 
 _INCLUDE = re.compile(r"^-- include: (\w+/\w+)\.lua\n", re.MULTILINE)
 _FOLDER = files(__package__) / "lua"
@@ -51,3 +62,86 @@ def names() -> tuple[str, ...]:
     found = (f"{folder.name}/{file.name}" for folder in _FOLDER.iterdir() for file in folder.iterdir())
     scripts = (path.removesuffix(".lua") for path in found)
     return tuple(sorted(name for name in scripts if not part(name).startswith(_MARK_OF_A_PART)))
+
+
+class Call(NamedTuple):
+    """A script to run on the server of a key, with arguments that begin with the number of keys."""
+
+    key: str
+    script: Script | None  # None = `args` are a command
+    args: Command
+
+    def command(self, *, by_hash: bool = True) -> Command:
+        """Return what is sent."""
+        if self.script is None:
+            return self.args
+        return ("EVALSHA", self.script.sha, *self.args) if by_hash else ("EVAL", self.script.source, *self.args)
+
+
+class ScriptRunner:
+    """Runs scripts, over one connection of its own to each server, which is opened again when it broke."""
+
+    def __init__(self, settings: ConnectionSettings, key: str = "") -> None:
+        self._locator, self._key = Locator(settings), key
+        self._connections: dict[Host, Connection] = {}
+
+    def run(self, script: Script, args: Command, timeout_s: float | None = None) -> Reply:
+        """Run a script once, on the server of the runner's key. The caller decides whether to try again."""
+        reply = self.run_all([Call(self._key, script, args)], timeout_s)[0]
+        if isinstance(reply, PenstockError):
+            raise reply
+        return reply
+
+    def run_all(self, calls: Sequence[Call], timeout_s: float | None = None) -> list[Reply]:
+        """Run calls once, in one round trip to each server; an error reply is returned, not raised."""
+        if any(not connection.is_open for connection in self._connections.values()):
+            # Another server may serve the keys by now.
+            self._connections = {host: one for host, one in self._connections.items() if one.is_open}
+            self._locator.refresh()
+        by_host: dict[Host, list[int]] = {}
+        for place, call in enumerate(calls):
+            by_host.setdefault(self._locator.locate(call.key), []).append(place)
+        replies: list[Reply] = [None] * len(calls)
+        for host, places in by_host.items():
+            answers = self._send(host, [calls[place] for place in places], timeout_s)
+            for place, answer in zip(places, answers, strict=True):
+                replies[place] = self._followed(host, calls[place], answer, timeout_s)
+        return replies
+
+    def _send(self, host: Host, calls: Sequence[Call], timeout_s: float | None) -> list[Reply]:
+        connection = self._open(host)
+        replies = connection.pipeline([call.command() for call in calls], timeout_s)
+        missing = [place for place, reply in enumerate(replies) if isinstance(reply, ScriptMissing)]
+        if missing:
+            answers = connection.pipeline([calls[place].command(by_hash=False) for place in missing], timeout_s)
+            for place, answer in zip(missing, answers, strict=True):
+                replies[place] = answer
+        return replies
+
+    def _followed(self, host: Host, call: Call, reply: Reply, timeout_s: float | None) -> Reply:
+        if isinstance(reply, Redirected) and reply.asked is not None:
+            # The slot is on the move: this once the other node is asked. It may not know the script.
+            command = call.command(by_hash=False)
+            return self._open(reply.asked).pipeline([("ASKING",), command], timeout_s)[-1]
+        if isinstance(reply, Redirected) and reply.moved_to is not None:
+            # At once, and without learning the whole map anew: on a busy machine that may take longer than a lease.
+            self._locator.move(reply.slot, reply.moved_to)
+            return self._send(reply.moved_to, [call], timeout_s)[0]
+        if isinstance(reply, Redirected | ReadOnlyServer):
+            self._connections[host].abort()  # one that was made a replica hangs up on nobody
+        return reply
+
+    def _open(self, host: Host) -> Connection:
+        connection = self._connections.get(host)
+        if connection is None or not connection.is_open:
+            connection = self._connections[host] = self._locator.connect(host)
+        return connection
+
+    def abort(self) -> None:
+        """Break the connections off, from any thread; whoever waits for a reply gets ConnectionLost."""
+        for connection in list(self._connections.values()):
+            connection.abort()
+
+    def close(self) -> None:
+        """Close everything that was opened."""
+        self.abort()

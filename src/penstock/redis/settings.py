@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from penstock.errors import ConfigurationError
+from penstock.redis.address import Address
 
 Host: TypeAlias = tuple[str, int]
 Kind: TypeAlias = Literal["single", "unix", "cluster", "sentinel"]
@@ -70,6 +71,10 @@ class ConnectionSettings:
             return f"unix:{self.path}"
         return ",".join(f"{host}:{port}" for host, port in self.hosts)
 
+    def where_is(self, host: Host) -> str:
+        """Return one of the servers as text for messages."""
+        return self.where if self.kind in ("single", "unix") else f"{host[0]}:{host[1]}"
+
     def driver_options(self) -> dict[str, Any]:
         """Return the keyword arguments that every redis-py connection gets."""
         login = {"username": self.username, "password": self.password}
@@ -85,6 +90,29 @@ class ConnectionSettings:
             if self.keepalive_options is not None:
                 options["socket_keepalive_options"] = self.keepalive_options
         return options
+
+
+_SPELLED = {
+    "socket_timeout": "socket_timeout_s",
+    "socket_connect_timeout": "connect_timeout_s",
+    "socket_keepalive": "keepalive",
+    "socket_keepalive_options": "keepalive_options",
+    "pool_timeout": "pool_timeout_s",
+    "ssl": "tls",
+}
+
+
+def settings_of(address: Address, given: Mapping[str, Any]) -> ConnectionSettings:
+    """Return the settings for an address, with options as users of StreamClient spell them."""
+    tls_options = {name: value for name, value in given.items() if name.startswith("ssl_")}
+    known = {**vars(address), "tls_options": checked_tls(tls_options)}
+    del known["options"]
+    for name in given.keys() - tls_options.keys():
+        target = _SPELLED.get(name, name)
+        if target not in ConnectionSettings.__dataclass_fields__:
+            raise ConfigurationError(f"unknown option {name!r}; the options are those of StreamClient()")
+        known[target] = given[name]
+    return ConnectionSettings(**known)
 
 
 def checked_tls(options: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import redis.asyncio as driver
+
 from penstock.errors import ConnectionLost, PenstockError
-from penstock.redis.aio_locator import Locator
+from penstock.redis.aio import no_retry
+from penstock.redis.master_watch import watch_of
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import driver_error
 
@@ -15,7 +18,8 @@ class Subscription:
     """Messages of the channels that match some patterns, from one server."""
 
     def __init__(self, settings: ConnectionSettings, host: Host, patterns: Sequence[str]) -> None:
-        self._locator, self._host, self._patterns = Locator(settings), host, patterns
+        self._settings, self._host, self._patterns = settings, host, patterns
+        self._watch = watch_of(settings)
         self._driver: Any = None
         self._pubsub: Any = None
         self._is_left = False  # another server is the master now
@@ -32,14 +36,23 @@ class Subscription:
     async def open(self) -> None:
         """Subscribe."""
         try:
-            self._driver = await self._locator.make_driver(self._host)
+            self._driver = self._make_driver()
             self._pubsub = self._driver.pubsub(ignore_subscribe_messages=False)
             await self._pubsub.psubscribe(*self._patterns)
-            self._locator.tie(self._host, self)
+            if self._watch is not None:
+                self._watch.tie(self._host, self)
             for _ in self._patterns:
                 await self._pubsub.get_message(timeout=5.0)  # the server has confirmed: nothing from now on is missed
         except Exception as error:
             raise _told(error, self._host) from error
+
+    def _make_driver(self) -> driver.Redis:
+        settings = self._settings
+        options = settings.driver_options() | {"retry": no_retry(), "db": settings.db}
+        if settings.path:
+            return driver.Redis(unix_socket_path=settings.path, **options)
+        host, port = self._host
+        return driver.Redis(host=host, port=port, ssl=settings.tls, **options, **settings.tls_options)
 
     async def next(self, timeout_s: float) -> tuple[str, str] | None:
         """Return channel and text of the next message; None when none came in time."""
@@ -67,7 +80,6 @@ class Subscription:
             self._pubsub = None
         if self._driver is not None:
             await self._driver.aclose()
-        await self._locator.close()
 
 
 def _told(error: Exception, host: Host) -> PenstockError:

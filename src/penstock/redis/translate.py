@@ -14,8 +14,9 @@ class Redirected(errors.ServerBusy):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        kind, _slot, address = text.split(" ")[:3]
+        kind, slot, address = text.split(" ")[:3]
         host, _, port = address.rpartition(":")
+        self.slot = int(slot)
         self.asked = (host, int(port)) if kind == "ASK" else None
         """The server to ask for this one command, with ASKING before it; None = look up who serves the slot now."""
         self.moved_to = (host, int(port)) if kind == "MOVED" and host else None

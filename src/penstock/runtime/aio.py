@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from penstock.errors import was_raised
-from penstock.runtime.handler_threads import Threads as Threads  # noqa: PLC0414  the twin has it too
+from penstock.runtime.user_functions import Threads as Threads  # noqa: PLC0414  the twin has it too
 
 A = TypeVar("A")
 T = TypeVar("T")

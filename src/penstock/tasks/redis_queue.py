@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from penstock import task as values
+from penstock.config import unique_worker_name
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.delivery.janitor import is_elected
@@ -33,7 +34,6 @@ from penstock.tasks.listed import InHand, QueueGauges
 from penstock.tasks.listing import TaskListing
 from penstock.tasks.result_store import ResultStore
 from penstock.tasks.task_reader import TaskReader
-from penstock.worker_name import unique_worker_name
 
 logger = logging.getLogger("penstock.tasks")
 _STEP = 500  # results per script call

@@ -13,8 +13,7 @@ import pytest
 import redis
 
 from penstock.errors import ConnectionLost
-from penstock.redis.script_runner import ScriptRunner
-from penstock.redis.scripts import script
+from penstock.redis.scripts import ScriptRunner, script
 from penstock.runtime.threads import Event
 from penstock.sync import RedisGateway, RedisMessageQueue, StreamClient
 from penstock.sync.delivery.group_commands import GroupCommands

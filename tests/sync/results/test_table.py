@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigurationError
+from penstock.sync.results.backend import results_table
 from penstock.sync.results.fs import FSBackend
-from penstock.sync.results.table import results_table
 from penstock.task import Result, Status
 
 FINISHED = datetime(2025, 6, 1, 12, tzinfo=UTC)

@@ -15,19 +15,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
+from penstock.config import unique_worker_name
 from penstock.errors import ConnectionLost, PenstockError
 from penstock.keys import StreamKeys
 from penstock.queue.model import GROUP
 from penstock.redis.blocking import Command, Reply
-from penstock.redis.script_runner import ScriptRunner
-from penstock.redis.scripts import script
+from penstock.redis.scripts import ScriptRunner, script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
 from penstock.runtime.threads import Event, home
 from penstock.sync.delivery.group_commands import GroupCommands, Redelivery, Row, parse_rows
 from penstock.sync.redis.blocking_read import BlockingRead
 from penstock.sync.redis.client import StreamClient
-from penstock.worker_name import unique_worker_name
 
 T = TypeVar("T")
 Taken: TypeAlias = tuple[T, list[Redelivery], list[str]]  # something, messages that are handed out again, missing ones

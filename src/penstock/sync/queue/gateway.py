@@ -16,7 +16,7 @@ from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_seconds
 from penstock.policy import Limits, Reason
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
-from penstock.queue.model import GROUP, ClaimedMessage
+from penstock.queue.model import GROUP, TEXT_TYPE, ClaimedMessage, MessageData, encode_text
 from penstock.queue.options import (
     Overload,
     check_dead_letter_queue,
@@ -26,7 +26,6 @@ from penstock.queue.options import (
     check_retries,
     check_sink,
 )
-from penstock.queue.payload import TEXT_TYPE, MessageData, encode_text
 from penstock.redis.driver_kinds import DriverClient
 from penstock.redis.retry import Repeat, RetryBudget
 from penstock.serializers import DEFAULT_MAX_BYTES, PayloadLimits
@@ -69,7 +68,6 @@ class RedisGateway(AbstractRedisGateway):
     ) -> None:
         self._client: StreamClient = client_of(redis_client, "redis_client")
         self._given = redis_client  # kept: when nobody has it any more, our client of it is given up
-        self._is_text = decodes(redis_client)
         self.is_redis_cluster = is_cluster(redis_client)
         check_sink(on_event)
         check_retries(retry_budget_seconds, retry_initial_delay_seconds, retry_max_delay_seconds)
@@ -83,19 +81,23 @@ class RedisGateway(AbstractRedisGateway):
         self.max_delivery_count, self.dead_letter_queue = max_delivery_count, dead_letter_queue
         self.message_wait_interval_seconds = message_wait_interval_seconds
         self._interrupt = check_interrupt(interrupt)
-        self._payload = PayloadLimits(max_payload_bytes)
         self._window_ms = max(1, round(message_deduplication_log_ttl_seconds * 1000))
         self._retry = RetryBudget(
             retry_budget_seconds, retry_initial_delay_seconds, retry_max_delay_seconds, True,
             self.is_interrupted, self._trying_again,
+        )  # fmt: skip
+        # At most once is one attempt; a limit of attempts, for deliveries count hand-backs too.
+        limits = Limits(None, 1 if self.is_at_most_once else max_delivery_count)
+        self._settings = QueueConsumerSettings(
+            message_visibility_timeout_seconds, limits, decodes(redis_client), self._retry, interrupt is not None,
+            PayloadLimits(max_payload_bytes),
         )  # fmt: skip
         policy: Literal["block", "reject"] = "block" if pending_overload_policy == "block" else "reject"
         self._publishing = PublishSettings(
             max_pending_length or 0, policy, "fast", 1, 1, self._retry, pending_block_timeout_seconds
         )
         self._max_pending, self._overload = max_pending_length, pending_overload_policy
-        self._announcer = Announcer(on_event)
-        self._emit = self._announcer.tell
+        self._on_event, self._listeners = on_event, dict[str, list[EventSink]]()
         self._new_id = ids.MessageIds().make
         self._publishers: dict[str, Publisher] = {}
         self._consumers: dict[str, QueueConsumer] = {}
@@ -108,7 +110,19 @@ class RedisGateway(AbstractRedisGateway):
 
     def listen(self, queue: str, sink: EventSink) -> None:
         """Tell a sink, too, what happens to the messages of a queue."""
-        self._announcer.listen(queue, sink)
+        listeners = self._listeners.setdefault(queue, [])
+        if sink != self._on_event and sink not in listeners:
+            listeners.append(sink)
+
+    def _emit(self, queue: str, name: EventName, **fields: object) -> None:
+        if self._on_event is not None:
+            tell(self._on_event, Event(name, queue, GROUP, fields))
+        if not self._listeners:
+            return  # which is to cost nothing
+        # What happens to the connection, and to no queue in particular, concerns all of them.
+        for concerned in [queue] if queue else list(self._listeners):
+            for sink in self._listeners.get(concerned, ()):
+                tell(sink, Event(name, concerned, GROUP, fields))
 
     def is_interrupted(self) -> bool:
         """Return whether nothing new should be begun."""
@@ -134,7 +148,7 @@ class RedisGateway(AbstractRedisGateway):
         self, queue: str, message: str, more: tuple[str, ...], dedup_key: str | None = None, window_ms: int = 0
     ) -> Encoded:
         raw, message_id, protection = encode_text(message), self._new_id(), self._client.protection
-        self._payload.check_size(len(raw), PayloadTooLarge)
+        self._settings.payload.check_size(len(raw), PayloadTooLarge)
         if protection is not None:
             raw = protection.protect(raw, self._client.keys(queue).stream, message_id)
         return Encoded(raw, message_id, more, dedup_key, window_ms)
@@ -206,21 +220,9 @@ class RedisGateway(AbstractRedisGateway):
         if consumer is None:
             self._check_slot(queue)
             check_dead_letters(queue, self.dead_letter_queue or "", "dead_letter_queue", is_cluster=False)
-            lease_s = self.message_visibility_timeout_seconds
-            # At most once is one attempt; a limit of attempts, for deliveries count hand-backs too.
-            most = 1 if lease_s is None else self.max_delivery_count
-            dead_letters = self.dead_letter_queue or QueueKeys(queue).dead_letter
-            settings = QueueConsumerSettings(
-                lease_s=lease_s,
-                limits=Limits(None, most),
-                dead_letters=self._client.keys(dead_letters).stream,
-                is_text=self._is_text,
-                retry=self._retry,
-                can_be_interrupted=self._interrupt is not None,
-                payload=self._payload,
-            )
+            dead_letters = self._client.keys(self.dead_letter_queue or QueueKeys(queue).dead_letter).stream
             emit = partial(self._emit, queue)
-            made = QueueConsumer(self._client, queue, settings, emit, self._held)
+            made = QueueConsumer(self._client, queue, dead_letters, self._settings, emit, self._held)
             consumer = self._consumers.setdefault(queue, made)
         return consumer
 
@@ -305,7 +307,7 @@ class RedisGateway(AbstractRedisGateway):
 
     def administration(self, key: QueueKeys) -> Administration:
         """Return what looks into a queue."""
-        return Administration(self._client, key, self.dead_letter_queue, self._is_text)
+        return Administration(self._client, key, self.dead_letter_queue, self._settings.is_text)
 
     def hand_back(self) -> bool:
         """Settle what could not be settled, and put back what nobody holds; False = Redis is out of reach."""
@@ -323,32 +325,6 @@ class RedisGateway(AbstractRedisGateway):
     def _trying_again(self, error: PenstockError, pause_s: float) -> None:
         logger.warning("%s; trying again in %.2f s", error, pause_s)
         self._emit("", EventName.TRYING_AGAIN, error=repr(error), pause_s=pause_s)
-
-
-class Announcer:
-    """Whoever wants to know what happens: one for all queues of a gateway, others for one queue each."""
-
-    def __init__(self, on_event: EventSink | None) -> None:
-        self._on_event = on_event
-        self._listeners: dict[str, list[EventSink]] = {}
-
-    def listen(self, queue: str, sink: EventSink) -> None:
-        """Tell a sink, too, what happens to the messages of a queue."""
-        listeners = self._listeners.setdefault(queue, [])
-        if sink != self._on_event and sink not in listeners:
-            listeners.append(sink)
-
-    def tell(self, queue: str, name: EventName, **fields: object) -> None:
-        """Tell of an event of a queue, or of all of them where its name is empty."""
-        if self._on_event is None and not self._listeners:
-            return  # nobody listens, which is to cost nothing
-        event = Event(name, queue, GROUP, fields)
-        if self._on_event is not None:
-            tell(self._on_event, event)
-        # What happens to the connection, and to no queue in particular, concerns all of them.
-        for name_of_queue in [queue] if queue else list(self._listeners):
-            for sink in self._listeners.get(name_of_queue, ()):
-                tell(sink, Event(name, name_of_queue, GROUP, fields))
 
 
 def _ignore(_: object) -> None:

@@ -14,8 +14,8 @@ from penstock.keys import QueueKeys
 from penstock.policy import GiveUp, Limits, Retry, after_failure
 from penstock.queue.model import MessageData
 from penstock.queue.options import QueueOptions
-from penstock.runtime.callbacks import call_back
 from penstock.runtime.threads import call_in_loop, comes_from_outside, home, runner, shielded
+from penstock.runtime.user_functions import call_back
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, Delivery, StopRenewal
 
 logger = logging.getLogger("penstock.sync.queue")

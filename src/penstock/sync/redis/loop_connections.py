@@ -11,33 +11,7 @@ from penstock.errors import ClientClosed, ConnectionFailed, ConnectionLost
 from penstock.redis.blocking import Command, Connection
 from penstock.redis.blocking_locator import Locator
 from penstock.redis.settings import ConnectionSettings, Host
-from penstock.runtime.threads import Event, Lock, pause
-
-_LEAST_REST_S = 0.05
-_LONGEST_REST_S = 1.0  # in a cluster, where nobody tells that a replica took over
-
-
-class Rest:
-    """The time between two tries, which ends when another server is the master."""
-
-    def __init__(self) -> None:
-        self._is_over = Event()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it goes on."""
-        return not self._is_over.is_set()
-
-    def abort_from_outside(self) -> None:
-        """End it, from any thread."""
-        self._is_over.set_from_outside()
-
-    def wait(self, seconds: float) -> None:
-        """Wait until it is over, but not for longer."""
-        try:
-            self._is_over.wait(seconds)
-        finally:
-            self._is_over.set()
+from penstock.runtime.threads import Lock, pause
 
 
 class LoopConnections:
@@ -105,17 +79,6 @@ class LoopConnections:
                 )
             pause(0.02)
 
-    def rest(self, seconds: float) -> None:
-        """Wait between two tries, but no longer than until another server is the master."""
-        rest = Rest()
-        if self._settings.kind == "cluster":
-            seconds = min(seconds, _LONGEST_REST_S)
-        try:
-            self.locator.tie_to_master(rest)
-        except ConnectionFailed:
-            seconds = min(seconds, _LEAST_REST_S)  # another one is already
-        rest.wait(seconds)
-
     def abort(self) -> None:
         """Close all connections at once; what waits for a reply gets ConnectionLost."""
         with self._listing:
@@ -126,6 +89,5 @@ class LoopConnections:
         self.shared.clear()
 
     def close(self) -> None:
-        """Close all connections, and those by which the servers were found."""
+        """Close all connections."""
         self.abort()
-        self.locator.close()

@@ -5,11 +5,10 @@ The first valid result of a task id stays, whoever comes later. The names here a
 the same names for plain functions and threads.
 """
 
-from penstock.sync.results.backend import ResultBackend
+from penstock.sync.results.backend import ResultBackend, results_table
 from penstock.sync.results.fs import FSBackend
 from penstock.sync.results.postgres import PostgresBackend
 from penstock.sync.results.s3 import S3Backend
-from penstock.sync.results.table import results_table
 from penstock.task import Result, Status
 
 __all__ = ["FSBackend", "PostgresBackend", "Result", "ResultBackend", "S3Backend", "Status", "results_table"]

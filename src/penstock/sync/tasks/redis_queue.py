@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from penstock import task as values
+from penstock.config import unique_worker_name
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.delivery.leases import StreamLeases
@@ -34,7 +35,6 @@ from penstock.task import Result, Task, check_id
 from penstock.tasks.handlers import Limits
 from penstock.tasks.lanes import ANY_TASK, Lane, TaskFilter
 from penstock.tasks.listed import InHand, QueueGauges
-from penstock.worker_name import unique_worker_name
 
 logger = logging.getLogger("penstock.sync.tasks")
 _STEP = 500  # results per script call

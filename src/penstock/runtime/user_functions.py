@@ -1,16 +1,20 @@
-"""Threads: plain functions beside an event loop."""
+"""How functions of the user are called: plain ones in threads beside an event loop, callbacks without harm."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
+logger = logging.getLogger("penstock")
+_running: set[asyncio.Future[None]] = set()  # an event loop holds its tasks weakly
 
 
 class Threads:
@@ -75,3 +79,22 @@ def _dismiss(threads: list[threading.Thread], calls: SimpleQueue[Callable[[], No
 def _keep(promise: asyncio.Future[T], result: T) -> None:
     if not promise.done():
         promise.set_result(result)
+
+
+def call_back(function: Callable[..., Any], what: str, *args: object) -> None:
+    """Call a function when something happens; an async one runs as a task of the event loop. Errors are logged."""
+    try:
+        result = function(*args)
+        if inspect.isawaitable(result):
+            task = asyncio.ensure_future(_finish(result, what))
+            _running.add(task)
+            task.add_done_callback(_running.discard)
+    except Exception:
+        logger.exception("%s failed", what)
+
+
+async def _finish(result: Awaitable[Any], what: str) -> None:
+    try:
+        await result
+    except Exception:
+        logger.exception("%s failed", what)

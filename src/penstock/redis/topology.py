@@ -1,0 +1,195 @@
+"""Who is asked which server is the master: the Sentinels of a service, or the nodes of a cluster; and what they say."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+from redis.crc import key_slot
+
+from penstock.errors import AuthenticationFailed, ConnectionFailed, PenstockError, PermissionDenied
+from penstock.redis.blocking import Command, Reply
+from penstock.redis.settings import ConnectionSettings, Host
+
+_SLOTS = 16_384
+_PATIENCE_S = 5.0
+_CLUSTER_ASKERS = 3  # one may stand still, and another may be cut off from the rest
+
+
+@dataclass(frozen=True)
+class Masters:
+    """The servers that serve keys, by slots: first and last slot of each range, in order."""
+
+    ranges: tuple[tuple[int, int, Host], ...]
+
+    @cached_property
+    def hosts(self) -> frozenset[Host]:
+        """All of them."""
+        return frozenset(host for _, _, host in self.ranges)
+
+    def of(self, key: str) -> Host | None:
+        """Return the server for a key."""
+        if len(self.ranges) == 1:
+            return self.ranges[0][2]
+        slot = slot_of(key)
+        place = bisect_right(self.ranges, slot, key=lambda row: row[0]) - 1
+        return self.ranges[place][2] if place >= 0 and slot <= self.ranges[place][1] else None
+
+
+def slot_of(key: str) -> int:
+    """Return the slot of a key in a cluster."""
+    return key_slot(key.encode())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one of those who are asked says.
+
+    The masters, the number of the latest failover that it knows of, whether the master seems down to it, and who else
+    can be asked.
+    """
+
+    masters: Masters
+    epoch: int
+    is_down: bool = False
+    nodes: tuple[Host, ...] = ()
+
+
+def newest(answers: Collection[Answer], known: Answer | None, asked: int) -> Answer | None:
+    """Return whom to believe: the one that knows of the latest failover.
+
+    One that is cut off from the others does not know of it. Less than what is known already is believed only if most
+    of those who are asked say it: then they were set up anew.
+    """
+    if not answers:
+        return known
+    masters = known.masters if known is not None else None
+    found = max(answers, key=lambda answer: (answer.epoch, answer.masters == masters, not answer.is_down))
+    is_older = known is not None and found.epoch < known.epoch
+    return known if is_older and 2 * len(answers) <= asked else found
+
+
+@dataclass(frozen=True)
+class Sentinels:
+    """The Sentinels of one service."""
+
+    settings: ConnectionSettings
+    name: str
+
+    @property
+    def askers(self) -> int:
+        """All are asked: the failover may be known to one of them only."""
+        return len(self.settings.hosts)
+
+    @property
+    def questions(self) -> Sequence[Command]:
+        """What one of them is asked."""
+        # MASTER names the old one until the failover is over; its epoch is that of the promotion already.
+        return [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name), ("SENTINEL", "MASTER", self.name)]
+
+    def answer(self, _asked: Host, replies: Sequence[Reply]) -> Answer:
+        """Return what its replies say, or raise."""
+        address, details = replies
+        if isinstance(address, PenstockError):
+            raise address
+        if not address:
+            raise ConnectionFailed(f"it does not know the service {self.name!r}")
+        host, port = address
+        fields = [] if isinstance(details, PenstockError) else details
+        found = dict(zip(fields[::2], fields[1::2], strict=False))
+        # Down is said of the old one, which may have been replaced a moment ago.
+        is_same = (found.get(b"ip"), found.get(b"port")) == (host, port)
+        flags = found.get(b"flags", b"").split(b",")
+        is_down = is_same and (b"s_down" in flags or b"o_down" in flags)
+        masters = Masters(((0, _SLOTS - 1, (host.decode(), int(port))),))
+        return Answer(masters, int(found.get(b"config-epoch", 0)), is_down)
+
+    def not_found(self, reasons: Collection[PenstockError]) -> PenstockError:
+        """Return the error for those who look for the master, and there is none."""
+        where = self.settings.where
+        if any(isinstance(reason, AuthenticationFailed | PermissionDenied) for reason in reasons):
+            return AuthenticationFailed(
+                f"a Sentinel at {where} refused us: give sentinel_username and sentinel_password, which are its own"
+            )
+        return ConnectionFailed(
+            f"no Sentinel at {where} knows of a living master of {self.name!r}{_why(reasons)}; do they run, is the "
+            f"name right?"
+        )
+
+
+@dataclass(frozen=True)
+class ClusterNodes:
+    """The nodes of one cluster: those that were given, and those that they know."""
+
+    settings: ConnectionSettings
+    askers: int = _CLUSTER_ASKERS
+    questions: Sequence[Command] = (("CLUSTER", "SLOTS"), ("CLUSTER", "NODES"))
+
+    @property
+    def name(self) -> str:
+        """What they know about, for logs."""
+        return f"the cluster at {self.settings.where}"
+
+    def answer(self, asked: Host, replies: Sequence[Reply]) -> Answer:
+        """Return what its replies say, or raise."""
+        slots, nodes = replies
+        if isinstance(slots, PenstockError):
+            raise slots
+        ranges = sorted((first, last, _host(asked, master)) for first, last, master, *_ in slots)
+        seen = tuple(dict.fromkeys(_host(asked, node) for _, _, *row in slots for node in row))
+        epochs = {} if isinstance(nodes, PenstockError) else _epochs(nodes)
+        epoch = max((epochs.get(master[2], 0) for _, _, master, *_ in slots), default=0)
+        return Answer(Masters(tuple(ranges)), epoch, nodes=seen)
+
+    def not_found(self, reasons: Collection[PenstockError]) -> PenstockError:
+        """Return the error for those who look for a master, and nobody knows one."""
+        for reason in reasons:
+            if isinstance(reason, AuthenticationFailed | PermissionDenied):
+                return reason
+        return ConnectionFailed(
+            f"cannot connect to the cluster at {self.settings.where}{_why(reasons)}; do its nodes run there, are "
+            f"hosts, ports and TLS right?"
+        )
+
+
+def _host(asked: Host, node: Sequence[Reply]) -> Host:
+    # A node leaves out where it is if it does not know, or is told not to say: there where it was asked.
+    name, port = node[:2]
+    return name.decode() if name else asked[0], int(port)
+
+
+def _epochs(nodes: bytes) -> dict[bytes, int]:
+    # The sixth field behind the id of each node is the number of the failover, or of the move, that gave it its slots.
+    rows = (line.split(b" ") for line in nodes.splitlines())
+    return {row[0]: int(row[6]) for row in rows if len(row) > 6}
+
+
+def _why(reasons: Collection[PenstockError]) -> str:
+    return f" ({'; '.join(dict.fromkeys(map(str, reasons)))})" if reasons else ""
+
+
+Directory: TypeAlias = Sentinels | ClusterNodes
+
+
+def directory_of(settings: ConnectionSettings) -> Directory | None:
+    """Return those who know the masters behind the settings; None where there is only one server."""
+    asked = ConnectionSettings(
+        hosts=tuple(dict.fromkeys(settings.hosts)),
+        username=settings.username,
+        password=settings.password,
+        credential_provider=settings.credential_provider,
+        tls=settings.tls,
+        tls_options=settings.tls_options,
+        socket_timeout_s=_PATIENCE_S,
+        connect_timeout_s=_PATIENCE_S,
+    )
+    if settings.kind == "cluster":
+        return ClusterNodes(asked)
+    if settings.kind == "sentinel":
+        username, password = settings.sentinel_username, settings.sentinel_password
+        asked = replace(asked, username=username, password=password, credential_provider=None)
+        return Sentinels(asked, str(settings.service_name))
+    return None
