@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from penstock import dead_letter_record, envelope
 from penstock.delivery.dead_letters import DeadLetterStream
-from penstock.delivery.settle import settle
+from penstock.delivery.group_commands import settle
 from penstock.errors import NotAuthentic
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from penstock import dead_letter_record, envelope
-from penstock.delivery.settle import settle
 from penstock.errors import NotAuthentic
 from penstock.keys import TaskKeys
 from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.dead_letters import DeadLetterStream
+from penstock.sync.delivery.group_commands import settle
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.entries import ATTEMPTS, KIND, TASK_ID, TaskEntries
 from penstock.task import LIMITS
