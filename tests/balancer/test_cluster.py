@@ -122,6 +122,6 @@ async def test_who_waits_for_more_of_a_stream_keeps_his_connection(client: Strea
             await balancer.add_stream("session-1")
             await eventually(lambda: len(rounds) >= 2)
             before, so_far = connections(), len(rounds)
-            await eventually(lambda: len(rounds) >= so_far + 3)
-            assert connections() - before <= 1, "raw may open one"
+            await eventually(lambda: len(rounds) >= so_far + 10)
+            assert connections() - before < 5, "raw and the watch of the masters may open some"
     raw.close()
