@@ -271,8 +271,8 @@ class RedisTaskQueue:
 
     async def give_back_permit(self, task: Task, limits: Limits) -> None:
         """Let the next task begin in the place of one that has ended."""
-        if await self._admission.give_back(task, limits):
-            await self._reader.look_soon()
+        for lane in await self._admission.give_back(task, limits):
+            await self._reader.due_soon(lane, 0)
 
     @contextmanager
     def renewing(self, heartbeat_interval_ms: int | None = None) -> Iterator[None]:

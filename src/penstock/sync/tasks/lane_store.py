@@ -269,9 +269,9 @@ class Admission:
             self._holding[kind] = [name.decode() for name in reply]
             names = list(dict.fromkeys([*names, *self._holding[kind]]))
 
-    def give_back(self, task: Task, limits: Limits) -> bool:
-        """Give the permits of a task back; tell whether another one may begin for that."""
-        is_woken = False
+    def give_back(self, task: Task, limits: Limits) -> set[Lane]:
+        """Give the permits of a task back; return the lanes in which another one may begin for that."""
+        woken = set[Lane]()
         for scope, _ in concurrency_scopes(task, limits):
             names: list[str] = []
             while True:
@@ -279,10 +279,11 @@ class Admission:
                 keys = [self._keys.permits(scope), self._keys.queue_for(scope), *retries]
                 reply = self._client.run("tasks/permit", keys, [task.id, *names], Repeat.IDEMPOTENT)
                 if not isinstance(reply, bytes):
-                    is_woken = bool(reply) or is_woken
+                    if reply:
+                        woken.update(lane for lane in map(Lane.parse, names) if lane is not None)
                     break
                 names.append(reply.decode())
-        return is_woken
+        return woken
 
 
 def _now() -> str:

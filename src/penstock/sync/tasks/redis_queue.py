@@ -272,8 +272,8 @@ class RedisTaskQueue:
 
     def give_back_permit(self, task: Task, limits: Limits) -> None:
         """Let the next task begin in the place of one that has ended."""
-        if self._admission.give_back(task, limits):
-            self._reader.look_soon()
+        for lane in self._admission.give_back(task, limits):
+            self._reader.due_soon(lane, 0)
 
     @contextmanager
     def renewing(self, heartbeat_interval_ms: int | None = None) -> Iterator[None]:
