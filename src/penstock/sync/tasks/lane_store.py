@@ -132,16 +132,20 @@ class LaneStore:
         self._client.dead_letter_retention.after(self._keys.dead, written, self._keys.counts)
 
     def move(self, moves: Sequence[tuple[str, str, Lane, int]]) -> int:
-        """Move tasks (entry, id, lane, runs before) of this consumer to other lanes."""
-        lanes = list(dict.fromkeys(lane for _, _, lane, _ in moves))
-        keys = [
-            self.stream, self.attempts, self.retries, self.suspects, self._keys.index, self._keys.lanes,
-            *(self._keys.tasks(lane.suffix).stream for lane in lanes),
-        ]  # fmt: skip
-        args: list[str | int] = [self._group, self._consumer, len(lanes), *(lane.name for lane in lanes)]
-        for entry_id, task_id, lane, runs in moves:
-            args += (entry_id, task_id, lanes.index(lane) + 1, runs)
-        return int(self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT))
+        """Move tasks (entry, id, lane, runs before) of this consumer to other lanes; return how many were moved."""
+        moved, left = 0, moves
+        while left:  # of large tasks a call moves a few
+            lanes = list(dict.fromkeys(lane for _, _, lane, _ in left))
+            keys = [
+                self.stream, self.attempts, self.retries, self.suspects, self._keys.index, self._keys.lanes,
+                *(self._keys.tasks(lane.suffix).stream for lane in lanes),
+            ]  # fmt: skip
+            args: list[str | int] = [self._group, self._consumer, len(lanes), *(lane.name for lane in lanes)]
+            for entry_id, task_id, lane, runs in left:
+                args += (entry_id, task_id, lanes.index(lane) + 1, runs)
+            count, looked = self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT)
+            moved, left = moved + int(count), left[looked:]
+        return moved
 
     def close(self) -> bool:
         """Take the lane off the list if nothing is in it and nobody reads it; tell whether it went."""
