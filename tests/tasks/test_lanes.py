@@ -157,7 +157,9 @@ async def test_a_burst_passes_over_what_others_must_do(queue: RedisTaskQueue, ra
     assert (report.reason, seen) == ("burst", ["wanted"])
 
 
-async def test_no_script_hands_out_moves_or_promotes_more_than_a_few_large_tasks(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+async def test_no_script_hands_out_moves_or_promotes_more_than_a_few_large_tasks(
+    queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
     def scripts() -> int:
         return calls(raw, "evalsha") + calls(raw, "eval")
 

@@ -17,7 +17,16 @@ from penstock.delivery.dead_letters import DeadLetterWriter
 from penstock.delivery.decoding import Rejected
 from penstock.delivery.group_commands import GroupCommands, Parking
 from penstock.delivery.inbox import Batch, Inbox
-from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, text_of
+from penstock.errors import (
+    EXITS,
+    NOT_OF_ONE_MESSAGE,
+    LeaseLost,
+    OutOfMemory,
+    PenstockError,
+    Snooze,
+    WorkerDied,
+    text_of,
+)
 from penstock.events import Emit, EventName
 from penstock.model import StreamMessage
 from penstock.policy import Backoff, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
@@ -198,7 +207,7 @@ class Workers:
             if verdict is None:
                 admitted.append(message)
             else:
-                await self.dead_letter(message, verdict.reason, None)
+                await self.dead_letter(message, verdict.reason, WorkerDied.in_attempt(message.attempts))
         if not admitted:
             return []
         answers = await self._commands.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])

@@ -12,7 +12,16 @@ from functools import partial
 from typing import Any
 
 from penstock.counters import Tally
-from penstock.errors import EXITS, NOT_OF_ONE_MESSAGE, LeaseLost, OutOfMemory, PenstockError, Snooze, text_of
+from penstock.errors import (
+    EXITS,
+    NOT_OF_ONE_MESSAGE,
+    LeaseLost,
+    OutOfMemory,
+    PenstockError,
+    Snooze,
+    WorkerDied,
+    text_of,
+)
 from penstock.events import Emit, EventName
 from penstock.model import StreamMessage
 from penstock.policy import Backoff, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
@@ -199,7 +208,7 @@ class Workers:
             if verdict is None:
                 admitted.append(message)
             else:
-                self.dead_letter(message, verdict.reason, None)
+                self.dead_letter(message, verdict.reason, WorkerDied.in_attempt(message.attempts))
         if not admitted:
             return []
         answers = self._commands.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])

@@ -291,7 +291,12 @@ class RedisTaskQueue:
     def _lost(self, keys: StreamKeys, entry_ids: list[str]) -> None:
         tasks = self._held.lose(keys, entry_ids)
         if tasks:
-            logger.warning("%d task(s) belong to another worker now, the first is %s", len(tasks), tasks[0].task.id)
+            logger.warning(
+                "%d task(s) of %s belong to another worker now, the first is %s",
+                len(tasks),
+                self.name,
+                tasks[0].task.id,
+            )
             self._emit(EventName.LEASE_LOST, ids=[held.task.id for held in tasks])
 
     # --- results ------------------------------------------------------------------------------------
@@ -333,7 +338,12 @@ class RedisTaskQueue:
             self._reader.due_soon(store.lane, 0)
             self._emit(EventName.RECLAIMED, count=freed)
         if dead:
-            logger.warning("%d task(s) were given up after their workers died, the first is %s", len(dead), dead[0])
+            logger.warning(
+                "%d task(s) of %s were given up after their workers died, the first is %s",
+                len(dead),
+                self.name,
+                dead[0],
+            )
             for task_id in dead:
                 self._emit(EventName.DEAD_LETTERED, id=task_id, reason="max_deliveries", error="")
         return freed
