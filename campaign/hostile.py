@@ -20,7 +20,7 @@ from tests.hostile.readers import READERS, Run, read
 from tests.hostile.tools import TOOLS
 
 ENTRIES = 20_000
-_ENTRIES_OF_A_TOOL = 500
+_ENTRIES_OF_A_TOOL = 500  # and of the pipeline
 _ENTRIES_OF_A_KIND = 30
 _PATIENCE_S = 10.0
 _SHORT_PATIENCE_S = 3.0
@@ -33,7 +33,7 @@ def play(stage: Stage) -> Verdict:
     """Run every reader and tool; where one breaks, find out which kinds break it, and run it without them."""
     logging.getLogger("penstock").setLevel(logging.CRITICAL)  # each entry is one warning
     verdict = Verdict()
-    wanted = min(ENTRIES, max(1_000, stage.messages)) // len(READERS)
+    wanted = min(ENTRIES, max(1_000, stage.messages)) // len(READERS)  # the archive has as many as each reader
     for name in READERS:
 
         def reading(kinds: Iterable[str], count: int, name: str = name) -> list[str]:
@@ -58,7 +58,7 @@ def play(stage: Stage) -> Verdict:
         verdict.complaints += _broken(name, using, _ENTRIES_OF_A_TOOL)
     if not missing_java():
         verdict.complaints += _pipeline(stage)
-        verdict.complaints += _archive(stage, verdict)
+        verdict.complaints += _archive(stage, verdict, wanted)
     return verdict
 
 
@@ -67,7 +67,7 @@ def _pipeline(stage: Stage) -> list[str]:
     print("  hostile entries for a pipeline", flush=True)
     stage.raw.flushall()
     table = stage.folder / "table"
-    entries = hostile_entries(stage.seed, 2 * len(KINDS), payloads=[b'{"n": -1}'])
+    entries = hostile_entries(stage.seed, _ENTRIES_OF_A_TOOL, payloads=[b'{"n": -1}'])
     for n, entry in enumerate(entries):
         stage.raw.execute_command("XADD", "orders", *entry.words)
         stage.raw.xadd("orders", {"data": f'{{"n": {n}}}'})
@@ -79,11 +79,11 @@ def _pipeline(stage: Stage) -> list[str]:
     finally:
         driver.close()
     found = Counter(n for n in pyarrow.parquet.read_table(table)["n"].to_pylist() if n >= 0)
-    wrong = [n for n in range(2 * len(KINDS)) if found[n] != 1]
+    wrong = [n for n in range(_ENTRIES_OF_A_TOOL) if found[n] != 1]
     return [f"a pipeline has these rows not once: {wrong[:10]}"] if wrong else []
 
 
-def _archive(stage: Stage, verdict: Verdict) -> list[str]:
+def _archive(stage: Stage, verdict: Verdict, count: int) -> list[str]:
     """Archive hostile entries, read them back and replay them: all bytes must be there, each entry once."""
     print("  hostile entries for an archive", flush=True)
     assert stage.server is not None
@@ -91,7 +91,7 @@ def _archive(stage: Stage, verdict: Verdict) -> list[str]:
     told = stage.folder / "archive.json"
     job = {
         "url": stage.url, "socket": stage.server.unix_socket, "root": str(stage.folder / "cold"), "told": str(told),
-        "seed": stage.seed, "count": min(ENTRIES, max(1_000, stage.messages)),
+        "seed": stage.seed, "count": count,
     }  # fmt: skip
     driver = Child("archive", "campaign.archive", job, stage.folder)
     try:

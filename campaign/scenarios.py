@@ -21,6 +21,7 @@ from tests.helpers.missing import usual_server
 from tests.redis.sentinels import SentinelGroup
 
 _POISON = 4  # messages of a scenario that kill every worker which handles them
+_OWNERS_SWEEP_S = 5.0  # how often a balancer looks for streams without an owner, by default
 Play = Callable[[Stage], Verdict]
 
 
@@ -51,7 +52,7 @@ def _server(**settings: object) -> EmbeddedServer:
 def _hold(stage: Stage, sweep: float, group: str = "workers") -> None:
     """Have the stage ask who holds what; `sweep` is how often a worker looks for dead ones, in leases."""
     stage.bounds = Bounds(stage.lease_s, sweep * stage.lease_s)
-    stage.holding = lambda pid: state.held_by(stage.raw, stage.stream, group, pid)
+    stage.holding = lambda child: state.held_by(stage.raw, stage.stream, group, child.pid)
 
 
 def _activities(stage: Stage, part: str, asyncs: int = 2, syncs: int = 2, **job: object) -> None:
@@ -178,7 +179,7 @@ def tasks(stage: Stage) -> Verdict:
     for _ in range(3):
         stage.worker("tasks", results=str(stage.folder / "results"), max_deliveries=4)
     _hold(stage, 1 / 4)
-    stage.holding = lambda pid: state.tasks_held_by(stage.raw, stage.stream, pid)
+    stage.holding = lambda child: state.tasks_held_by(stage.raw, stage.stream, child.pid)
     stage.play(
         [faults.kill, faults.freeze, faults.nap, faults.term, faults.lost_reply, faults.half_reply, faults.reset]
     )
@@ -235,6 +236,8 @@ def balancer(stage: Stage) -> Verdict:
     stage.publish("balancer", "async", "async", sessions=100)
     for _ in range(4):
         stage.worker("balancer")
+    stage.bounds = Bounds(stage.lease_s, _OWNERS_SWEEP_S)
+    stage.holding = lambda child: state.sessions_held_by(stage.raw, stage.stream, child.job["id"])
     stage.play([faults.kill, faults.freeze, faults.term, faults.reset, faults.lost_reply])
     stage.drain(lambda: state.are_sessions_quiet(stage.raw, stage.stream))
     return stage.verdict(lambda: state.of_sessions(stage.raw, stage.stream))

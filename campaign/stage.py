@@ -52,8 +52,8 @@ class Stage:
         self.stream = "orders"
         self.extra: dict[str, Any] = {}  # what else a fault or a verdict of this scenario needs
         self.bounds = Bounds()
-        self.holding: Callable[[int], set[str]] | None = None
-        """Returns what a worker has in hand, by the id of its process."""
+        self.holding: Callable[[Child], set[str]] | None = None
+        """Returns what a worker has in hand."""
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._began = self._told = self._turn = time.monotonic()
         self._started = 0
@@ -143,7 +143,7 @@ class Stage:
         if self.holding is None:
             return
         try:
-            held = InFlight(child.name, time.time(), sorted(self.holding(child.pid)))
+            held = InFlight(child.name, time.time(), sorted(self.holding(child)))
         except redis.RedisError:
             return  # no stream yet
         with (self.folder / HELD_FILE).open("a") as file:

@@ -15,6 +15,7 @@ from campaign.checker import State
 
 _NUMBER = re.compile(rb'"n": ?(\d+)')
 _PAGE = 5_000
+_LOCK = "<MUTEX_KEY_SEP>"  # between data stream and entry in the name of a lock
 Fields = dict[bytes, bytes]
 
 
@@ -136,6 +137,21 @@ def sessions(raw: Any, service: str) -> list[str]:
     """Return the data streams of a service."""
     announced = (json.loads(fields[b"lbs-input"]) for _, fields in entries(raw, f"{service}-input"))
     return [entry["DataStreamName"] for entry in announced]
+
+
+def sessions_held_by(raw: Any, service: str, owner: str) -> set[str]:
+    """Return the next message of every data stream that a consumer owns: the lock of a stream has its name."""
+    locks = list(raw.scan_iter(match=f"{service}-session-*{_LOCK}*", count=1_000))
+    if not locks:
+        return set()
+    owned = [
+        key for key, value in zip(locks, raw.mget(locks), strict=True) if value == f"redis-consumer-{owner}".encode()
+    ]
+    found = set()
+    for name in (key.decode().partition(_LOCK)[0] for key in owned):
+        rows = raw.xrange(name, _behind(raw, name, service), "+", count=1)
+        found |= {number_of(fields) for _, fields in rows}
+    return found
 
 
 def are_sessions_quiet(raw: Any, service: str) -> bool:

@@ -68,6 +68,14 @@ class DeadLetterLimits:
         """Whether nothing is ever removed."""
         return all(value is None for value in self._numbers().values())
 
+    def are_exceeded(self, count: int, age_ms: float, size: int) -> bool:
+        """Tell whether the oldest of so many records, of that age and of that size together, has to go."""
+        return (
+            (self.max_count is not None and count > self.max_count)
+            or (self.max_age_s is not None and age_ms > self.max_age_s * 1000)
+            or (self.max_bytes is not None and size > self.max_bytes)
+        )
+
     @property
     def together(self) -> int:
         """How many records may be written before the limits are applied again: a hundredth of what is kept."""

@@ -231,6 +231,17 @@ class ConsumerNameTaken(PenstockError):
     """A newer process runs under the same `worker_name`; this one is fenced off and stops."""
 
 
+class WorkerDied(PenstockError):
+    """In a dead letter: the process that had the message ended, or was silent, in the last run that it may have."""
+
+    @classmethod
+    def in_attempt(cls, number: int) -> WorkerDied:
+        """Return the error of a message that was given up after so many attempts."""
+        return cls(
+            f"the process that had it ended or was silent in attempt {number}: killed, os._exit(), out of memory?"
+        )
+
+
 NOT_OF_ONE_MESSAGE = (TransientError, PermanentError, ConsumerNameTaken)
 """What the server or the way to it says to everybody; any other error in settling a message is that message's own."""
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.cli.dlq_export import Format, export
 from penstock.cli.shown import LogFormat, plain, shown, shown_lines, to_json
 from penstock.sync.tasks import RedisTaskQueue, Result, Status, Task
 from tests.cli.conftest import Command
@@ -68,6 +69,17 @@ def test_hostile_dead_letters_are_shown_as_escapes(penstock: Command, letter: st
     assert is_csv or is_harmless(output)
     assert "[link=http://evil]x[/nothing] [bold" in output or words == ("list",)
     assert letter in output
+
+
+@pytest.mark.usefixtures("letter")
+def test_a_table_that_is_shown_on_a_terminal_is_harmless(
+    queue: RedisTaskQueue, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert export(queue.dead.iterate(), Format.CSV, None) == 1
+    output = capsys.readouterr().out
+    assert is_harmless(output.replace("\r\n", "\n"))
+    assert MARKUP in output
 
 
 def test_every_payload_can_be_exported(penstock: Command, as_json: Callable[..., Any], letter: str) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,15 +34,17 @@ def start(redis_url: str) -> Iterator[Start]:
     def run(*words: str, cwd: Path = ROOT, url: str = redis_url) -> Process:
         command = [sys.executable, "-m", "penstock", *words, "--url", url]
         # A group of its own, to which the tests can send what a terminal sends.
-        processes.append(subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True, process_group=0))
+        pipe = subprocess.PIPE
+        processes.append(subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, process_group=0))
         return processes[-1]
 
     yield run
     for process in processes:
         process.kill()
         process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
+        for said in (process.stdout, process.stderr):
+            if said is not None:
+                said.close()
 
 
 def result(queue: RedisTaskQueue, task: Task) -> object:
@@ -61,8 +64,8 @@ def test_a_burst_does_what_is_there_and_ends(queue: RedisTaskQueue, start: Start
     worker = start("worker", "tests.cli.jobs:handlers", "--burst", "--concurrency", "4")
     assert worker.wait(PATIENCE_S) == 0
     assert {result(queue, task) for task in tasks} == {worker.pid}
-    assert worker.stderr is not None
-    assert "20 done" in worker.stderr.read()
+    assert worker.stdout is not None
+    assert "20 done" in worker.stdout.read()
 
 
 @pytest.mark.parametrize(
@@ -105,48 +108,91 @@ STARTED, ENDED = "worker of queue", "ended ("
 
 def lines(process: Process, text: str, count: int) -> list[str]:
     """Read what a process says until that many lines have the text."""
-    assert process.stderr is not None
+    assert process.stdout is not None
     found: list[str] = []
     while sum(text in line for line in found) < count:
-        line = process.stderr.readline()
+        line = process.stdout.readline()
         assert line, f"it ended: {found}"
         found.append(line)
     return found
 
 
 def check_quiet_end(process: Process, before: Sequence[str] = (), *, code: int = 0) -> list[str]:
-    """Wait for the end of a supervisor; nothing but the usual lines may have been said. Return them."""
+    """Wait for the end of a supervisor, which has said the usual lines and complained of nothing. Return the lines."""
+    assert process.stdout is not None
     assert process.stderr is not None
-    said = [*before, *process.stderr.read().splitlines()]
-    assert process.wait(PATIENCE_S) == code, said
+    said = [*before, *process.stdout.read().splitlines()]
+    assert (process.wait(PATIENCE_S), process.stderr.read()) == (code, ""), said
     assert not [line for line in said if not (STARTED in line or ENDED in line or "changed: the workers" in line)]
     return said
 
 
-def test_a_burst_of_several_processes_ends(queue: RedisTaskQueue, start: Start) -> None:
-    tasks = [send(queue) for _ in range(20)]
-    said = check_quiet_end(start(*JOBS, "-p2", "--burst"))
-    assert sum(STARTED in line for line in said) == 2
+def end_by_burst(start: Start, queue: RedisTaskQueue, folder: Path) -> None:
+    tasks = [send(queue, "say") for _ in range(20)]
+    said = check_quiet_end(start(*SAY, "--burst", cwd=folder))
+    assert sum(STARTED in line for line in said) == 4
     assert all(result(queue, task) for task in tasks)
 
 
-@pytest.mark.usefixtures("queue")
-def test_a_process_whose_time_is_up_is_followed_by_another(start: Start) -> None:
-    supervisor = start(*JOBS, "-p", "2", "--max-uptime", "100ms")
-    said = lines(supervisor, STARTED, 3)
+def end_by_uptime(start: Start, queue: RedisTaskQueue, folder: Path) -> None:
+    supervisor = start(*SAY, "--max-uptime", "100ms", cwd=folder)
+    said = lines(supervisor, STARTED, 5)
     supervisor.send_signal(signal.SIGTERM)
     said = check_quiet_end(supervisor, said)
     assert sum("ended (uptime)" in line for line in said) >= 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.usefixtures("queue")
-def test_supervised_processes_end_without_a_complaint(start: Start, number: signal.Signals) -> None:
-    supervisor = start(*JOBS, "-p", "2")
-    said = lines(supervisor, STARTED, 2)
+def end_by_reload(start: Start, queue: RedisTaskQueue, folder: Path) -> None:
+    supervisor = start(*SAY, "--watch", cwd=folder)
+    assert result(queue, send(queue, "say")) == 1
+    write_handler(folder, 2)
+    eventually(lambda: result(queue, send(queue, "say")) == 2, "the new code runs", PATIENCE_S)
+    supervisor.send_signal(signal.SIGTERM)
+    said = check_quiet_end(supervisor)
+    assert sum("changed: the workers" in line for line in said) >= 1
+
+
+def end_by_signal(number: signal.Signals, start: Start, queue: RedisTaskQueue, folder: Path) -> None:
+    supervisor = start(*SAY, cwd=folder)
+    said = lines(supervisor, STARTED, 4)
     os.killpg(supervisor.pid, number)  # as a terminal does for Ctrl-C
     said = check_quiet_end(supervisor, said)
-    assert sum("ended (stopped)" in line for line in said) == 2
+    assert sum("ended (stopped)" in line for line in said) == 4
+
+
+SAY = ("worker", "watched_jobs:handlers", "-p", "4")
+WAYS = {
+    "burst": end_by_burst,
+    "uptime": end_by_uptime,
+    "reload": end_by_reload,
+    "SIGTERM": partial(end_by_signal, signal.SIGTERM),
+    "Ctrl-C": partial(end_by_signal, signal.SIGINT),
+}
+
+
+def write_handler(folder: Path, answer: int) -> None:
+    (folder / "watched_jobs.py").write_text(
+        "from penstock.tasks import Handlers\n"
+        f"handlers = Handlers()\n@handlers.task('say')\ndef say(task): return {answer}\n"
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_supervised_processes_end_without_a_complaint(
+    way: str, queue: RedisTaskQueue, start: Start, tmp_path: Path
+) -> None:
+    write_handler(tmp_path, 1)
+    WAYS[way](start, queue, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(10))
+@pytest.mark.parametrize("way", WAYS)
+def test_supervised_processes_end_without_a_complaint_every_time(
+    way: str, turn: int, queue: RedisTaskQueue, start: Start, tmp_path: Path
+) -> None:
+    write_handler(tmp_path, 1)
+    WAYS[way](start, queue, tmp_path)
 
 
 def test_a_signal_to_every_process_of_a_service_lets_handlers_end(
@@ -203,21 +249,6 @@ def _is_alive(pid: object) -> bool:
     return status.exists() and "\nState:\tZ" not in status.read_text()
 
 
-def test_a_change_of_a_file_starts_the_workers_anew(queue: RedisTaskQueue, start: Start, tmp_path: Path) -> None:
-    text = (
-        "from penstock.tasks import Handlers\nhandlers = Handlers()\n@handlers.task('say')\ndef say(task): return {}\n"
-    )
-    path = tmp_path / "watched_jobs.py"
-    path.write_text(text.format(1))
-    supervisor = start("worker", "watched_jobs:handlers", "--watch", cwd=tmp_path)
-    assert result(queue, send(queue, "say")) == 1
-    path.write_text(text.format(2))
-    eventually(lambda: result(queue, send(queue, "say")) == 2, "the new code runs", PATIENCE_S)
-    supervisor.send_signal(signal.SIGTERM)
-    said = check_quiet_end(supervisor)
-    assert sum("changed: the workers" in line for line in said) >= 1
-
-
 def test_numbers_are_served_to_prometheus(queue: RedisTaskQueue, start: Start) -> None:
     queue.enqueue(Task(kind="other"))
     dead = send(queue, "other")
@@ -245,8 +276,8 @@ def test_numbers_are_served_to_prometheus(queue: RedisTaskQueue, start: Start) -
 
 
 def _port(process: Process) -> int:
-    assert process.stderr is not None
-    for line in process.stderr:
+    assert process.stdout is not None
+    for line in process.stdout:
         if found := re.search(r"on port (\d+)", line):
             return int(found[1])
     raise AssertionError("no port was told")

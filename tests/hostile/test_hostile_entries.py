@@ -25,7 +25,7 @@ def test_a_seed_gives_the_same_entries_and_every_kind() -> None:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_tools_take_hostile_dead_letters(tool: str, redis_url: str, raw: redis.Redis) -> None:
     kinds = [kind for kind in KINDS if kind not in RED.get(tool, {})]
-    assert TOOLS[tool](redis_url, raw, SEED, 2 * len(kinds), kinds) == []
+    assert TOOLS[tool](redis_url, raw, SEED, ENTRIES, kinds) == []
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -6,15 +6,19 @@ import asyncio
 import io
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import redis
 
 from penstock.sync import DeadLetters, StreamClient
 from penstock.sync.tasks import RedisTaskQueue
 from penstock.testing.hostile import KINDS, HostileEntry, hostile_entries
+from tests.hostile.history import dead_lettered
 from tests.hostile.readers import strange_tasks
 
 _ABOUT = [b"dlq_reason", b"fatal", b"dlq_source", b"orders", b"dlq_id", b"1-1", b"dlq_group", b"g"]
@@ -104,11 +108,64 @@ def spark_source(url: str, raw: redis.Redis, seed: int, count: int, kinds: Itera
     return complaints.found
 
 
+def pipeline_tasks(url: str, raw: redis.Redis, seed: int, count: int, kinds: Iterable[str] = KINDS) -> list[str]:
+    """What the tasks of a pipeline do with entries: read, decode, pass good rows on, dead-letter the others."""
+    import pyarrow as pa
+
+    from penstock.spark.payload import PayloadFormat
+    from penstock.spark.pipeline.dead_letters import DeadLetterDesk
+    from penstock.spark.pipeline.intake import Intake
+    from penstock.spark.pipeline.source import WHY_CORRUPT
+    from penstock.spark.reading.batch_reader import BatchReader
+    from penstock.spark.reading.options import SourceOptions
+    from penstock.spark.reading.rows import RowBuilder
+
+    complaints, bad = _Complaints(), list[str]()
+    for number, entry in enumerate(hostile_entries(seed, count, kinds=kinds)):
+        raw.xadd("orders", {"data": f'{{"n": {number}}}'})
+        bad.append(raw.execute_command("XADD", "orders", *entry.words).decode())
+    texts = [(name, pa.string()) for name in ("stream", "id", WHY_CORRUPT)]
+    schema = pa.schema([*texts, ("data", pa.binary()), ("n", pa.int64())])
+    payload = PayloadFormat("json", pa.schema([pa.field("n", pa.int64(), nullable=False)]), reason_column=WHY_CORRUPT)
+    reader = BatchReader(SourceOptions.parse({"url": url, "streams": "orders"}), RowBuilder(schema, payload))
+    with StreamClient.from_url(url) as client:
+        office = _Office(DeadLetterDesk(client, "shop", lambda _: "batch 1"))
+
+        def rows() -> Counter[int]:
+            batches = (batch for part in reader.partitions() for batch in reader.read(part))
+            passed = Intake(office, ("n",))(batches)  # type: ignore[arg-type]
+            return Counter(n for batch in passed for n in batch.column("n").to_pylist())
+
+        for _ in range(2):  # a batch may be repeated
+            found = complaints.of("rows", rows) or Counter[int]()
+            taken = found.pop(-1, 0)  # hostile entries whose payload is whole
+            complaints.of("good rows", lambda found=found: _equal(found, Counter(range(count))))  # type: ignore[misc]
+            dead = dead_lettered(raw, "orders_dlq")
+            complaints.of("dead twice", lambda dead=dead: _equal(max(dead.values(), default=1), 1))  # type: ignore[misc]
+            complaints.of("others dead", lambda dead=dead: _equal(set(dead) <= set(bad), True))  # type: ignore[misc]
+            complaints.of(
+                "every bad one has a fate",
+                lambda dead=dead, taken=taken: _equal(len(dead) + taken, len(bad)),  # type: ignore[misc]
+            )
+    return complaints.found
+
+
+@dataclass(frozen=True)
+class _Office:
+    """Opens the desk that a task of Spark would be given."""
+
+    desk: Any
+
+    def open(self) -> Any:
+        return self.desk
+
+
 TOOLS: dict[str, Callable[..., list[str]]] = {
     "dead letters of streams": dead_stream,
     "dead letters of tasks": dead_tasks,
     "command line": command_line,
     "spark source": spark_source,
+    "tasks of a pipeline": pipeline_tasks,
 }
 
 

@@ -113,6 +113,7 @@ async def test_the_last_chance_that_ends_in_silence_ends_in_the_dead_letters(
     assert await take(queue) is None
     (letter,) = records(raw, DEAD_LETTERS)
     assert (letter["dlq_reason"], letter["dlq_attempts"]) == (b"max_deliveries", b"2")
+    assert (letter["dlq_error"], b"in attempt 2" in letter["dlq_error_text"]) == (b"WorkerDied", True)
     assert pending(raw) == {}
     assert await queue.publish("a")  # the producer's retry is not swallowed
 

@@ -48,6 +48,17 @@ async def test_no_script_reads_more_than_a_few_large_entries_to_count_them(
     assert scripts(raw) - before >= 40 / FEW
 
 
+async def test_the_first_large_entries_behind_small_ones_are_few(raw: redis.Redis, group: ConsumerGroup) -> None:
+    for _ in range(5):
+        add(raw, 1, b"small")
+        add(raw, 8, LARGE)
+    raw.xtrim(STREAM, maxlen=44, approximate=False)
+    read_as(raw, "someone", 1)
+    before = scripts(raw)
+    assert (await group.lag()).count == 43
+    assert scripts(raw) - before >= 43 / 4
+
+
 async def test_small_entries_are_counted_by_few_scripts(raw: redis.Redis, group: ConsumerGroup) -> None:
     add(raw, 8_010, b"small")
     read_as(raw, "someone", 10)
@@ -143,3 +154,30 @@ async def test_renewing_leases_does_not_read_what_is_held(client: StreamClient, 
     raw.xdel(STREAM, held[5])
     await commands.begin([(entry_id, 1, 1) for entry_id in held])
     assert pending_ids(raw) == held
+
+
+async def test_no_script_hands_out_more_than_a_few_large_entries_again(client: StreamClient, raw: redis.Redis) -> None:
+    await ConsumerGroup(client, STREAM, GROUP).ensure()
+    add(raw, 20, LARGE)
+    held = read_as(raw, "someone")
+    commands = GroupCommands(client, client.keys(STREAM), GROUP, "me", "graveyard")
+    cursor, recovered = "-", list[str]()
+    while True:
+        cursor, claims, missing = await commands.recover(0, 100, cursor, 1_000)
+        recovered += [claim.id for claim in claims]
+        assert (len(claims) <= FEW, missing) == (True, [])
+        if not claims:
+            break
+    assert recovered == held
+    before = scripts(raw)
+    claims, missing = await commands.take([*held, "1-1"], is_own_read=True)
+    assert ([claim.id for claim in claims], missing) == (held, [])
+    assert scripts(raw) - before >= 20 / FEW
+    await commands.park([Parking(entry_id, 0, 1, 1) for entry_id in held])
+    due = list[str]()
+    while len(due) < 20:
+        wait_ms, claims, _ = await commands.take_due(100)
+        due += [claim.id for claim in claims]
+        assert len(claims) <= FEW
+        assert (wait_ms is None) == (len(due) == 20), "until all are handed out, the next one is due"
+    assert due == held

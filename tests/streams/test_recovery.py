@@ -173,7 +173,8 @@ async def test_poison_anywhere_among_300_pending_entries_is_found(
         await eventually(lambda: consumer.metrics().total_acked + consumer.metrics().total_dlq == 300)
     letters = await DeadLetters(client, STREAM).list(1_000)
     assert {letter.source_id for letter in letters} == {ids[place] for place in places}
-    assert {letter.reason for letter in letters} == {"max_deliveries"}
+    assert {(letter.reason, letter.error) for letter in letters} == {("max_deliveries", "WorkerDied")}
+    assert "in attempt 3" in letters[0].error_text
     assert sorted(handler.seen) == [n for n in range(300) if n not in places]
     assert pending_ids(raw) == []
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import redis
 
-from penstock.tasks import RedisTaskQueue, Task
+from penstock.tasks import RedisTaskQueue, StubQueue, Task, TaskQueue
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
 
-async def give_up(queue: RedisTaskQueue, count: int) -> list[str]:
+async def give_up(queue: TaskQueue, count: int) -> list[str]:
     ids = []
     for number in range(count):
         task = Task(kind="print", payload={"page": number}, unique=f"page {number}")
@@ -69,3 +71,17 @@ async def test_what_is_too_old_goes_though_no_task_dies(redis_url: str, raw: red
     async with RedisTaskQueue(redis_url, "jobs") as queue:
         await queue.trim()
         assert await queue.dead.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"), [({"max_count": 3}, 3), ({"max_age_s": 4.5}, 5), ({"max_bytes": 1}, 1), ("none", 8)]
+)
+async def test_a_queue_in_memory_keeps_the_newest_too(limits: object, kept: int) -> None:
+    moments = itertools.count(1_000)
+    queue = StubQueue(dead_letter_limits=limits, now=lambda: moment)  # type: ignore[arg-type]
+    ids = list[str]()
+    for _ in range(8):
+        moment = next(moments)
+        ids += await give_up(queue, 1)
+    assert [letter.task_id for letter in queue.dead] == ids[8 - kept :]
+    assert len({letter.id for letter in queue.dead}) == kept

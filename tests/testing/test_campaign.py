@@ -11,8 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import redis
 
-from campaign import faults
+from campaign import faults, state
 from campaign.checker import State, Verdict, judge
 from campaign.journal import FAULTS_FILE, HELD_FILE, InFlight, Window
 from campaign.machine import ours_s
@@ -228,3 +229,17 @@ def test_the_page_names_every_scenario_and_every_fault() -> None:
     kinds = [name for name in vars(faults) if getattr(getattr(faults, name), "__module__", "") == faults.__name__]
     public = {name for name in kinds if not name.startswith("_")} - {"survives_a_full_disk"}
     assert {name for name in {*SCENARIOS, *public} if f"`{name}`" not in page} == set()
+
+
+def test_an_owner_has_the_next_message_of_each_of_its_streams_in_hand(raw: redis.Redis) -> None:
+    first, second, third = (raw.xadd("svc-session-1", {"data": f'{{"n": {n}}}'}) for n in (1, 2, 3))
+    raw.xadd("svc-session-2", {"data": '{"n": 4}'})
+    raw.xadd("svc-session-3", {"data": '{"n": 5}'})
+    raw.hset("{svc-session-1}:balancer:svc", "position", first)
+    for stream, owner in (("svc-session-1", "w1"), ("svc-session-2", "w1"), ("svc-session-3", "w10")):
+        raw.set(f"{stream}<MUTEX_KEY_SEP>1-0", f"redis-consumer-{owner}")
+    assert state.sessions_held_by(raw, "svc", "w1") == {"2", "4"}
+    assert state.sessions_held_by(raw, "svc", "w2") == set()
+    raw.hset("{svc-session-1}:balancer:svc", "position", third)
+    assert second < third
+    assert state.sessions_held_by(raw, "svc", "w1") == {"4"}

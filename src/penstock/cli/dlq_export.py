@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.cli.shown import plain, to_json
+from penstock.cli.shown import plain, shown_lines, to_json
 from penstock.errors import ConfigurationError
 from penstock.tasks.listed import DeadTask
 
@@ -64,14 +64,16 @@ def _opened(path: Path | None) -> Iterator[TextIO]:
 
 
 def _csv(letters: Iterable[DeadTask], path: Path | None) -> int:
-    count = 0
+    count, is_looked_at = 0, path is None and sys.stdout.isatty()
     with _opened(path) as file:
         table = csv.writer(file)
         table.writerow(COLUMNS)
         for letter in letters:
             row = as_row(letter)
             row["payload"] = to_json(row["payload"])
-            table.writerow([harmless(row[name]) for name in COLUMNS])
+            cells = [harmless(row[name]) for name in COLUMNS]
+            # Programs and files get the cells as they are; a terminal would carry out what is in them.
+            table.writerow([shown_lines(cell) if is_looked_at and isinstance(cell, str) else cell for cell in cells])
             count += 1
     return count
 

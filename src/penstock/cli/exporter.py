@@ -26,7 +26,7 @@ def exporter(
         opened = [stack.enter_context(open_queue(url, name)) for name in queues or ["penstock"]]
         server, thread = serve(host, port, QueueCollector(opened))
         stack.callback(SignalWatch.subscribe(stop.set))
-        typer.echo(f"metrics of {', '.join(queue.name for queue in opened)} on port {server.server_port}", err=True)
+        typer.echo(f"metrics of {', '.join(queue.name for queue in opened)} on port {server.server_port}")
         while not stop.wait(1.0):
             pass
         server.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,7 +76,7 @@ def worker(
     port = metrics_port + (number or 0) if metrics_port else metrics_port
     place = None if port is None else (metrics_host, port)
     report = asyncio.run(_work(table, loaded, place, options, is_supervised=number is not None))
-    typer.echo(_told(report), err=True)
+    typer.echo(_told(report))
     if report.reason == "uptime" and number is not None:
         raise typer.Exit(supervisor.ENOUGH)
 
@@ -83,13 +84,12 @@ def worker(
 def _supervise(processes: int, watched: Path | None, *, is_burst: bool, grace_s: float) -> None:
     # The same words, so that no option can be forgotten here; a process that is supervised starts no others.
     command = [sys.executable, "-m", "penstock", *sys.argv[1:]]
-    made = supervisor.Supervisor(processes, command, _tell, grace_s=grace_s, is_burst=is_burst, watched=watched)
+    made = supervisor.Supervisor(
+        processes, command, typer.echo, partial(typer.echo, err=True),
+        grace_s=grace_s, is_burst=is_burst, watched=watched,
+    )  # fmt: skip
     if not made.run():
         raise typer.Exit(1)
-
-
-def _tell(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 async def _work(
@@ -110,8 +110,8 @@ async def _work(
             from penstock.cli.task_metrics import WorkerCollector, serve
 
             server, _ = serve(*metrics, WorkerCollector(made.tally))
-            typer.echo(f"metrics on port {server.server_port}", err=True)
-        typer.echo(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}", err=True)
+            typer.echo(f"metrics on port {server.server_port}")
+        typer.echo(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}")
         return await made.run()
 
 

@@ -14,7 +14,7 @@ from penstock.counters import Tally
 from penstock.delivery.dead_letters import DeadLetterWriter
 from penstock.delivery.decoding import Decoder, Rejected
 from penstock.delivery.group_commands import GroupCommands, Parking
-from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory
+from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory, WorkerDied
 from penstock.events import Emit, EventName
 from penstock.model import StreamMessage
 from penstock.policy import Reason, Retry, before_run
@@ -61,7 +61,7 @@ class Delivery(msgspec.Struct, eq=False):
             if verdict is None:
                 admitted.append(message)
             else:
-                await self.dead_letter(message, verdict.reason, None)
+                await self.dead_letter(message, verdict.reason, WorkerDied.in_attempt(message.attempts))
         self.messages = admitted
         if not admitted:
             return False

@@ -236,9 +236,13 @@ class GroupCommands:
 
         `is_own_read` tells that they are not those of an earlier process of this name.
         """
-        args: list[str | int] = [self.group, self.consumer, int(is_own_read), *wanted]
-        claims, missing = await self._client.run("streams/take", self._claim_keys, args, Repeat.IDEMPOTENT)
-        return _claims(claims), _texts(missing)
+        found, gone, left = list[Redelivery](), list[str](), wanted
+        while left:  # of large messages a call takes a few
+            args: list[str | int] = [self.group, self.consumer, int(is_own_read), *left]
+            reply = await self._client.run("streams/take", self._claim_keys, args, Repeat.IDEMPOTENT)
+            claims, missing, looked = reply
+            found, gone, left = [*found, *_claims(claims)], [*gone, *_texts(missing)], left[looked:]
+        return found, gone
 
     # --- the name -----------------------------------------------------------------------------------
 

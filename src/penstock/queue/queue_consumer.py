@@ -23,7 +23,7 @@ from penstock.delivery.dead_letters import DeadLetterWriter
 from penstock.delivery.group import ConsumerGroup
 from penstock.delivery.group_commands import Parking, Redelivery
 from penstock.delivery.janitor import Janitor
-from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError
+from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError, WorkerDied
 from penstock.events import EventName
 from penstock.policy import Limits, Reason, before_run, unreadable
 from penstock.protection import payload_of
@@ -208,7 +208,7 @@ class QueueConsumer:
             delivery = self._delivery(slot, found.id, found.fields, deliveries, attempts)
             verdict = before_run(deliveries, attempts, None, 0, self.settings.limits)
             if verdict is not None:
-                await self._give_up(delivery, verdict.reason, None)
+                await self._give_up(delivery, verdict.reason, WorkerDied.in_attempt(attempts))
             elif await slot.begin(found.id, deliveries, attempts):
                 delivery.deliveries, delivery.attempts = deliveries + 1, attempts + 1
                 return await self._hand_out(delivery, is_again=True)

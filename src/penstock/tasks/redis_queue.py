@@ -261,8 +261,8 @@ class RedisTaskQueue:
 
     async def give_back_permit(self, task: Task, limits: Limits) -> None:
         """Let the next task begin in the place of one that has ended."""
-        if await self._admission.give_back(task, limits):
-            await self._reader.look_soon()
+        for lane in await self._admission.give_back(task, limits):
+            await self._reader.due_soon(lane, 0)
 
     @contextmanager
     def renewing(self, heartbeat_interval_ms: int | None = None) -> Iterator[None]:
@@ -281,7 +281,12 @@ class RedisTaskQueue:
     def _lost(self, keys: StreamKeys, entry_ids: list[str]) -> None:
         tasks = self._in_flight.lose(keys, entry_ids)
         if tasks:
-            logger.warning("%d task(s) belong to another worker now, the first is %s", len(tasks), tasks[0].task.id)
+            logger.warning(
+                "%d task(s) of %s belong to another worker now, the first is %s",
+                len(tasks),
+                self.name,
+                tasks[0].task.id,
+            )
             self._emit(EventName.LEASE_LOST, ids=[held.task.id for held in tasks])
 
     # --- results ------------------------------------------------------------------------------------
@@ -323,7 +328,12 @@ class RedisTaskQueue:
             await self._reader.due_soon(store.lane, 0)
             self._emit(EventName.RECLAIMED, count=freed)
         if dead:
-            logger.warning("%d task(s) were given up after their workers died, the first is %s", len(dead), dead[0])
+            logger.warning(
+                "%d task(s) of %s were given up after their workers died, the first is %s",
+                len(dead),
+                self.name,
+                dead[0],
+            )
             for task_id in dead:
                 self._emit(EventName.DEAD_LETTERED, id=task_id, reason="max_deliveries", error="")
         return freed

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
 from penstock import task as values
+from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError
 from penstock.runtime.aio import Event
@@ -26,6 +27,7 @@ from penstock.tasks.lanes import LOWEST_FIRST_EVERY, PRIORITIES, TaskFilter
 from penstock.tasks.listed import DeadTask, InHand
 
 _ASKS_AGAIN_S = 0.02
+_LIMITS_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class StubQueue:
         now: Callable[[], float] = time.time,
         max_payload_bytes: int = DEFAULT_MAX_BYTES,
         max_payload_depth: int = DEFAULT_MAX_DEPTH,
+        dead_letter_limits: DeadLetterLimits | Mapping[str, Any] | str | None = None,
     ) -> None:
         limits = PayloadLimits(max_payload_bytes, max_payload_depth)
         self.encode_task: Callable[[Task], bytes] = lambda task: values.encode_task(task, limits)
@@ -63,6 +66,8 @@ class StubQueue:
         self._unique: dict[str, str] = {}
         self._results: dict[str, Result] = {}
         self.dead: list[DeadTask] = []
+        self._dead_letter_limits = DeadLetterLimits.of(dead_letter_limits)
+        self._given_up, self._limited_s = 0, 0.0  # since when the dead letters are within their limits
         self._waiters: list[Event] = []
         self._turn = 0
         self._permits: dict[str, set[str]] = {}  # of each limit, the tasks that run within it
@@ -211,18 +216,30 @@ class StubQueue:
         entry = self._settle(task_id)
         assert entry is not None
         task = entry.task
-        number = len(self.dead) + 1
+        self._given_up += 1
         letter = DeadTask(
-            f"0-{number}", task_id, task.kind, reason, error, text, entry.runs, int(self._now() * 1000),
+            f"0-{self._given_up}", task_id, task.kind, reason, error, text, entry.runs, int(self._now() * 1000),
             f"{self.name}.tasks", self.consumer, 0, values.encode(task), traceback=traceback[-MAX_TRACEBACK:],
         )  # fmt: skip
         self.dead.append(letter)
+        if self._given_up % self._dead_letter_limits.together == 0 or self._now() >= self._limited_s + _LIMITS_EVERY_S:
+            self._limit_dead_letters()
         cause = f"{error}: {text}" if error else text
         result = Result(
             task_id=task_id, kind=task.kind, status=Status.ERROR, error=cause, attempts=entry.runs,
             traceback=traceback or None,
         )  # fmt: skip
         self._results.setdefault(task_id, result)
+
+    def _limit_dead_letters(self) -> None:
+        now_ms, size, gone = self._now() * 1000, sum(len(letter.data) for letter in self.dead), 0
+        for place, letter in enumerate(self.dead[:-1]):  # the newest stays, however large it is
+            age_ms = now_ms - letter.dead_at_ms
+            if not self._dead_letter_limits.are_exceeded(len(self.dead) - place, age_ms, size):
+                break
+            size, gone = size - len(letter.data), place + 1
+        del self.dead[:gone]
+        self._limited_s = self._now()
 
     async def extend(self, task_id: str) -> bool:
         """Renew the lease of a task; False = it is in nobody's hands."""

@@ -334,11 +334,6 @@ class TaskReader:
         """Take note that a task will be due, and let no read wait longer than that."""
         await self._reads.due_soon(lane, delay_s)
 
-    async def look_soon(self) -> None:
-        """Take note that a task of any lane may be due now."""
-        for store in await self._lanes.all():
-            await self.due_soon(store.lane, 0)
-
     async def wake(self) -> None:
         """Let reads that block return now."""
         self._wakes += 1

@@ -108,6 +108,7 @@ def test_the_last_chance_that_ends_in_silence_ends_in_the_dead_letters(
     assert take(queue) is None
     (letter,) = records(raw, DEAD_LETTERS)
     assert (letter["dlq_reason"], letter["dlq_attempts"]) == (b"max_deliveries", b"2")
+    assert (letter["dlq_error"], b"in attempt 2" in letter["dlq_error_text"]) == (b"WorkerDied", True)
     assert pending(raw) == {}
     assert queue.publish("a")  # the producer's retry is not swallowed
 

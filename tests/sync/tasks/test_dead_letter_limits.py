@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import redis
 
-from penstock.sync.tasks import RedisTaskQueue, Task
+from penstock.sync.tasks import RedisTaskQueue, StubQueue, Task, TaskQueue
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
 
-def give_up(queue: RedisTaskQueue, count: int) -> list[str]:
+def give_up(queue: TaskQueue, count: int) -> list[str]:
     ids = []
     for number in range(count):
         task = Task(kind="print", payload={"page": number}, unique=f"page {number}")
@@ -70,3 +72,17 @@ def test_what_is_too_old_goes_though_no_task_dies(redis_url: str, raw: redis.Red
     with RedisTaskQueue(redis_url, "jobs") as queue:
         queue.trim()
         assert queue.dead.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"), [({"max_count": 3}, 3), ({"max_age_s": 4.5}, 5), ({"max_bytes": 1}, 1), ("none", 8)]
+)
+def test_a_queue_in_memory_keeps_the_newest_too(limits: object, kept: int) -> None:
+    moments = itertools.count(1_000)
+    queue = StubQueue(dead_letter_limits=limits, now=lambda: moment)  # type: ignore[arg-type]
+    ids = list[str]()
+    for _ in range(8):
+        moment = next(moments)
+        ids += give_up(queue, 1)
+    assert [letter.task_id for letter in queue.dead] == ids[8 - kept :]
+    assert len({letter.id for letter in queue.dead}) == kept

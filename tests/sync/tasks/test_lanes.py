@@ -9,6 +9,7 @@ import redis
 from penstock.sync.tasks import Handlers, Limits, RedisTaskQueue
 from penstock.sync.testing.task_queue_contract import in_first_run
 from penstock.task import Priority, Result, Task
+from tests.helpers.commandstats import calls
 from tests.helpers.threads import DEADLINE_S, join, start
 from tests.sync.tasks.stage import quick
 
@@ -155,3 +156,32 @@ def test_a_burst_passes_over_what_others_must_do(queue: RedisTaskQueue, raw: red
     queue.enqueue(Task(kind="render", id="wanted"))
     report = quick(queue, handlers, burst=True, concurrency=2).run()
     assert (report.reason, seen) == ("burst", ["wanted"])
+
+
+def test_no_script_hands_out_moves_or_promotes_more_than_a_few_large_tasks(
+    queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    def scripts() -> int:
+        return calls(raw, "evalsha") + calls(raw, "eval")
+
+    payload = {"text": "x" * 300_000}
+    first = [Task(kind="mail", payload=payload) for _ in range(20)]
+    queue.enqueue_many(first)
+    found = queue.pop_many(20)
+    assert len(found) <= 3
+    while len(found) < 20:
+        found += queue.pop_many(20)
+    assert [task.id for task in found] == [task.id for task in first]
+    tasks = [Task(kind="render", payload=payload) for _ in range(20)]
+    queue.enqueue_many(tasks)
+    before = scripts()
+    assert queue.pop_many(20, kinds={"mail"}, block=False) == []
+    assert raw.xlen("jobs.tasks.normal:kind=render") == 20
+    assert scripts() - before >= 20 / 2
+    later = [Task(kind="mail", payload=payload) for _ in range(20)]
+    queue.enqueue_many(later, delay=0.001)
+    before, found = scripts(), []
+    while len(found) < 20:
+        found += queue.pop_many(20, kinds={"mail"})
+    assert {task.id for task in found} == {task.id for task in later}
+    assert scripts() - before >= 20 / 2

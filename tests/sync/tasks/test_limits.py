@@ -13,7 +13,9 @@ import redis
 
 from penstock.errors import ConfigurationError
 from penstock.sync.tasks import CronRule, Handlers, Limits, Rate, RedisTaskQueue, Schedule, StubQueue, TaskQueue
+from penstock.sync.tasks.blocking_reads import BlockingReads
 from penstock.task import Task
+from penstock.tasks.lanes import Lane
 from tests.helpers.threads import DEADLINE_S, Event, eventually, pause, wait_for
 from tests.sync.tasks.stage import quick, running
 
@@ -194,3 +196,28 @@ def test_the_next_task_of_a_schedule_waits_in_the_queue(queues: list[TaskQueue])
     assert task.id == f"cron.report.{datetime.now(UTC).year + 1}0101T000000Z"
     with pytest.raises(ConfigurationError, match="two schedules"):
         handlers.schedule("@daily", "report")
+
+
+def test_a_permit_that_is_given_back_wakes_the_lane_of_the_next_task_alone(
+    redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sync.tasks.lane_store.LOOK_EVERY_S", -1.0)  # every pop looks which lanes there are
+    limits, woken = Limits(max_concurrency=1), list[str]()
+    with RedisTaskQueue(redis_url, "jobs") as queue:
+        for n in range(20):  # a lane each: anybody may write tasks of kinds that nobody knows
+            queue.enqueue(Task(kind=f"unknown-{n}"))
+        queue.pop_many(20, kinds={"few"}, block=False)
+        assert len(list(raw.scan_iter("jobs.tasks*"))) > 20
+        queue.enqueue_many([Task(kind="few"), Task(kind="few")])
+        first, second = queue.pop_many(2, kinds={"few"})
+        assert [queue.admit(task, limits) for task in (first, second)] == [True, False]
+        due_soon = BlockingReads.due_soon
+
+        def noted(self: BlockingReads, lane: Lane, delay_s: float) -> None:
+            woken.append(lane.name)
+            due_soon(self, lane, delay_s)
+
+        monkeypatch.setattr(BlockingReads, "due_soon", noted)
+        queue.give_back_permit(first, limits)
+        assert woken == ["normal"]
+        assert [task.id for task in queue.pop_many(1, kinds={"few"})] == [second.id]

@@ -234,7 +234,8 @@ def test_no_script_reads_more_than_a_few_large_tasks_to_free_them(
     queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
 ) -> None:
     queue.enqueue_many([Task(kind="render", payload={"data": "x" * 300_000}) for _ in range(20)])
-    queue.pop_many(20)
+    while len(queue.list_pending()) < 20:
+        queue.pop_many(20)
     before = calls(raw, "evalsha") + calls(raw, "eval")
     assert eventually(lambda: other.requeue_orphans(1, 50)) == 20
     assert calls(raw, "evalsha") + calls(raw, "eval") - before >= 10
@@ -452,6 +453,8 @@ def test_a_queue_tells_of_tasks_whose_holders_were_silent(redis_url: str, other:
         assert queue.requeue_orphans(idle_ms=0) == 1
         assert other.pop(timeout=DEADLINE_S) is not None
         assert queue.requeue_orphans(idle_ms=0) == 0
+        [letter] = [letter for letter in queue.dead.iterate()]
+        assert (letter.error, "in attempt 2" in letter.error_text) == ("WorkerDied", True)
     assert [(str(event.name), dict(event.fields)) for event in events] == [
         ("reclaimed", {"count": 1}),
         ("dead_lettered", {"id": task.id, "reason": "max_deliveries", "error": ""}),

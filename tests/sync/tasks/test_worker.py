@@ -239,10 +239,10 @@ def test_a_failure_is_logged_with_its_traceback_which_the_result_has_too(
     assert result.traceback is not None
     assert 'task.payload["address"]' in result.traceback
     logged = [record for record in caplog.records if record.exc_info]
-    assert [(record.levelname, record.task_id, record.attempt) for record in logged] == [  # type: ignore[attr-defined]
-        ("WARNING", task.id, 1),
-        ("ERROR", task.id, 2),
-    ]
+    name = queue.name  # type: ignore[attr-defined]
+    told = [tuple(vars(record)[key] for key in ("levelname", "stream", "group", "id", "attempt")) for record in logged]
+    assert told == [("WARNING", name, name, task.id, 1), ("ERROR", name, name, task.id, 2)]
+    assert logged[0].getMessage().startswith(f"the handler of {name} failed for task {task.id} (ship) in attempt 1: ")
 
 
 def test_a_snooze_burns_no_attempt(queue: TaskQueue, redis_url: str) -> None:

@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, WorkerDied
 from penstock.policy import Reason
 from penstock.spark.pipeline.dead_letters import DeadLetterDesk, Fate
 
 _DONE = 0
-
-
-class WorkerDied(PenstockError):
-    """The Python worker of a task ended, more than once, while a handler had this message."""
 
 
 class Begun:

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.config import ConsumerConfig
 from penstock.counters import Tally
-from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory
+from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory, WorkerDied
 from penstock.events import Emit, EventName
 from penstock.model import StreamMessage
 from penstock.policy import Reason, Retry, before_run
@@ -62,7 +62,7 @@ class Delivery(msgspec.Struct, eq=False):
             if verdict is None:
                 admitted.append(message)
             else:
-                self.dead_letter(message, verdict.reason, None)
+                self.dead_letter(message, verdict.reason, WorkerDied.in_attempt(message.attempts))
         self.messages = admitted
         if not admitted:
             return False

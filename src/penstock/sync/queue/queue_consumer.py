@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from penstock import envelope
 from penstock.config import ConsumerConfig
-from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError
+from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError, WorkerDied
 from penstock.events import EventName
 from penstock.policy import Limits, Reason, before_run, unreadable
 from penstock.protection import payload_of
@@ -207,7 +207,7 @@ class QueueConsumer:
             delivery = self._delivery(slot, found.id, found.fields, deliveries, attempts)
             verdict = before_run(deliveries, attempts, None, 0, self.settings.limits)
             if verdict is not None:
-                self._give_up(delivery, verdict.reason, None)
+                self._give_up(delivery, verdict.reason, WorkerDied.in_attempt(attempts))
             elif slot.begin(found.id, deliveries, attempts):
                 delivery.deliveries, delivery.attempts = deliveries + 1, attempts + 1
                 return self._hand_out(delivery, is_again=True)

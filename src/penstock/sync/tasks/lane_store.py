@@ -149,16 +149,19 @@ class LaneStore:
 
     def move(self, moves: Sequence[tuple[TaskDelivery, Lane]]) -> None:
         """Move tasks of this consumer to other lanes, with the runs that they had before this one."""
-        lanes = list(dict.fromkeys(lane for _, lane in moves))
-        keys = [
-            self.stream, self.attempts, self.retries, self.suspects, self._keys.index, self._keys.lanes,
-            *(self._keys.tasks(lane.suffix).stream for lane in lanes),
-        ]  # fmt: skip
-        args: list[str | int] = [self._group, self.consumer, len(lanes), *(lane.name for lane in lanes)]
-        for held, lane in moves:
-            args += (held.entry_id, held.task.id, lanes.index(lane) + 1, held.task.attempts - 1)
         with _settling([held for held, _ in moves]):
-            self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT)
+            left = moves
+            while left:  # of large tasks a call moves a few
+                lanes = list(dict.fromkeys(lane for _, lane in left))
+                keys = [
+                    self.stream, self.attempts, self.retries, self.suspects, self._keys.index, self._keys.lanes,
+                    *(self._keys.tasks(lane.suffix).stream for lane in lanes),
+                ]  # fmt: skip
+                args: list[str | int] = [self._group, self.consumer, len(lanes), *(lane.name for lane in lanes)]
+                for held, lane in left:
+                    args += (held.entry_id, held.task.id, lanes.index(lane) + 1, held.task.attempts - 1)
+                _, looked = self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT)
+                left = left[looked:]
 
     def close(self) -> bool:
         """Take the lane off the list if nothing is in it and nobody reads it; tell whether it went."""
@@ -286,9 +289,9 @@ class Admission:
             self._holding[kind] = [name.decode() for name in reply]
             names = list(dict.fromkeys([*names, *self._holding[kind]]))
 
-    def give_back(self, task: Task, limits: Limits) -> bool:
-        """Give the permits of a task back; tell whether another one may begin for that."""
-        is_woken = False
+    def give_back(self, task: Task, limits: Limits) -> set[Lane]:
+        """Give the permits of a task back; return the lanes in which another one may begin for that."""
+        woken = set[Lane]()
         for scope, _ in limits.concurrency_of(task):
             names: list[str] = []
             while True:
@@ -296,10 +299,11 @@ class Admission:
                 keys = [self._keys.permits(scope), self._keys.queue_for(scope), *retries]
                 reply = self._client.run("tasks/permit", keys, [task.id, *names], Repeat.IDEMPOTENT)
                 if not isinstance(reply, bytes):
-                    is_woken = bool(reply) or is_woken
+                    if reply:
+                        woken.update(lane for lane in map(Lane.parse, names) if lane is not None)
                     break
                 names.append(reply.decode())
-        return is_woken
+        return woken
 
 
 def _now() -> str:

@@ -108,6 +108,7 @@ class TaskRunner:
 
     def __init__(self, handlers: Handlers, tally: WorkerTally, threads: Threads, queue: TaskQueue) -> None:
         self._tally, self._max_retry = tally, int(getattr(queue, "max_retry", 3))
+        self._queue_name = str(getattr(queue, "name", ""))
         # Raises EncodeError for a follow-up that the queue would refuse.
         self._encode_task: Callable[[Task], bytes] = getattr(queue, "encode_task", encode)
         self._chance = random.Random()
@@ -169,12 +170,21 @@ class TaskRunner:
         level = logging.ERROR if isinstance(verdict, GiveUp) else logging.WARNING
         logger.log(
             logging.INFO if isinstance(error, WorkerStopped | Snooze) else level,
-            "task %s (%s) failed in run %d: %s; %s",
-            task.id, task.kind, task.attempts, text_of(error, repr), verdict,
+            "the handler of %s failed for task %s (%s) in attempt %d: %s; %s",
+            self._queue_name, task.id, task.kind, task.attempts, text_of(error, repr), _said(verdict),
             exc_info=None if isinstance(error, WorkerStopped | Snooze) else error,
-            extra={"task_id": task.id, "kind": task.kind, "attempt": task.attempts},
+            extra={
+                "stream": self._queue_name, "group": self._queue_name, "id": task.id, "kind": task.kind,
+                "attempt": task.attempts,
+            },
         )  # fmt: skip
         return Failed(task, verdict, name_of(error), text_of(error), error)
+
+
+def _said(verdict: Verdict) -> str:
+    if isinstance(verdict, Retry):
+        return f"it comes again in {verdict.after_ms / 1000:.1f} s"
+    return f"it is dead-lettered ({verdict.reason.value})"
 
 
 def follow_ups(task: Task, result: Result) -> Sequence[Task]:

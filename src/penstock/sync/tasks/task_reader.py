@@ -335,11 +335,6 @@ class TaskReader:
         """Take note that a task will be due, and let no read wait longer than that."""
         self._reads.due_soon(lane, delay_s)
 
-    def look_soon(self) -> None:
-        """Take note that a task of any lane may be due now."""
-        for store in self._lanes.all():
-            self.due_soon(store.lane, 0)
-
     def wake(self) -> None:
         """Let reads that block return now."""
         self._wakes += 1

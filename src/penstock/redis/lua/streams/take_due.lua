@@ -1,11 +1,12 @@
 -- Hands out messages whose retry is due: waiting -> pending with this consumer.
 -- KEYS: 1 stream, 2 retries, 3 attempts, 4 dead letters
--- ARGV: 1 group, 2 consumer, 3 how many at most
+-- ARGV: 1 group, 2 consumer, 3 how many at most; fewer if they are large
 -- Returns: {ms until the next one is due or -1, {{id, count, attempts, fields}, ...}, {missing ids}}
 -- Called twice: the second call hands out the next ones; what the first took is pending with this consumer.
 -- include: streams/claim.lua
 local out, missing = {}, {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', retries, '-inf', string.format('%.0f', now_ms), 'LIMIT', 0, ARGV[3])) do
+  if is_enough() then break end
   local entry = redis.call('XPENDING', stream, group, id, id, 1)[1]
   if entry then claim(entry, out, missing) end
   redis.call('ZREM', retries, id)

@@ -25,7 +25,8 @@ local function take(entry)
   local row = call('XRANGE', stream, entry[1], entry[1])[1]
   bytes = bytes + (row and weight(row) or 0)
   if begun > most or not row then
-    gone[#gone + 1] = dead_letter_task(entry, begun, 'max_deliveries', '', 'its workers died or were silent, ' .. begun .. ' times')
+    gone[#gone + 1] = dead_letter_task(entry, begun, 'max_deliveries', 'WorkerDied',
+      'the process that had it ended or was silent in attempt ' .. begun .. ': killed, os._exit(), out of memory?')
     return
   end
   put_aside(entry[1], entry[2], entry[4], begun, now_ms)

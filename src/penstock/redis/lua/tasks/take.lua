@@ -1,11 +1,12 @@
 -- Hands out new tasks of several lanes to this consumer, the lanes in the given order: queued -> pending.
 -- KEYS: 1 due, then per lane: stream, retries
--- ARGV: 1 group, 2 consumer, 3 how many at most, then per lane: how many of it before the others had their turn
+-- ARGV: 1 group, 2 consumer, 3 how many at most (fewer if they are large), then per lane: how many of it before the others had their turn
 -- Returns: {ms until a scheduled task is due or -1, {per lane: ms until a waiting task is due or -1}, {{lane, {entries}}, ...}}
 -- Called twice: the second call hands out the next ones; what the first took is pending with this consumer.
 local call = redis.call
 local group, me, left = ARGV[1], ARGV[2], tonumber(ARGV[3])
 -- include: shared/now.lua
+-- include: shared/pages.lua
 
 local function wait_ms(key)
   local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
@@ -13,16 +14,21 @@ local function wait_ms(key)
   return math.max(0, first[2] - now_ms)
 end
 
-local waits, rows, is_empty = {}, {}, {}
+local TOGETHER = 16 -- small tasks that one read takes: more than elsewhere, for every task comes this way
+local waits, rows, is_empty, bytes, page = {}, {}, {}, 0, 1
 local lanes = (#KEYS - 1) / 2
 local function read(lane, count)
-  if count <= 0 or is_empty[lane] then return end
-  local reply = call('XREADGROUP', 'GROUP', group, me, 'COUNT', count, 'STREAMS', KEYS[2 * lane], '>')
-  local entries = reply and reply[1] and reply[1][2] or {}
-  is_empty[lane] = #entries < count
-  if #entries > 0 then
-    rows[#rows + 1] = {lane, entries}
-    left = left - #entries
+  while count > 0 and not is_empty[lane] and bytes < ENOUGH do
+    local wanted = math.min(page, count)
+    local reply = call('XREADGROUP', 'GROUP', group, me, 'COUNT', wanted, 'STREAMS', KEYS[2 * lane], '>')
+    local entries, read = reply and reply[1] and reply[1][2] or {}, 0
+    is_empty[lane] = #entries < wanted
+    if #entries > 0 then
+      rows[#rows + 1] = {lane, entries}
+      for _, row in ipairs(entries) do read = read + weight(row) end
+      bytes, count, left = bytes + read, count - #entries, left - #entries
+      page = read > LARGE * #entries and 1 or TOGETHER
+    end
   end
 end
 
