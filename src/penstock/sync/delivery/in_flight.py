@@ -193,7 +193,7 @@ class InFlight:
     # --- from the workers ---------------------------------------------------------------------------
 
     def finish(self, messages: list[StreamMessage], done: list[str], is_again: bool) -> None:
-        """Take note that handlers are done with messages, and of their ids; those that ran again have a record."""
+        """Mark messages as finished; `done` are their ids. Those that ran again have a record of attempts to forget."""
         with self.lock:  # else another thread might count a message twice, or not at all
             # A message that was handed back meanwhile is not ours to settle.
             found = self.release(messages)
@@ -216,12 +216,12 @@ class InFlight:
             return found
 
     def answered(self, told: list[str]) -> None:
-        """Take note that the server has answered, or will not: this list is not `told` any more."""
+        """Remove a list of ids from `told`: the server has answered, or its answer got lost."""
         with self.lock:
             del self.told[next(place for place, other in enumerate(self.told) if other is told)]
 
     def park(self, messages: list[StreamMessage]) -> None:
-        """Let go of messages that wait at the server: they stay pending with this consumer though it holds them not."""
+        """Let go of messages that wait for their next run; they stay pending with this consumer."""
         self.release(messages)
         self.is_exact = False
         self.has_parked.set()
