@@ -166,3 +166,12 @@ def test_what_is_held_is_not_taken_in_twice() -> None:
     assert sorted(held.ids()) == ["1-0", "2-0", "3-0", "7-0", "8-0"]
     held.release(batch)
     assert held.add_fresh(rows(1)) == 1, "done and handed out once more"
+
+
+def test_after_the_end_of_a_run_nobody_is_woken_for_nothing() -> None:
+    held = registry()
+    events = held.has_finished, held.has_parked, held.has_rejected
+    held.close()
+    assert [event.is_set() for event in events] == [True] * 3, "everybody who waits ends"
+    held.reopen()
+    assert [event.is_set() for event in events] == [False] * 3

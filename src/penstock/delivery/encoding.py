@@ -106,8 +106,15 @@ class Encoder:
         return message if self._protection is None else self._protected(message, self._protection)
 
 
-def layout(messages: Sequence[Encoded]) -> list[Field]:
+def layout(messages: Sequence[Encoded]) -> Sequence[Field]:
     """Return the arguments of the publish script that describe the messages, count and layout first."""
+    if len(messages) == 1:
+        # Its caller waits for it alone: laid out without the lists of a batch.
+        lone, more = messages[0], messages[0].more
+        if not more and not lone.window_ms:
+            return 1, "plain", lone.raw, lone.message_id
+        named = envelope.DATA, lone.raw, envelope.MESSAGE_ID, lone.message_id
+        return 1, "full", len(named) + len(more), lone.window_ms, *named, *more
     args: list[Field] = [len(messages), "plain"]
     for message in messages:
         if message.more or message.window_ms:

@@ -25,7 +25,8 @@ class InFlight:
     """The messages of this process that the server has not settled: the heartbeat renews exactly these.
 
     A message waits, new or to run again, until a worker takes it in a delivery. When its handler is done, it is
-    `finished`; while the server is being told, it is `told`.
+    `finished`, and `told` from the moment the server is told until it answers. One that failed is with its worker until
+    the server has parked or dead-lettered it.
 
     A delivery is held as a whole: to enter and to strike out every message by its id would cost as much as to decode
     it. Only when somebody asks for one of them the deliveries are broken up. New messages wait as the entries that the
@@ -192,7 +193,7 @@ class InFlight:
     # --- from the workers ---------------------------------------------------------------------------
 
     def finish(self, messages: list[StreamMessage], done: list[str], is_again: bool) -> None:
-        """Take note that handlers are done with messages, and of their ids; those that ran again have a record."""
+        """Mark messages as finished; `done` are their ids. Those that ran again have a record of attempts to forget."""
         with self.lock:  # else another thread might count a message twice, or not at all
             # A message that was handed back meanwhile is not ours to settle.
             found = self.release(messages)
@@ -215,12 +216,12 @@ class InFlight:
             return found
 
     def answered(self, told: list[str]) -> None:
-        """Take note that the server has answered, or will not: this list is not `told` any more."""
+        """Remove a list of ids from `told`: the server has answered, or its answer got lost."""
         with self.lock:
             del self.told[next(place for place, other in enumerate(self.told) if other is told)]
 
     def park(self, messages: list[StreamMessage]) -> None:
-        """Let go of messages that wait at the server: they stay pending with this consumer though it holds them not."""
+        """Let go of messages that wait for their next run; they stay pending with this consumer."""
         self.release(messages)
         self.is_exact = False
         self.has_parked.set()
@@ -324,11 +325,11 @@ class InFlight:
     def reopen(self) -> None:
         """Hand out messages again."""
         self.is_closed = False
-        for event, is_due in (
-            (self.has_finished, self.finished), (self.has_parked, False), (self.has_rejected, self.rejected)
-        ):  # fmt: skip
-            if not is_due:
-                event.clear()
+        self.has_parked.clear()
+        if not self.finished:
+            self.has_finished.clear()
+        if not self.rejected:
+            self.has_rejected.clear()
 
     def call_off(self) -> tuple[list[str], list[StreamMessage]]:
         """Let no worker take what waits: return ids of the new messages, and the messages that were to run again.

@@ -122,8 +122,8 @@ class MessageReader:
         if self._in_flight.is_closed:
             return
         prefetch.hungry()
-        # At least one even if more wait than expected: the read also carries acknowledgements. And at most as
-        # many as it can carry of them, else they would fall behind.
+        # At least one even if more wait than expected: the read also carries acknowledgements. And at most as many as
+        # it can carry of them, else they would fall behind.
         count = min(max(1, prefetch.target - self._in_flight.waiting), MAX_IDS)
         found = self.read(count, block_ms or None)
         if not found and not block_ms:
@@ -143,11 +143,11 @@ class MessageReader:
             if was_connected:
                 self._emit(EventName.RECONNECTED)
         if self._must_sweep or time.monotonic() - self._last_sweep_s > self._sweep_interval_s:
-            self.sweep()
+            self._sweep()
 
-    def sweep(self) -> int:
-        """Take up whatever is pending with this consumer and not held by it. No read may be under way."""
-        found, pending, has_stranded = 0, 0, False
+    def _sweep(self) -> None:
+        # Takes up whatever is pending with this consumer and not held by it. No read may be under way.
+        pending, has_stranded = 0, False
         self.kill_abandoned_read()
         with self.claiming:
             for page in self._commands.own_pending():
@@ -162,11 +162,9 @@ class MessageReader:
                         self._in_flight.suspects.update(claim.id for claim in claims)
                     taken = self._in_flight.add_again(claims, missing)
                     if taken:
-                        found += taken
                         self._emit(EventName.SWEPT, count=taken, ids=[claim.id for claim in claims])
         self._must_sweep = False
         self._last_sweep_s = time.monotonic()
-        return found
 
     def must_sweep(self) -> None:
         """Sweep before the next read: a reply with messages may have been lost."""
