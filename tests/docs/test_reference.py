@@ -232,6 +232,7 @@ def test_every_method_is_named(page: str, kind: type) -> None:
             "masters",
             "ready",
             "refresh",
+            "rest",
             "run",
             "to_masters",
         }
