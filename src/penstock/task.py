@@ -17,6 +17,7 @@ from penstock.keys import check_name
 from penstock.serializers import PayloadLimits
 
 _Value = TypeVar("_Value")
+_Named = TypeVar("_Named", bound=StrEnum)
 SCHEMA_VERSION = 1  # the major: a task of a higher one is refused, unknown fields are ignored
 LIMITS = PayloadLimits()
 _NEW_IDS = ids.MessageIds()
@@ -115,7 +116,7 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
         if self.requires:
             self._check_requires()
         if not isinstance(self.priority, Priority):
-            msgspec.structs.force_setattr(self, "priority", _priority(self.priority))
+            msgspec.structs.force_setattr(self, "priority", _member(Priority, "priority", self.priority))
         if self.unique is not None:
             check_name("unique", self.unique)
         if self.key is not None:
@@ -164,21 +165,14 @@ class Result(msgspec.Struct, kw_only=True, frozen=True):
         _check_kind(self.kind)
         check_id("task_id", self.task_id)
         if not isinstance(self.status, Status):
-            msgspec.structs.force_setattr(self, "status", _status(self.status))
+            msgspec.structs.force_setattr(self, "status", _member(Status, "status", self.status))
 
 
-def _priority(value: str) -> Priority:
+def _member(kind: type[_Named], name: str, value: str) -> _Named:
     try:
-        return Priority(value)
+        return kind(value)
     except ValueError:
-        raise ConfigurationError(f"priority={value!r} must be one of {', '.join(Priority)}") from None
-
-
-def _status(value: str) -> Status:
-    try:
-        return Status(value)
-    except ValueError:
-        raise ConfigurationError(f"status={value!r} must be one of {', '.join(Status)}") from None
+        raise ConfigurationError(f"{name}={value!r} must be one of {', '.join(kind)}") from None
 
 
 def encode(value: Task | Result) -> bytes:
