@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 from urllib.parse import unquote
 
@@ -68,22 +68,12 @@ def parse_url(url: str) -> Address:
     options = _parse_query(query, kind, tls)
     db = int(options.pop("db", 0))
     read = {"single": _single, "cluster": _cluster, "sentinel": _sentinel, "unix": _local, "embedded": _local}[kind]
-    parts = read(kind, places, _decoded(slash + path) if kind in ("unix", "embedded") else path)
-    if parts.db and db:
+    found = read(kind, places, _decoded(slash + path) if kind in ("unix", "embedded") else path)
+    if found.db and db:
         raise ConfigurationError("the URL gives the database twice, in the path and as ?db=: give it once")
     if kind == "embedded" and has_login:
         raise ConfigurationError("an embedded server has no users: write embedded:// without user name and password")
-    return Address(
-        kind,
-        hosts=parts.hosts,
-        path=parts.path,
-        db=parts.db or db,
-        username=username,
-        password=password,
-        tls=tls,
-        service_name=parts.service_name,
-        options=options,
-    )
+    return replace(found, db=found.db or db, username=username, password=password, tls=tls, options=options)
 
 
 def _split_scheme(url: str) -> tuple[Kind, bool, str]:
@@ -127,43 +117,35 @@ def _decoded(text: str) -> str:
         raise ConfigurationError("a percent-encoded part of the URL is not UTF-8") from None
 
 
-@dataclass(frozen=True)
-class _Parts:
-    hosts: tuple[tuple[str, int], ...] = ()
-    path: str | None = None
-    db: int = 0
-    service_name: str | None = None
-
-
-def _single(kind: Kind, places: str, path: str) -> _Parts:
+def _single(kind: Kind, places: str, path: str) -> Address:
     hosts = _parse_hosts(kind, places or "localhost", REDIS_PORT)
     if len(hosts) > 1:
         raise ConfigurationError(
             "several hosts need the scheme redis+cluster:// or redis+sentinel:// (rediss+... with TLS), not redis://"
         )
-    return _Parts(hosts, db=_parse_db(path))
+    return Address(kind, hosts, db=_parse_db(path))
 
 
-def _cluster(kind: Kind, places: str, path: str) -> _Parts:
+def _cluster(kind: Kind, places: str, path: str) -> Address:
     if _parse_db(path):
         raise ConfigurationError("a Redis Cluster has only database 0: leave the database out of the URL")
-    return _Parts(_parse_hosts(kind, places or "localhost", REDIS_PORT))
+    return Address(kind, _parse_hosts(kind, places or "localhost", REDIS_PORT))
 
 
-def _sentinel(kind: Kind, places: str, path: str) -> _Parts:
+def _sentinel(kind: Kind, places: str, path: str) -> Address:
     service_name, _, db = path.partition("/")
     if not service_name:
         raise ConfigurationError(f"the URL lacks the name of the service: write {_EXAMPLES[kind]}")
     hosts = _parse_hosts(kind, places or "localhost", SENTINEL_PORT)
-    return _Parts(hosts, db=_parse_db(db), service_name=_decoded(service_name))
+    return Address(kind, hosts, db=_parse_db(db), service_name=_decoded(service_name))
 
 
-def _local(kind: Kind, places: str, path: str) -> _Parts:
+def _local(kind: Kind, places: str, path: str) -> Address:
     if places:
         raise ConfigurationError(f"a URL of this kind has no host and three slashes before a path: {_EXAMPLES[kind]}")
     if kind == "unix" and path in ("", "/"):
         raise ConfigurationError(f"the URL lacks the path of the socket: write {_EXAMPLES[kind]}")
-    return _Parts(path=path if path not in ("", "/") else None)
+    return Address(kind, path=path if path not in ("", "/") else None)
 
 
 def _parse_hosts(kind: Kind, places: str, default_port: int) -> tuple[tuple[str, int], ...]:

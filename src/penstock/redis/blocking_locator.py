@@ -79,13 +79,13 @@ class Locator(Routes):
         return masters
 
     def connect(self, host: Host) -> Connection:
-        """Open a connection to the server, which ends when that is a master no more."""
+        """Open a connection to the server; it is aborted when another server replaces that master."""
         try:
             if self._watch is None:
                 return connect(self._settings, host)
             return self._connect_to_master(host, self._watch)
         except ConnectionFailed:
-            self.refresh()  # another server may serve the key by now: whoever tries again asks anew
+            self.refresh()  # another server may have the key by now
             raise
 
     def _connect_to_master(self, host: Host, watch: MasterWatch) -> Connection:

@@ -260,7 +260,7 @@ class StreamClient:
         (await self._lane()).locator.refresh()
 
     async def rest(self, seconds: float) -> None:
-        """Wait between two tries, but no longer than until another server has become a master."""
+        """Wait before a retry, but not longer than until another server becomes a master."""
         if self._watch is None:
             await pause(seconds)
             return

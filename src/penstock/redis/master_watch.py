@@ -1,9 +1,9 @@
-"""Watches which servers are masters, for all connections of this process behind the same Sentinels or in one cluster.
+"""Watches which servers are masters, for all connections of this process to one Sentinel service or cluster.
 
-A server that was frozen or cut off while another was promoted still takes itself for the master: it answers reads and
-accepts writes, which are thrown away once somebody gets through to it; one that stands still accepts connections and
-answers nothing. Nothing on the connection says so. Only the Sentinels, or the other nodes of the cluster, know, so they
-are asked every second, as long as there are connections.
+A server that was frozen or cut off while a replica was promoted still believes that it is the master: it answers reads
+and accepts writes that are lost once it is demoted. A server that is still frozen accepts connections and never
+replies. Nothing on the connection shows either. Only the Sentinels, or the other nodes of the cluster, know, so they
+are polled every second while there are connections.
 
 Shared by the async and the sync half.
 """
@@ -30,11 +30,11 @@ from penstock.redis.topology import Answer, Directory, Masters, directory_of, ne
 
 logger = logging.getLogger("penstock.redis")
 _POLL_S = 1.0
-_RECENT_S = 1.0  # so long after a change a failure may be due to it
+_RECENT_S = 1.0  # a failure this soon after a change may be due to it
 
 
 class Tied(Protocol):
-    """What is of use only while its server is a master: a connection, or the attempt to open one."""
+    """Something that is useful only while its server is a master: a connection, or an attempt to open one."""
 
     @property
     def is_open(self) -> bool:
@@ -45,7 +45,7 @@ class Tied(Protocol):
 
 
 class _Lookup:
-    """Somebody who waits for an answer that is given from now on."""
+    """A caller that waits for an answer to a question asked from now on."""
 
     def __init__(self, nodes: set[Host]) -> None:
         self.found: Future[Masters] = Future()
@@ -54,30 +54,30 @@ class _Lookup:
 
 
 class MasterWatch:
-    """The masters that a directory names; a few threads ask it while anything is tied to one of them."""
+    """The masters according to a directory, which a few threads poll while anything is tied to a master."""
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: in a forked process there are no threads."""
-        self.masters: Masters | None = None  # None = unknown, and nobody watches
-        self._changed_s = -math.inf  # when others became masters
+        """Start over: a forked process has no threads."""
+        self.masters: Masters | None = None  # None = unknown: nothing is being polled
+        self._changed_s = -math.inf  # when the masters changed last
         self._known: Answer | None = None
         self._answers: dict[Host, Answer] = {}
         self._replaced: set[Host] = set()
         self._ties: list[tuple[Host, weakref.ref[Tied]]] = []
         self._lookups: list[_Lookup] = []
         self._waiting: list[Callable[[], None]] = []
-        self._asked: set[Host] = set()  # each by a thread of its own
+        self._asked: set[Host] = set()  # nodes that a thread polls now
         self._failures: dict[Host, int] = {}
-        self._run = 0  # the number of the threads that ask
+        self._run = 0  # the threads of an earlier run end by themselves
         self._is_running = False
         self._changed = threading.Condition()
 
     def ask(self) -> Future[Masters]:
-        """Have somebody asked now."""
+        """Return the masters according to a poll that starts from now on."""
         with self._changed:
             lookup = _Lookup(self._nodes())
             self._lookups.append(lookup)
@@ -86,7 +86,7 @@ class MasterWatch:
         return lookup.found
 
     def tie(self, host: Host, tied: Tied) -> None:
-        """Abort it as soon as the server is a master no more; raise ConnectionFailed if it is none already."""
+        """Abort it as soon as another server replaces this master; raise ConnectionFailed if one already has."""
         with self._changed:
             if host in self._replaced:
                 raise replaced(host)
@@ -95,7 +95,7 @@ class MasterWatch:
 
     @contextmanager
     def telling(self, tell: Callable[[], None]) -> Iterator[bool]:
-        """Call a function, from another thread, when others become masters; yield whether some have just done so."""
+        """Call a function, from another thread, when the masters change; yield whether they changed a moment ago."""
         with self._changed:
             self._waiting.append(tell)
             self._start()
@@ -128,7 +128,7 @@ class MasterWatch:
                 connection = None
             node = chosen
             if node is None:
-                continue  # others ask all that are known
+                continue  # other threads poll all known nodes
             settings = replace(self.directory.settings, hosts=(node,))
             try:
                 if connection is None or not connection.is_open:
@@ -139,8 +139,8 @@ class MasterWatch:
             except PenstockError as error:
                 said = error
             except Exception as error:
-                # Whatever it is: nobody would notice a stale master from now on.
-                logger.exception("%s cannot be asked for the master", settings.where)
+                # Keep polling, whatever it is: otherwise a stale master would go unnoticed from now on.
+                logger.exception("asking %s for the master failed", settings.where)
                 said = ConnectionFailed(repr(error))
             if not self._heard(run, node, said, lookups):
                 break
@@ -150,9 +150,9 @@ class MasterWatch:
             connection.close()
 
     def _next(self, run: int, node: Host | None, wait_s: float) -> tuple[list[_Lookup], Host | None] | None:
-        """Wait until somebody shall be asked; return who waits for the answer and whom to ask, None = the run is over.
+        """Wait for the next poll; return the lookups that it answers and the node to poll; None = the run has ended.
 
-        The same one as long as it answers, else one that nobody asks and that failed least.
+        A thread stays with its node while that replies, then takes the one with the fewest failures that is not polled.
         """
         with self._changed:
             self._changed.wait_for(lambda: run != self._run or self._is_awaited(node), wait_s)
@@ -164,14 +164,14 @@ class MasterWatch:
                 free = sorted(nodes - self._asked, key=lambda host: (self._failures.get(host, 0), random.random()))
                 node = free[0] if free else None
                 self._asked.update(free[:1])
-            return list(self._lookups), node  # whoever comes later gets a later answer
+            return list(self._lookups), node  # later lookups get a later answer
 
     def _is_awaited(self, node: Host | None) -> bool:
         free = {node} if node is not None else self._nodes() - self._asked
         return any(lookup.awaited & free for lookup in self._lookups)
 
     def _heard(self, run: int, node: Host, said: Answer | PenstockError, lookups: list[_Lookup]) -> bool:
-        """Take note of what was said; return whether there is more to ask."""
+        """Record a reply and pass it on; return whether to keep polling."""
         with self._changed:
             if run != self._run:
                 return False
@@ -187,7 +187,7 @@ class MasterWatch:
             found = self.masters if isinstance(said, Answer) and known is not None and not known.is_down else None
             answered = [lookup for lookup in lookups if found or self._is_the_last(lookup, node, said)]
             self._lookups = [lookup for lookup in self._lookups if lookup not in answered and not lookup.found.done()]
-            # Whoever was answered is about to connect.
+            # A caller that was answered is about to connect.
             is_needed = bool(self._ties or self._lookups or self._waiting or lookups)
             if not is_needed:
                 self._end()
@@ -200,11 +200,11 @@ class MasterWatch:
         return is_needed
 
     def _believe(self) -> tuple[list[Tied], list[Callable[[], None]]]:
-        # Take note of who are masters now; return what is tied to others, and who wants to know of the change.
+        # Update the masters; return what is tied to replaced ones, and the functions to call about a change.
         before, asked = self._known, min(self.directory.askers, len(self._nodes()))
         self._known = known = newest(self._answers.values(), before, asked)
         masters = known.masters if known is not None else None
-        if self.masters != masters:  # the same object as long as it says the same
+        if self.masters != masters:  # an equal map stays the same object, which MOVED replies refer to
             self.masters = masters
         told: list[Callable[[], None]] = []
         if before is not None and known is not None and before.masters != known.masters:
@@ -213,9 +213,7 @@ class MasterWatch:
             gone, new = before.masters.hosts - known.masters.hosts, known.masters.hosts - before.masters.hosts
             self._replaced = (self._replaced | gone) - known.masters.hosts
             if gone or new:
-                logger.warning(
-                    "%s: no longer a master: %s; a new one: %s", self.directory.name, *map(_text, (gone, new))
-                )
+                logger.warning("%s: masters changed: left %s; new %s", self.directory.name, *map(_text, (gone, new)))
         ties = [(host, reference, reference()) for host, reference in self._ties]
         is_open = [(host, reference, tied) for host, reference, tied in ties if tied is not None and tied.is_open]
         self._ties = [(host, reference) for host, reference, _ in is_open if host not in self._replaced]
@@ -229,14 +227,14 @@ class MasterWatch:
         return not lookup.awaited
 
     def _tell(self, lookup: _Lookup, found: Masters | None) -> None:
-        with suppress(InvalidStateError):  # whoever asked has given up
+        with suppress(InvalidStateError):  # the caller has given up
             if found is not None:
                 lookup.found.set_result(found)
             else:
                 lookup.found.set_exception(self.directory.not_found(lookup.errors.values()))
 
     def _end(self) -> None:
-        # What was known last is kept: whoever comes again finds out that another server is the master since.
+        # The last answer is kept, so that the next run notices a failover that happened in between.
         self._is_running, self._run, self.masters = False, self._run + 1, None
         self._answers.clear()
         self._asked.clear()
@@ -248,22 +246,22 @@ def _text(hosts: frozenset[Host]) -> str:
 
 
 class Routes:
-    """What a locator knows: the server for a key, or that somebody must be asked."""
+    """The part of a locator that both halves share: which server has a key, and whether that must be looked up."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings, self._watch = settings, watch_of(settings)
-        self._place = settings.hosts[0] if settings.hosts else ("", 0)  # where there is only one
-        self._refreshed = self._answered = 0  # where they differ, somebody is asked again
-        self._moved: dict[int, Host] = {}  # slots that are elsewhere by now, as a node said
+        self._place = settings.hosts[0] if settings.hosts else ("", 0)  # of a single server
+        self._refreshed = self._answered = 0  # a look-up is due while they differ
+        self._moved: dict[int, Host] = {}  # by slot, from MOVED replies
         self._moved_since: Masters | None = None
 
     def refresh(self) -> None:
-        """Ask for the masters again at the next look-up."""
+        """Look the masters up again for the next key."""
         self._refreshed += 1
         self._moved.clear()
 
     def move(self, slot: int, host: Host) -> None:
-        """Take note that a node said which other one serves a slot."""
+        """Record a MOVED reply: this server has the slot until a new map arrives."""
         self._forget_moves(self._watch.masters if self._watch is not None else None)
         self._moved[slot] = host
 
@@ -288,7 +286,7 @@ _making = threading.Lock()
 
 
 def watch_of(settings: ConnectionSettings) -> MasterWatch | None:
-    """Return the watch that all of this process share who ask the same directory; None where there is one server."""
+    """Return the watch of this process for a service or cluster; None for a single server."""
     directory = directory_of(settings)
     if directory is None:
         return None
@@ -302,8 +300,8 @@ def watch_of(settings: ConnectionSettings) -> MasterWatch | None:
 
 
 def replaced(host: Host) -> ConnectionFailed:
-    """Return the error for those who connect to a server that is not a master any more."""
-    return ConnectionFailed(f"Redis at {host[0]}:{host[1]} is not the master any more; another one was promoted")
+    """Return the error for a connection to a server that is no longer a master."""
+    return ConnectionFailed(f"Redis at {host[0]}:{host[1]} is no longer a master; another server was promoted")
 
 
 def _after_fork() -> None:

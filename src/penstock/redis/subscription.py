@@ -57,7 +57,7 @@ class Subscription:
     async def next(self, timeout_s: float) -> tuple[str, str] | None:
         """Return channel and text of the next message; None when none came in time."""
         if self._is_left:
-            raise ConnectionLost(f"Redis at {self._host[0]}:{self._host[1]} is not the master any more")
+            raise ConnectionLost(f"Redis at {self._host[0]}:{self._host[1]} is no longer a master")
         try:
             message = await self._pubsub.get_message(timeout=timeout_s)
         except Exception as error:

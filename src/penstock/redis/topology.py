@@ -1,4 +1,4 @@
-"""Who is asked which server is the master: the Sentinels of a service, or the nodes of a cluster; and what they say."""
+"""Which servers are masters: whom to ask, the Sentinels of a service or the nodes of a cluster, and what they reply."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from penstock.redis.settings import ConnectionSettings, Host
 
 _SLOTS = 16_384
 _PATIENCE_S = 5.0
-_CLUSTER_ASKERS = 3  # one may stand still, and another may be cut off from the rest
+_CLUSTER_ASKERS = 3  # one node may be frozen, and another cut off from the rest
 
 
 @dataclass(frozen=True)
 class Masters:
-    """The servers that serve keys, by slots: first and last slot of each range, in order."""
+    """The masters and their slots, as sorted ranges: first slot, last slot, server."""
 
     ranges: tuple[tuple[int, int, Host], ...]
 
     @cached_property
     def hosts(self) -> frozenset[Host]:
-        """All of them."""
+        """All masters."""
         return frozenset(host for _, _, host in self.ranges)
 
     def of(self, key: str) -> Host | None:
-        """Return the server for a key."""
+        """Return the master that has a key."""
         if len(self.ranges) == 1:
             return self.ranges[0][2]
         slot = slot_of(key)
@@ -46,10 +46,10 @@ def slot_of(key: str) -> int:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one of those who are asked says.
+    """The reply of one Sentinel or node.
 
-    The masters, the number of the latest failover that it knows of, whether the master seems down to it, and who else
-    can be asked.
+    `epoch` is the number of the latest failover that it knows of, `is_down` whether it takes the master for dead,
+    `nodes` are the servers that can be asked as well.
     """
 
     masters: Masters
@@ -59,10 +59,10 @@ class Answer:
 
 
 def newest(answers: Collection[Answer], known: Answer | None, asked: int) -> Answer | None:
-    """Return whom to believe: the one that knows of the latest failover.
+    """Return the answer to believe: the one that knows of the latest failover.
 
-    One that is cut off from the others does not know of it. Less than what is known already is believed only if most
-    of those who are asked say it: then they were set up anew.
+    A server that is cut off from the others does not. An answer older than the known one is believed only if a majority
+    of those asked replied: then all of them were set up anew.
     """
     if not answers:
         return known
@@ -81,17 +81,17 @@ class Sentinels:
 
     @property
     def askers(self) -> int:
-        """All are asked: the failover may be known to one of them only."""
+        """How many are polled at a time: all, since the failover may be known to one of them only."""
         return len(self.settings.hosts)
 
     @property
     def questions(self) -> Sequence[Command]:
-        """What one of them is asked."""
-        # MASTER names the old one until the failover is over; its epoch is that of the promotion already.
+        """The commands that ask one of them."""
+        # MASTER names the old master until the failover is complete, but already has the epoch of the promotion.
         return [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name), ("SENTINEL", "MASTER", self.name)]
 
     def answer(self, _asked: Host, replies: Sequence[Reply]) -> Answer:
-        """Return what its replies say, or raise."""
+        """Return the answer in the replies, or raise their error."""
         address, details = replies
         if isinstance(address, PenstockError):
             raise address
@@ -100,7 +100,7 @@ class Sentinels:
         host, port = address
         fields = [] if isinstance(details, PenstockError) else details
         found = dict(zip(fields[::2], fields[1::2], strict=False))
-        # Down is said of the old one, which may have been replaced a moment ago.
+        # The flags are about the old master, which may have been replaced a moment ago.
         is_same = (found.get(b"ip"), found.get(b"port")) == (host, port)
         flags = found.get(b"flags", b"").split(b",")
         is_down = is_same and (b"s_down" in flags or b"o_down" in flags)
@@ -108,7 +108,7 @@ class Sentinels:
         return Answer(masters, int(found.get(b"config-epoch", 0)), is_down)
 
     def not_found(self, reasons: Collection[PenstockError]) -> PenstockError:
-        """Return the error for those who look for the master, and there is none."""
+        """Return the error for a look-up that found no master."""
         where = self.settings.where
         if any(isinstance(reason, AuthenticationFailed | PermissionDenied) for reason in reasons):
             return AuthenticationFailed(
@@ -122,7 +122,7 @@ class Sentinels:
 
 @dataclass(frozen=True)
 class ClusterNodes:
-    """The nodes of one cluster: those that were given, and those that they know."""
+    """The nodes of one cluster: the given ones, and those that they know."""
 
     settings: ConnectionSettings
     askers: int = _CLUSTER_ASKERS
@@ -130,11 +130,11 @@ class ClusterNodes:
 
     @property
     def name(self) -> str:
-        """What they know about, for logs."""
+        """The cluster, for logs."""
         return f"the cluster at {self.settings.where}"
 
     def answer(self, asked: Host, replies: Sequence[Reply]) -> Answer:
-        """Return what its replies say, or raise."""
+        """Return the answer in the replies, or raise their error."""
         slots, nodes = replies
         if isinstance(slots, PenstockError):
             raise slots
@@ -145,7 +145,7 @@ class ClusterNodes:
         return Answer(Masters(tuple(ranges)), epoch, nodes=seen)
 
     def not_found(self, reasons: Collection[PenstockError]) -> PenstockError:
-        """Return the error for those who look for a master, and nobody knows one."""
+        """Return the error for a look-up that no node answered."""
         for reason in reasons:
             if isinstance(reason, AuthenticationFailed | PermissionDenied):
                 return reason
@@ -156,13 +156,13 @@ class ClusterNodes:
 
 
 def _host(asked: Host, node: Sequence[Reply]) -> Host:
-    # A node leaves out where it is if it does not know, or is told not to say: there where it was asked.
+    # A node may leave its own host out: then it is the one that was asked.
     name, port = node[:2]
     return name.decode() if name else asked[0], int(port)
 
 
 def _epochs(nodes: bytes) -> dict[bytes, int]:
-    # The sixth field behind the id of each node is the number of the failover, or of the move, that gave it its slots.
+    # Of each line: the id of the node, and in the seventh field the epoch in which it got its slots.
     rows = (line.split(b" ") for line in nodes.splitlines())
     return {row[0]: int(row[6]) for row in rows if len(row) > 6}
 
@@ -175,7 +175,7 @@ Directory: TypeAlias = Sentinels | ClusterNodes
 
 
 def directory_of(settings: ConnectionSettings) -> Directory | None:
-    """Return those who know the masters behind the settings; None where there is only one server."""
+    """Return whom to ask for the masters; None for a single server."""
     asked = ConnectionSettings(
         hosts=tuple(dict.fromkeys(settings.hosts)),
         username=settings.username,

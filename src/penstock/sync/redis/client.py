@@ -261,7 +261,7 @@ class StreamClient:
         (self._lane()).locator.refresh()
 
     def rest(self, seconds: float) -> None:
-        """Wait between two tries, but no longer than until another server has become a master."""
+        """Wait before a retry, but not longer than until another server becomes a master."""
         if self._watch is None:
             pause(seconds)
             return
