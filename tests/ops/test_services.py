@@ -1,0 +1,79 @@
+"""Who owns which data stream of a balanced service is shown, and a stream is taken from its owner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from penstock import StreamBalancer, StreamClient, StreamDisowned, StreamExpired
+from penstock.errors import NotFound
+from penstock.ops import Inspector
+
+pytestmark = pytest.mark.usefixtures("default_server")
+
+
+async def test_owners_and_the_time_of_their_locks_are_shown(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    first = StreamBalancer(client, "svc", id="first")
+    async with first as notices:
+        await first.add_stream("session-1")
+        await anext(notices)
+        [stream] = (await inspector.services.streams("svc")).items
+        assert stream.data_stream == "session-1"
+        assert stream.owner.endswith("first")
+        assert stream.lock_ms is not None
+        assert 0 < stream.lock_ms <= 60_000
+        [info] = await inspector.services.all()
+        assert (info.name, info.streams, info.waiting) == ("svc", 1, 0)
+        assert [peer.alive_ms > 0 for peer in info.peers] == [True]
+        assert (await inspector.services.streams("svc", is_waiting=True)).items == ()
+        assert len((await inspector.services.streams("svc", owner=stream.owner)).items) == 1
+
+
+async def test_a_stream_that_nobody_has_read_yet_waits(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    raw.xgroup_create("svc-input", "svc-group", "0", mkstream=True)
+    await StreamBalancer(client, "svc", id="producer").add_stream("session-1")
+    info = await inspector.services.info("svc")
+    assert (info.streams, info.waiting) == (0, 1)
+
+
+async def test_a_released_stream_is_lost_by_its_owner_and_goes_to_another_consumer(
+    client: StreamClient, inspector: Inspector
+) -> None:
+    times: dict[str, Any] = {"heartbeat_interval_ms": 50, "recovery_interval_ms": 100}
+    first = StreamBalancer(client, "svc", id="first", **times)
+    async with first as notices:
+        await first.add_stream("session-1")
+        await anext(notices)
+        second = StreamBalancer(client, "svc", id="second", **times)
+        async with second as others:
+            assert (await inspector.services.release("svc", "session-1")).endswith("first")
+            expired = await anext(others)
+            assert isinstance(expired, StreamExpired)
+            await second.claim(expired.payload)
+            notice = await anext(notices)
+            while isinstance(notice, StreamExpired):  # it may be offered to the first one, too
+                notice = await anext(notices)
+            assert isinstance(notice, StreamDisowned)
+            [stream] = (await inspector.services.streams("svc")).items
+            assert stream.owner.endswith("second")
+    with pytest.raises(NotFound, match="nobody owns data stream 'session-9'"):
+        await inspector.services.release("svc", "session-9")
+
+
+async def test_an_unknown_service_is_not_found(inspector: Inspector, raw: redis.Redis) -> None:
+    raw.xadd("other-input", {"data": "x"})
+    assert await inspector.services.all() == []
+    with pytest.raises(NotFound, match="no balanced service 'other'"):
+        await inspector.services.info("other")
+
+
+async def test_services_are_seen_by_a_client_with_a_prefix(redis_url: str, raw: redis.Redis) -> None:
+    raw.xgroup_create("svc-input", "svc-group", "0", mkstream=True)
+    async with StreamClient.from_url(redis_url, prefix="shop") as client:
+        assert [info.name for info in await Inspector(client).services.all()] == ["svc"]
