@@ -229,20 +229,22 @@ class RedisTaskQueue:
         Guarantees: False = the task is not ours any more, or had a result: this one is thrown away.
         """
         answers = [False] * len(results)
-        by_store: dict[LaneStore, list[tuple[int, tuple[TaskDelivery, Result]]]] = {}
-        store, group = None, list[tuple[int, tuple[TaskDelivery, Result]]]()
+        by_store: dict[LaneStore, tuple[list[int], list[tuple[TaskDelivery, Result]]]] = {}
+        store, places, rows = None, list[int](), list[tuple[TaskDelivery, Result]]()
         for place, result in enumerate(results):
             held = self._in_flight.get(result.task_id)
             if held is not None:
                 if held.store is not store:
-                    store, group = held.store, by_store.setdefault(held.store, [])
-                group.append((place, (held, result)))
-        for same, rows in by_store.items():
+                    store = held.store
+                    places, rows = by_store.setdefault(store, ([], []))
+                places.append(place)
+                rows.append((held, result))
+        for same, (places, rows) in by_store.items():
             for start in range(0, len(rows), _STEP):
                 page = rows[start : start + _STEP]
-                stored = await same.finish([row for _, row in page])
-                self._in_flight.release([held for _, (held, _) in page])
-                for (place, _), is_stored in zip(page, stored, strict=True):
+                stored = await same.finish(page)
+                self._in_flight.release([held for held, _ in page])
+                for place, is_stored in zip(places[start : start + _STEP], stored, strict=True):
                     answers[place] = is_stored
         return answers
 

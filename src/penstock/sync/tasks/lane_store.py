@@ -105,11 +105,13 @@ class LaneStore:
             args += (held.entry_id, result.task_id, result.kind, result.status.value, body)
         with _settling([held for held, _ in rows]):
             answers = settle(self._client, "tasks/finish", names, args, entry_ids, unheard)
-        # The first try may have been heard: then this very result is stored.
-        return [
-            answer == 1 or (not answer and bool(unheard) and stored(self._client, keys, result.task_id) == body)
-            for answer, (_, result), body in zip(answers, rows, bodies, strict=True)
-        ]
+        if unheard:
+            # The first try may have been heard: then this very result is stored.
+            answers = [
+                1 if not answer and stored(self._client, keys, result.task_id) == body else answer
+                for answer, (_, result), body in zip(answers, rows, bodies, strict=True)
+            ]
+        return [answer == 1 for answer in answers]
 
     def release(self, ending: Release, entry_id: str, task_id: str, kind: str, owner: str = "") -> str:
         """Acknowledge a task, give it back or give it up; return what became of it: 'gone' = not in that hand."""
