@@ -19,7 +19,8 @@ HEAD = """\
 Every command of `penstock`, as `penstock COMMAND --help` shows it. This page is generated from the commands: change
 them, then run `make reference`.
 
-* **Where.** `--url`, else the variable `PENSTOCK_URL`, else `task_queue.url` of the [settings](configuration.md).
+* **Where.** `--url`, else the variable `PENSTOCK_URL`, else `task_queue.url` of the [settings](configuration.md), of
+  which `--config` names the file. Every command that speaks to a server takes these two.
 * **Output.** Results go to standard output, messages to standard error. `--json` prints one object a line, with names
   that stay. Tables are for people; in a pipe no column is cut.
 * **Durations** are `500ms`, `30s`, `1h30m` or `'10 minutes'`. **Times** are `2026-11-15T12:00Z`, in UTC unless they
@@ -31,7 +32,7 @@ them, then run `make reference`.
 * Every command takes `-v` (`--verbose`), which logs more, `-q` (`--quiet`), which prints results and errors only, and
   `--help`.
 """
-EVERYWHERE = {"verbose", "quiet", "help"}
+EVERYWHERE = {"verbose", "quiet", "help", "url", "config"}
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

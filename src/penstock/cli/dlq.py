@@ -209,7 +209,7 @@ def redrive(
 
 
 def _redrive(inspector: Inspector, choice: Choice, limit: int | None, **options: Any) -> dict[str, int]:
-    counts, left = dict.fromkeys(("matched", "redriven", "refused", "gone"), 0), limit
+    counts, left = dict.fromkeys(("matched", "redriven", "refused"), 0), limit
     for stream, matching in choice.items():
         if left == 0:
             break

@@ -93,6 +93,8 @@ def rights_of(role: RoleName, place: Place) -> Rights:
             commands |= commands_of(name)
     if role is RoleName.SPARK and any("*" in stream for stream in place.streams):
         commands.add("SCAN")  # which shows the names of all keys
+    if role is RoleName.READONLY and "*" in place.streams:
+        commands |= {"SCAN", "INFO", "MEMORY USAGE"}  # the Inspector finds and measures all streams
     channels = [each.format(db=place.db) for each in _NOTICES] if role is RoleName.BALANCER else []
     keys = tuple(dict.fromkeys(re.sub(r"\s", "?", key) for key in _keys(role, place)))  # no rule may hold a space
     # A server refuses the whole line if a pattern comes after that of all keys.
