@@ -54,7 +54,7 @@ def page() -> str:
             hidden.append(f"`penstock {' '.join(path)}`")
         else:
             shown.setdefault(path[0], []).append(_section(path, command))
-    parts = [HEAD, *(part for name in shown for part in [f"## {name}\n", *shown[name]])]
+    parts = [HEAD, *(part for name in shown for part in [*_heading(name, shown[name]), *shown[name]])]
     if hidden:
         parts.append(
             "## Other names\n\nNames that users of other queues know, for what is above: " + ", ".join(hidden) + ".\n"
@@ -62,11 +62,16 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def _heading(name: str, sections: list[str]) -> list[str]:
+    return [] if sections[0].startswith("## ") else [f"## {name}\n"]
+
+
 def _section(path: tuple[str, ...], command: Any) -> str:
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
     usage = " ".join(["penstock", *path, *map(_placeholder, arguments)])
-    lines = [f"### {' '.join(path)}\n", f"```text\n{usage} [OPTIONS]\n```\n", _text(command.help), ""]
+    level = "##" if len(path) == 1 else "###"
+    lines = [f"{level} {' '.join(path)}\n", f"```text\n{usage} [OPTIONS]\n```\n", _text(command.help), ""]
     rows = [(_spelled(each), each) for each in [*arguments, *options] if each.name not in EVERYWHERE]
     if rows:
         lines += ["| argument or option | meaning | default |", "|---|---|---|"]
