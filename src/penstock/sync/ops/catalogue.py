@@ -53,6 +53,11 @@ class Look:
     groups_count: int
     groups: tuple[GroupLook, ...]
 
+    @property
+    def has_huge_entries(self) -> bool:
+        """Whether entries have megabytes: then none was looked at, and ids are unknown."""
+        return self.length > 0 and not self.last_id
+
 
 class Catalogue:
     """The streams of one server, found by SCAN in bounded steps, and remembered for `max_age_s`."""

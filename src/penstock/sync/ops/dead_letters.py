@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from penstock import dead_letter_record, envelope, ids
 from penstock import task as task_values
 from penstock.errors import ConfigurationError, NotFound
 from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
-from penstock.keys.stream_names import queue_log, service_of, task_stream
+from penstock.keys.stream_names import queue_log, service_of, task_stream, without_tag
 from penstock.model import DeadLetter
 from penstock.number_checks import check_number, check_seconds
 from penstock.ops.failures import fingerprint
@@ -53,7 +53,7 @@ class _Place:
     key: str
     kind: StreamKind
     owner: str
-    last_id: str  # '' = there is none
+    last_id: str  # '' = not known
 
 
 class _ServiceDeadLetters(DeadLetterStream[DeadLetter]):
@@ -88,9 +88,10 @@ class DeadLetterStreams:
         names = self._catalogue.names(match)
         task_queues = self._catalogue.task_queues()
         found: list[DeadLetterStreamInfo] = []
-        for look in (self._catalogue.look(names, most_groups=1)).values():
+        looks = self._catalogue.look(names, most_groups=1)
+        for look in looks.values():
             if look.length and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
-                place = self._place(look, task_queues)
+                place = self._place(look, task_queues, looks)
                 found.append(
                     DeadLetterStreamInfo(look.name, place.kind, place.owner, look.length, look.first_id, look.last_id)
                 )
@@ -110,14 +111,16 @@ class DeadLetterStreams:
         for name in names:
             look = looks.get(name)
             if look is not None and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
-                return self._place(look, task_queues)
+                source = kind_of(look, task_queues)[1]
+                candidates = [source, inside] if (inside := without_tag(source)) else []
+                return self._place(look, task_queues, self._catalogue.look(candidates))
         if stream in looks:
             raise NotFound(
                 f"stream {stream!r} has no dead letters; name the stream that they are in, if it has another name"
             )
         raise NotFound(f"there are no dead letters called {stream!r}; `penstock dlq ls` shows which there are")
 
-    def _place(self, look: Look, task_queues: set[str]) -> _Place:
+    def _place(self, look: Look, task_queues: set[str], present: Collection[str]) -> _Place:
         _, owner = kind_of(look, task_queues)
         of_tasks = task_stream(look.name)
         if of_tasks and of_tasks[0] in task_queues:
@@ -128,6 +131,9 @@ class DeadLetterStreams:
             kind, owner = StreamKind.SERVICE, service
         else:
             kind = StreamKind.STREAM
+            if owner not in present and (inside := without_tag(owner)):
+                # `{session}_dlq` is of the stream `{session}` or, in a cluster, of a balanced stream `session`.
+                owner = inside if inside in present else ""
         return _Place(look.name, self._catalogue.keys(look.name).stream, kind, owner, look.last_id)
 
     # --- reading ------------------------------------------------------------------------------------
@@ -254,7 +260,7 @@ class DeadLetterStreams:
         place = self._find(stream)
         store = self._store(place, to or place.owner)
         matched, refused, added = 0, 0, list[str]()
-        for letter in self._scan(place, matching, _SHORT, end=place.last_id):
+        for letter in self._scan(place, matching, _SHORT, end=place.last_id or self._newest(place)):
             if limit is not None and matched - refused >= limit:
                 return RedriveReport(matched, len(added), refused, tuple(added), dry_run, is_complete=False)
             matched += 1
@@ -267,6 +273,10 @@ class DeadLetterStreams:
                 added += new_ids
                 refused += not new_ids
         return RedriveReport(matched, len(added), refused, tuple(added), dry_run)
+
+    def _newest(self, place: _Place) -> str:
+        rows = self._client.call(place.key, "XREVRANGE", place.key, "+", "-", "COUNT", 1)
+        return rows[0][0].decode() if rows else ids.ZERO
 
     def redrive_edited(self, stream: str, record_id: str, value: Any, *, to: str | None = None) -> str:
         """Put one dead letter back with another payload; return the id of its entry, or of its task.

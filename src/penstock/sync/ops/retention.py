@@ -147,7 +147,7 @@ def floor_of(look: Look) -> str:
 
 def _read_up_to(look: Look, floor: str) -> GroupLook:
     is_all_needed = not look.first_id or ids.parse(floor) <= ids.parse(look.first_id)
-    unread = look.first_id if is_all_needed else "?"
+    unread = look.first_id if is_all_needed and not look.has_huge_entries else "?"
     return GroupLook("", 0, 0, ids.before(floor), None, None, unread, "", 0)
 
 

@@ -89,6 +89,7 @@ class Streams:
                 StreamInfo(
                     look.name, kind, owner, look.length, look.first_id, look.last_id, look.last_generated_id,
                     look.entries_added, described, look.groups_count, dead_letters if count else "", count,
+                    has_huge_entries=look.has_huge_entries,
                 )
             )  # fmt: skip
         return found
