@@ -5,35 +5,22 @@ A terminal carries out control characters, and Rich carries out markup; neither 
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
-from datetime import date
-from enum import Enum
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
 
-import msgspec
-from rich.console import Console
+from rich.console import Console, JustifyMethod
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-_DEEPEST = 100
-_MOST_BITS = 10_000  # of a number in JSON; Python writes none of more than 4,300 digits
+from penstock.shown import plain, shown, shown_lines, to_json
 
-
-def shown(value: object) -> str:
-    """Return a text of others in one line, with control characters, also those that turn text around, as escapes."""
-    text = value if isinstance(value, str) else str(value)
-    return text if text.isprintable() else _escaped(text, "", _escape)
-
-
-def shown_lines(value: object, indent: int = 0) -> str:
-    """Return a text of others like shown(), but in lines as it has them; all but the first are indented."""
-    lines = [shown(line.replace("\t", "    ")) for line in str(value).split("\n")]
-    return ("\n" + " " * indent).join(lines)
+_NUMBERS = {int, float}
+WIDE = {"error", "payload", "what", "fix"}  # columns that may be wrapped on a terminal
 
 
 def cell(value: object) -> Text:
@@ -41,58 +28,106 @@ def cell(value: object) -> Text:
     return Text(shown(value))
 
 
-def to_json(value: object, indent: int | None = None) -> str:
-    """Write a value as JSON; what JSON cannot say, such as bytes, is written as text."""
-    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
-    return text if text.isprintable() else _escaped(text, "\n", _escape_in_json)
+# --- printing ---------------------------------------------------------------------------------------
+
+_is_quiet = False
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """Return the value with nothing in it that JSON does not have: all of a message can be shown, whatever it holds."""
-    if isinstance(value, msgspec.Struct):
-        value = msgspec.structs.asdict(value)
-    elif is_dataclass(value) and not isinstance(value, type):
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
-    if not isinstance(value, Mapping | list | tuple | set | frozenset):
-        return _scalar(value)
-    if depth > _DEEPEST:
-        return "... (nested deeper than can be shown)"
-    if not isinstance(value, Mapping):
-        return [plain(item, depth + 1) for item in value]
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        name = _scalar(key)
-        text = name if isinstance(name, str) else str(name)
-        while text in found:  # 1 and "1" are two keys
-            text = f"{text} ({type(key).__name__})"
-        found[text] = plain(item, depth + 1)
-    return found
+def say(text: object) -> None:
+    """Print a message about a command, to standard error; what it was asked for goes to standard output."""
+    if not _is_quiet:
+        _write_line(shown_lines(text))
 
 
-def _scalar(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return _scalar(value.value)
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return hex(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).decode(errors="backslashreplace")
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return value.isoformat() if isinstance(value, date) else str(value)
+def print_status(text: object) -> None:
+    """Print what a command that runs until it is stopped does in the ordinary course of things: it has nothing else."""
+    if not _is_quiet:
+        sys.stdout.write(f"{shown_lines(text)}\n")
+        sys.stdout.flush()
 
 
-def _escaped(text: str, kept: str, escape: Callable[[str], str]) -> str:
-    return "".join(char if char.isprintable() or char in kept else escape(char) for char in text)
+def print_error(error: object) -> None:
+    """Print what ends a command."""
+    _write_line(f"penstock: {shown_lines(error)}")
 
 
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode()
+def _write_line(text: str) -> None:
+    # At once, with its end: several processes of one command may share standard error.
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
-def _escape_in_json(char: str) -> str:
-    return json.dumps(char)[1:-1]
+Columns: TypeAlias = Mapping[str, str | Callable[[Any], object]]
+"""The columns of a table: by title the attribute or key of a row, or what makes the cell of a row."""
+
+
+def print_rows(rows: Iterable[object], columns: Columns, *, as_json: bool, none: str = "") -> None:
+    """Print rows as a table, or each as a line of JSON with everything in it; `none` is said if there are no rows."""
+    if as_json:
+        for row in rows:
+            print(to_json(row))
+        return
+    cells = [[_value(row, column) for column in columns.values()] for row in rows]
+    if cells:
+        print_table(_table(columns, cells))
+    elif none:
+        say(none)
+
+
+def _table(titles: Iterable[str], cells: list[list[object]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title, values in zip(titles, zip(*cells, strict=True), strict=True):
+        is_number = all(value is None or type(value) in _NUMBERS for value in values)
+        justify: JustifyMethod = "right" if is_number else "left"
+        table.add_column(title, no_wrap=title not in WIDE, overflow="fold", justify=justify)
+    for row in cells:
+        table.add_row(*(cell(_in_a_table(value)) for value in row))
+    return table
+
+
+def _value(row: object, column: str | Callable[[Any], object]) -> object:
+    if callable(column):
+        return column(row)
+    return row[column] if isinstance(row, dict) else getattr(row, column)
+
+
+def print_fields(value: object, *, as_json: bool) -> None:
+    """Print one value, as lines of names and values or as one line of JSON."""
+    if as_json:
+        print(to_json(value))
+        return
+    named = plain(value)
+    lists = {name: item for name, item in named.items() if _is_table(item)}
+    width = max(map(len, named), default=0) + 2
+    for name, item in named.items():
+        if name not in lists:
+            text = to_json(item) if isinstance(item, dict | list) else _in_a_table(item)
+            print(f"{shown(name):<{width}}{shown_lines(text, indent=width)}")
+    for name, rows in lists.items():
+        print(f"\n{shown(name)}")
+        print_table(_table(rows[0], [[_flat(item) for item in row.values()] for row in rows]))
+
+
+def _is_table(item: object) -> bool:
+    return (
+        isinstance(item, list)
+        and bool(item)
+        and all(isinstance(row, dict) and row.keys() == item[0].keys() for row in item)
+    )
+
+
+def _flat(item: object) -> object:
+    return to_json(item) if isinstance(item, dict | list) else item
+
+
+def _in_a_table(value: object) -> object:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if isinstance(value, datetime) else value
 
 
 def print_table(table: Table) -> None:
@@ -103,6 +138,20 @@ def print_table(table: Table) -> None:
     console.print(table)
 
 
+@contextmanager
+def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar while the body runs, on a terminal; yield the function that takes how far it has come."""
+    console = Console(file=sys.stderr)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    is_off = _is_quiet or not console.is_terminal
+    with Progress(TextColumn(label), *columns, console=console, disable=is_off) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done: bar.update(task, completed=min(done, total))
+
+
+# --- logging ----------------------------------------------------------------------------------------
+
+
 class LogFormat(logging.Formatter):
     """Log lines of a command: what a message brought along is escaped, lines of a traceback stay lines."""
 
@@ -111,11 +160,25 @@ class LogFormat(logging.Formatter):
         return shown_lines(super().format(record))
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Have log records printed to standard error."""
-    handler = logging.StreamHandler()
+@contextmanager
+def verbosity(level: int, *, is_verbose: bool, is_quiet: bool) -> Iterator[None]:
+    """Set what is logged to standard error while a command runs; a quiet one logs errors and prints no messages."""
+    global _is_quiet  # noqa: PLW0603 - one command runs in a process
+    logger, root, handler = logging.getLogger("penstock"), logging.getLogger(), logging.StreamHandler()
     handler.setFormatter(LogFormat("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
+    before, _is_quiet = (logger.level, root.level), is_quiet
+    chosen = logging.DEBUG if is_verbose else logging.ERROR if is_quiet else level
+    logger.setLevel(chosen)
+    if chosen < logging.WARNING:  # warnings are printed in any case, as they are
+        root.setLevel(logging.INFO)  # what handlers of users log
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.setLevel(before[0])
+        root.setLevel(before[1])
+        root.removeHandler(handler)
+        _is_quiet = False
 
 
 def write_anything() -> None:
@@ -126,8 +189,3 @@ def write_anything() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-
-
-def print_error(error: object) -> None:
-    """Print what ends a command."""
-    print(f"penstock: {shown_lines(error)}", file=sys.stderr)

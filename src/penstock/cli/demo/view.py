@@ -12,9 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.demo_director import Summary
-from penstock.cli.demo_spark import SparkCount
-from penstock.cli.shown import cell, shown
+from penstock.cli.demo.director import Summary
+from penstock.cli.demo.spark import SparkCount
+from penstock.cli.shown import cell
+from penstock.shown import shown
 
 _LINE_EVERY_S = 1.0
 _HOW = "Counted from Redis at the end, entry by entry: XRANGE and XPENDING."

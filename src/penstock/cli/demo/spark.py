@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from penstock import PenstockError, StreamClient
-from penstock.cli.demo_orders import BY_SPARK, STREAM
+from penstock.cli.demo.orders import BY_SPARK, STREAM
 
 _LAST_LINES = 12
 
@@ -61,7 +61,7 @@ async def count(client: StreamClient, url: str, tell: Callable[[str], None]) -> 
 
 async def _run_job(url: str, folder: str, tell: Callable[[str], None]) -> str:
     job = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.cli.demo_spark_job", url, folder,
+        sys.executable, "-m", "penstock.cli.demo.spark_job", url, folder,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
         env={**os.environ, "SPARK_LOCAL_DIRS": folder},
     )  # fmt: skip

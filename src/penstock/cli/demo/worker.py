@@ -1,4 +1,4 @@
-"""A worker process of the demo: `python -m penstock.cli.demo_worker URL NAME`. It ends when its standard input does."""
+"""A worker process of the demo: `python -m penstock.cli.demo.worker URL NAME`. It ends when its standard input does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import threading
 
 from penstock import ConsumerConfig, StreamClient, StreamConsumer, StreamMessage, StreamProducer
-from penstock.cli.demo_orders import (
+from penstock.cli.demo.orders import (
     CONCURRENCY,
     FATAL,
     GROUP,
@@ -20,7 +20,7 @@ from penstock.cli.demo_orders import (
     RETRY_DELAY_MS,
     STREAM,
 )
-from penstock.cli.parent import at_end_of_parent
+from penstock.cli.supervisor import at_end_of_parent
 from penstock.errors import FatalError
 
 _LONGEST_END_S = 8.0

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
 from penstock import DeadLetters, StreamClient
-from penstock.cli.demo_orders import GROUP, JOURNAL, STREAM
+from penstock.cli.demo.orders import GROUP, JOURNAL, STREAM
 
 _PAGE = 1_000
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from penstock import ConsumerGroup, ConsumerInfo, PenstockError, StreamClient, StreamProducer
-from penstock.cli import demo_audit
-from penstock.cli.demo_audit import Balance, Books, Kill
-from penstock.cli.demo_orders import CONCURRENCY, GROUP, LEASE_MS, STREAM, WORKERS, Plan, Scrambler
-from penstock.cli.demo_spark import SparkCount
-from penstock.cli.demo_workers import Workers
+from penstock.cli.demo import audit as demo_audit
+from penstock.cli.demo.audit import Balance, Books, Kill
+from penstock.cli.demo.orders import CONCURRENCY, GROUP, LEASE_MS, STREAM, WORKERS, Plan, Scrambler
+from penstock.cli.demo.spark import SparkCount
+from penstock.cli.demo.workers import Workers
 
 _TILLS = 2  # producers
 _CHUNK = 100

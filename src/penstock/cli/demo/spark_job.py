@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from penstock.cli.demo_orders import BY_SPARK, STREAM
+from penstock.cli.demo.orders import BY_SPARK, STREAM
 from penstock.spark import session
 
 _PAYLOAD = "`order` bigint, kind string, work_ms double"

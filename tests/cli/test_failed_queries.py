@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.cli.bad_input import query_failed
+from penstock.cli.spark_session import query_failed
 
 _FULL = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Reason: An exception was raised by the
 Python Proxy. Return Message: Traceback (most recent call last):

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Self
 
-from penstock.cli.parent import let_go
+from penstock.cli.supervisor import let_go
 from penstock.errors import PenstockError
 
 _STOP_S = 10.0
@@ -40,7 +40,7 @@ class Workers:
     def start(self, name: str) -> None:
         """Start a worker process."""
         self._workers[name] = subprocess.Popen(
-            [sys.executable, "-m", "penstock.cli.demo_worker", self._url, name],
+            [sys.executable, "-m", "penstock.cli.demo.worker", self._url, name],
             stdin=subprocess.PIPE,  # its end tells the worker that we are done with it, or that we are gone
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for us; we end the workers in order
