@@ -175,3 +175,12 @@ def test_after_the_end_of_a_run_nobody_is_woken_for_nothing() -> None:
     assert [event.is_set() for event in events] == [True] * 3, "everybody who waits ends"
     held.reopen()
     assert [event.is_set() for event in events] == [False] * 3
+
+
+def test_what_is_done_does_not_run_again_when_it_is_claimed_before_it_is_acknowledged() -> None:
+    held = registry()
+    held.add_fresh(rows(1))
+    delivery = taken(held, 1)
+    delivery.finish(delivery.messages, ids(delivery))
+    assert held.add_again(again(1)) == 0
+    assert (held.take_now(1), held.unsettled_ids()) == (None, ["1-0"])

@@ -97,15 +97,16 @@ class InFlight:
         """
         decoded = self.context.decoder.again(claims)
         with self.lock:
-            by_id = {message.id: message for message in decoded.messages}
-            for entry_id in self.find(by_id):
-                del by_id[entry_id]
+            # Also those that are done here: they were claimed because their acknowledgement is late.
+            known = set(self.unsettled_ids())
+            by_id = {message.id: message for message in decoded.messages if message.id not in known}
+            rejected = [entry for entry in decoded.rejected if entry.id not in known]
             self._single.update(by_id)
             self._newest = max([self._newest, *map(ids.parse, by_id)])
             self._again.extend(by_id.values())
-            self._reject(decoded.rejected)
+            self._reject(rejected)
         self._arrivals.call(len(by_id))
-        count = len(by_id) + len(decoded.rejected)
+        count = len(by_id) + len(rejected)
         self.context.tally.count_read(count)
         if missing:
             self.context.tally.count(missing=len(missing), dead=len(missing))
