@@ -9,8 +9,18 @@ from penstock.errors import PenstockError, summary_of
 
 _MOST_BYTES = 65_536
 _PARTS = (
-    "balancer", "dead_letters", "events", "ops", "queue", "redis", "results", "shutdown", "spark", "streams", "tasks",
-)  # fmt: skip
+    "balancer",
+    "dead_letters",
+    "events",
+    "ops",
+    "queue",
+    "redis",
+    "results",
+    "shutdown",
+    "spark",
+    "streams",
+    "tasks",
+)
 
 
 class StandIn(PenstockError):

@@ -16,20 +16,19 @@ from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
 from penstock.keys.stream_names import queue_log, service_of, task_stream, without_tag
 from penstock.model import DeadLetter
 from penstock.number_checks import check_number, check_seconds
-from penstock.ops.catalogue import Catalogue, Look, kind_of
-from penstock.ops.failures import fingerprint
+from penstock.ops.catalogue import Catalogue, Look, checked_id, checked_text, kind_of
+from penstock.ops.failures import failure_group, letter_of, matches
 from penstock.ops.model import (
     DeadLetterFilter,
     DeadLetterInfo,
     DeadLetterStreamInfo,
-    FailureGroup,
     FailureGroups,
     FieldValue,
     Page,
     RedriveReport,
     StreamKind,
 )
-from penstock.ops.payloads import encoded, fields_of, shown
+from penstock.ops.payloads import encoded, shown
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.runtime.aio import pause
@@ -160,15 +159,15 @@ class DeadLetterStreams:
         start = f"{matching.since_ms}-0" if matching.since_ms else "-"
         end = str(matching.until_ms) if matching.until_ms is not None else "+"
         if cursor:
-            ids.parse(cursor)
+            checked_id(cursor)
             start, end = (start, f"({cursor}") if newest_first else (f"({cursor}", end)
         ends = (end, start) if newest_first else (start, end)
         args: list[str | int] = [
-            *ends, limit, int(newest_first), max_value_bytes, matching.text or "", _LOOKED_AT, fields,
+            *ends, limit, int(newest_first), max_value_bytes, checked_text(matching.text or ""), _LOOKED_AT, fields,
         ]  # fmt: skip
         rows, further = await self._client.run("ops/entries", [place.key], args, Repeat.READ)
-        letters = [self._letter(place, row) for row in rows]
-        return Page(tuple(letter for letter in letters if _matches(letter, matching)), further.decode())
+        letters = [letter_of(place.stream, row, self._client.protection) for row in rows]
+        return Page(tuple(letter for letter in letters if matches(letter, matching)), further.decode())
 
     async def show(self, stream: str, record_id: str, *, max_value_bytes: int = 1 << 20) -> DeadLetterInfo:
         """Return one dead letter, by the id of its record or of its task; raise NotFound if there is none."""
@@ -177,7 +176,7 @@ class DeadLetterStreams:
             args: list[str | int] = [record_id, record_id, 1, 0, max_value_bytes, "", 1, ""]
             rows, _ = await self._client.run("ops/entries", [place.key], args, Repeat.READ)
             if rows:
-                return self._letter(place, rows[0])
+                return letter_of(place.stream, rows[0], self._client.protection)
         else:
             async for letter in self._scan(place, DeadLetterFilter(ids=frozenset({record_id})), max_value_bytes):
                 return letter
@@ -222,7 +221,7 @@ class DeadLetterStreams:
             read, cursor = read + len(page.items), page.cursor
             if not cursor:
                 break
-        groups = [_failure_group(letters) for letters in by_cause.values()]
+        groups = [failure_group(letters) for letters in by_cause.values()]
         groups.sort(key=lambda group: (-group.count, group.fingerprint))
         return FailureGroups(tuple(groups), read, is_complete=not cursor)
 
@@ -352,54 +351,3 @@ class DeadLetterStreams:
                 f"the name of {place.stream!r} does not tell which stream its dead letters go back to: say it with `to`"
             )
         return DeadLetters(self._client, to, place.stream)
-
-    def _letter(self, place: _Place, row: Sequence[bytes]) -> DeadLetterInfo:
-        fields = fields_of(row)
-        by_name = {each.name: each for each in fields}
-        record = dead_letter_record.parse(
-            row[0].decode(), [part for each in fields for part in (envelope.field_bytes(each.name), each.value)]
-        )
-        return DeadLetterInfo(
-            stream=place.stream,
-            id=record.id,
-            reason=record.reason,
-            error=record.error,
-            error_text=record.error_text,
-            traceback=record.traceback,
-            source_stream=record.source_stream,
-            source_id=record.source_id,
-            group=record.group,
-            consumer=record.consumer,
-            attempts=record.attempts,
-            deliveries=record.deliveries,
-            redrives=record.redrives,
-            dead_at_ms=record.dead_at_ms or ids.parse(record.id)[0],
-            message_id=record.message_id,
-            task_id=envelope.text(record.fields.get("task_id"), 512),
-            task_kind=envelope.text(record.fields.get("kind"), 512) if place.kind is StreamKind.TASKS else "",
-            cut=record.cut,
-            fingerprint=fingerprint(record.reason, record.error, record.error_text, record.traceback),
-            payload=shown(by_name, record.source_stream, self._client.protection),
-            fields=fields,
-        )
-
-
-def _matches(letter: DeadLetterInfo, wanted: DeadLetterFilter) -> bool:
-    return (
-        (not wanted.ids or letter.id in wanted.ids or letter.task_id in wanted.ids)
-        and wanted.reason in {None, letter.reason}
-        and wanted.error in {None, letter.error}
-        and wanted.kind in {None, letter.task_kind}
-        and wanted.fingerprint in {None, letter.fingerprint}
-        and wanted.source in {None, letter.source_stream}
-    )
-
-
-def _failure_group(letters: Sequence[DeadLetterInfo]) -> FailureGroup:
-    newest = letters[0]
-    times = [letter.dead_at_ms for letter in letters]
-    sources = sorted({letter.source_stream for letter in letters})
-    return FailureGroup(
-        newest.fingerprint, newest.reason, newest.error, newest.error_text, len(letters), min(times), max(times),
-        newest.id, tuple(sources),
-    )  # fmt: skip

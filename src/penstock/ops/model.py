@@ -15,6 +15,7 @@ from penstock import ids
 from penstock.model import Lag
 
 Item = TypeVar("Item")
+MOST_CONSUMERS = 2_000  # of one group: to list more takes the server longer than it may be held up
 
 
 @dataclass(frozen=True, slots=True)
