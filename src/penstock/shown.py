@@ -1,0 +1,82 @@
+"""Texts of others in a form that is safe to show: messages and names may hold whatever somebody wrote to Redis."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import date
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+_DEEPEST = 100
+_MOST_BITS = 10_000  # of a number in JSON; Python writes none of more than 4,300 digits
+
+
+def shown(value: object) -> str:
+    """Return a text of others in one line, with control characters, also those that turn text around, as escapes."""
+    text = value if isinstance(value, str) else str(value)
+    return text if text.isprintable() else _escaped(text, "", _escape)
+
+
+def shown_lines(value: object, indent: int = 0) -> str:
+    """Return a text of others like shown(), but in lines as it has them; all but the first are indented."""
+    lines = [shown(line.replace("\t", "    ")) for line in str(value).split("\n")]
+    return ("\n" + " " * indent).join(lines)
+
+
+def to_json(value: object, indent: int | None = None) -> str:
+    """Write a value as JSON; what JSON cannot say, such as bytes, is written as text."""
+    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return text if text.isprintable() else _escaped(text, "\n", _escape_in_json)
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Return the value with nothing in it that JSON does not have: all of a message can be shown, whatever it holds."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if not isinstance(value, Mapping | list | tuple | set | frozenset):
+        return _scalar(value)
+    if depth > _DEEPEST:
+        return "... (nested deeper than can be shown)"
+    if not isinstance(value, Mapping):
+        return [plain(item, depth + 1) for item in value]
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        name = _scalar(key)
+        text = name if isinstance(name, str) else str(name)
+        while text in found:  # 1 and "1" are two keys
+            text = f"{text} ({type(key).__name__})"
+        found[text] = plain(item, depth + 1)
+    return found
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return _scalar(value.value)
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return hex(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode(errors="backslashreplace")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def _escaped(text: str, kept: str, escape: Callable[[str], str]) -> str:
+    return "".join(char if char.isprintable() or char in kept else escape(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode()
+
+
+def _escape_in_json(char: str) -> str:
+    return json.dumps(char)[1:-1]
