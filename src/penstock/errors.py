@@ -346,3 +346,10 @@ class TaskTimeout(PenstockError):
 
 class WorkerStopped(PenstockError):
     """The worker was told to stop, and the grace period was over before the handler ended; the task is handed back."""
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+class NotFound(PenstockError):
+    """What was asked for by its name does not exist: a stream, a group, an entry, a queue, a task, a service."""

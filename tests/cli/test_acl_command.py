@@ -13,8 +13,8 @@ import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock import JsonSerializer, OwnedStream, StreamBalancer, StreamClient
-from penstock.cli.rights import Place, RoleName, as_line, commands_of, rights_of
 from penstock.errors import ConfigurationError, FatalError, PermissionDenied
+from penstock.ops.rights import Place, RoleName, as_line, commands_of, rights_of
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from penstock.spark.reading.options import SourceOptions

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.queue_options import FROM_SETTINGS, Url, queue_settings
-from penstock.cli.rights import NEWER, Place, RoleName, as_line, rights_of
+from penstock.ops.rights import NEWER, Place, RoleName, as_line, rights_of
 from penstock.redis.address import parse_url
 from penstock.redis.capabilities import known_commands
 from penstock.sync.redis.client import StreamClient

@@ -208,6 +208,10 @@ class DeadLetterStream(ABC, Generic[Letter]):
                     added.append(new_id)
         return added
 
+    def redrive_as(self, letter: Letter) -> str | None:
+        """Put a record back with the fields that it is given here; return the id of what it is now, None = it stays."""
+        return self._put_back(letter, secrets.token_hex(8))
+
     @abstractmethod
     def _put_back(self, letter: Letter, operation: str) -> str | None:
         """Put a record back; return the id of what it is now, or None if it stays."""

@@ -26,28 +26,57 @@ class Counted:
     is_all: bool  # the range has ended; else there are more
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    count: int
+    first: str
+    further: str  # where to go on; '' = the range has ended
+    length: int
+    now_ms: int
+
+
+def _count_step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> _Step:
+    reply = client.run("streams/count_range", [stream], [start, end, most], Repeat.READ)
+    counted, first, further, length, now_ms = reply
+    return _Step(int(counted), first.decode(), further.decode(), int(length), int(now_ms))
+
+
 def count_range(
     client: StreamClient, stream: str, start: str, end: str, most: int | None = None, steps: int | None = None
 ) -> Counted:
     """Count the entries of a range, up to `most` of them, with so many steps."""
-    total, first, step = 0, "", 0
+    total, first, taken = 0, "", 0
     while True:
-        step += 1
-        wanted = _STEP if most is None else min(_STEP, most - total)
-        reply = client.run("streams/count_range", [stream], [start, end, wanted], Repeat.READ)
-        counted, begin, further, length, now_ms = reply
-        first = first or begin.decode()
-        total += counted
-        if not further or total == most or step == steps:
-            return Counted(total, first, length, now_ms, not further)
-        start = further.decode()
+        taken += 1
+        step = _count_step(client, stream, start, end, _STEP if most is None else min(_STEP, most - total))
+        total, first = total + step.count, first or step.first
+        if not step.further or total == most or taken == steps:
+            return Counted(total, first, step.length, step.now_ms, not step.further)
+        start = step.further
 
 
 def count_after(client: StreamClient, stream: str, last_delivered: str, most: int | None = None) -> Counted:
-    """Count the entries behind an id, up to `most`, as long as that does not keep the server busy."""
+    """Count the entries behind an id, up to `most`, as long as that does not keep the server busy.
+
+    Without `most` they are counted from both ends in turn: where finished entries are trimmed, what lies before the id
+    is the shorter part.
+    """
     if last_delivered == ids.LAST:
         return count_range(client, stream, ids.LAST, ids.ZERO)  # there is no id behind it to begin with
-    return count_range(client, stream, ids.after(last_delivered), "+", most, _MOST_STEPS)
+    start, before = ids.after(last_delivered), "-"
+    if most is not None:
+        return count_range(client, stream, start, "+", most, _MOST_STEPS)
+    total, first, counted, steps = 0, "", 0, 0
+    while True:
+        behind = _count_step(client, stream, start, "+")
+        total, first, start = total + behind.count, first or behind.first, behind.further
+        steps += 2
+        if not start or steps > _MOST_STEPS:
+            return Counted(total, first, behind.length, behind.now_ms, not start)
+        ahead = _count_step(client, stream, before, last_delivered)
+        counted, before = counted + ahead.count, ahead.further
+        if not before:
+            return Counted(ahead.length - counted, first, ahead.length, ahead.now_ms, True)
 
 
 def trim_finished(client: StreamClient, stream: str, keep: int) -> int:

@@ -134,6 +134,27 @@ def commands_of(name: str) -> set[str]:
     return {f"{word} {sub}" if word in _CONTAINERS and sub else word for word, sub in found}
 
 
+def missing_commands(rights: Rights, rules: str) -> list[str]:
+    """Return the commands that a role needs and a user lacks, by the rules that ACL GETUSER shows.
+
+    Only what is certain: a rule about a category of commands other than all of them decides nothing.
+    """
+    words = rules.lower().split()
+    lacking = []
+    for name in sorted(rights.commands - NEWER):
+        command = name.lower().replace(" ", "|")
+        may: bool | None = False
+        for word in words:
+            sign, what = word[:1], word[1:]
+            if what == "@all" or what in {command, command.partition("|")[0]}:
+                may = sign == "+"
+            elif what.startswith("@"):
+                may = None
+        if may is False:
+            lacking.append(name)
+    return lacking
+
+
 def _keys(role: RoleName, place: Place) -> list[str]:
     found: list[str] = []
     if role in (RoleName.PRODUCER, RoleName.WORKER, RoleName.SPARK, RoleName.READONLY):

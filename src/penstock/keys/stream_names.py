@@ -1,0 +1,41 @@
+"""What the name of a stream tells about it: the way back from the keys of queues, tasks and services."""
+
+from __future__ import annotations
+
+from penstock.keys.names import hash_tag
+
+_TASKS, _RESULTS, _DEAD = ".tasks", ".results", ".dead"
+_DEAD_LETTERS, _INPUT = "_dlq", "-input"
+_LOGS = ("completed", "failed")
+
+
+def task_stream(name: str) -> tuple[str, str] | None:
+    """Return the task queue of a stream and its part: tasks, results or dead; None = it is called like none of them.
+
+    The name alone does not tell whether there is such a queue.
+    """
+    for suffix, part in ((_RESULTS, "results"), (_DEAD, "dead")):
+        if name.endswith(suffix) and len(name) > len(suffix):
+            return name.removesuffix(suffix), part
+    root, found, lane = name.partition(_TASKS)
+    return (root, "tasks") if found and root and (not lane or lane.startswith(".")) else None
+
+
+def service_of(stream: str) -> str | None:
+    """Return the balanced service of a load balancer stream; None = it is called like none."""
+    return stream.removesuffix(_INPUT) if stream.endswith(_INPUT) and len(stream) > len(_INPUT) else None
+
+
+def queue_log(name: str, separator: str = "::") -> tuple[str, str] | None:
+    """Return the message queue of a stream of its, and what is in it: completed, failed or dlq."""
+    queue, found, part = name.rpartition(separator)
+    return (queue, part) if found and queue and part in (*_LOGS, "dlq") else None
+
+
+def source_of_dead_letters(name: str) -> str | None:
+    """Return the stream whose dead letters are usually called so; None = it is called like none."""
+    if not name.endswith(_DEAD_LETTERS) or len(name) == len(_DEAD_LETTERS):
+        return None
+    source = name.removesuffix(_DEAD_LETTERS)
+    # Of a service, and of a balanced stream in a cluster, the tag was put around the whole name.
+    return source[1:-1] if hash_tag(source) == source[1:-1] else source

@@ -1,0 +1,141 @@
+"""Balanced services: who owns which data stream, for how long, and how many each consumer has."""
+
+from __future__ import annotations
+
+from penstock import envelope
+from penstock.balancer.commands import BalancerCommands
+from penstock.balancer.config import BalancerConfig
+from penstock.balancer.messages import LBSInfo
+from penstock.errors import NotFound, PenstockError
+from penstock.keys import BalancerKeys
+from penstock.keys.stream_names import service_of
+from penstock.ops.batches import ask, number_or
+from penstock.ops.catalogue import Catalogue, Look
+from penstock.ops.lag import measure
+from penstock.ops.model import BalancerPeer, OwnedStream, Page, ServiceInfo
+from penstock.redis.client import StreamClient
+
+_PAGE = 500
+
+
+class Services:
+    """The balanced services of one server. Their keys have no prefix, whatever the client has."""
+
+    def __init__(self, client: StreamClient, catalogue: Catalogue) -> None:
+        self._client, self._catalogue = client, catalogue
+
+    async def all(self) -> list[ServiceInfo]:
+        """Return the services, by name."""
+        looks = await self._catalogue.look_at_services(await self._catalogue.services())
+        return [await self._info(BalancerKeys(_service(look)), look) for look in looks.values() if _is_service(look)]
+
+    async def info(self, service: str) -> ServiceInfo:
+        """Return one service; raise NotFound if there is none."""
+        keys = BalancerKeys.of(service)
+        return await self._info(keys, await self._look(keys))
+
+    async def _look(self, keys: BalancerKeys) -> Look:
+        found = (await self._catalogue.look_at_services([keys.stream])).get(keys.stream)
+        if found is None or not _is_service(found):
+            raise NotFound(f"there is no balanced service {keys.service!r}; `penstock balance ls` shows the services")
+        return found
+
+    async def _info(self, keys: BalancerKeys, look: Look) -> ServiceInfo:
+        [group] = [group for group in look.groups if group.name == keys.group]
+        [lag] = await measure(self._client, [(keys.stream, look, group)])
+        peers, dead = await ask(
+            self._client,
+            [(keys.stream, ("HGETALL", keys.peers)), (keys.dead_letters, ("XLEN", keys.dead_letters))],
+        )
+        found = [
+            _peer(peers[at], peers[at + 1], look.now_ms)
+            for at in range(0, 0 if isinstance(peers, PenstockError) else len(peers), 2)
+        ]
+        alive = sorted((peer for peer in found if peer is not None), key=lambda peer: peer.name)
+        return ServiceInfo(keys.service, group.pending, lag.count, tuple(alive), number_or(dead))
+
+    async def streams(
+        self, service: str, *, owner: str | None = None, is_waiting: bool | None = None, limit: int = 100,
+        cursor: str = "",
+    ) -> Page[OwnedStream]:  # fmt: skip
+        """Return the data streams that were handed out, oldest first, with their owners and the time of their locks.
+
+        Those of one owner, or those (not) waiting for one, if that is given.
+        """
+        keys = BalancerKeys.of(service)
+        await self._look(keys)
+        start, found = f"({cursor}" if cursor else "-", list[OwnedStream]()
+        while True:
+            rows = await self._client.call(keys.stream, "XPENDING", keys.stream, keys.group, start, "+", _PAGE)
+            for stream in await self._owned(keys, rows):
+                if owner in {None, stream.owner} and is_waiting in {None, not stream.owner}:
+                    found.append(stream)
+                    if len(found) == limit:
+                        return Page(tuple(found), stream.entry_id)
+            if len(rows) < _PAGE:
+                return Page(tuple(found))
+            start = f"({rows[-1][0].decode()}"
+
+    async def _owned(self, keys: BalancerKeys, rows: list[tuple[bytes, bytes, int, int]]) -> list[OwnedStream]:
+        commands = BalancerCommands(self._client, keys, "", BalancerConfig())
+        bodies = await commands.bodies([row[0].decode() for row in rows])
+        named = []
+        for row, fields in zip(rows, bodies, strict=True):
+            info = _info_of(row[0].decode(), fields)
+            if info is not None:
+                named.append((row, info))
+        locks = [info.lock for _, info in named]
+        questions = [(lock, (command, lock)) for lock in locks for command in ("GET", "PTTL")]
+        replies = await ask(self._client, questions)
+        found = []
+        for place, (row, info) in enumerate(named):
+            holder, left_ms = replies[2 * place], number_or(replies[2 * place + 1], -2)
+            owner = envelope.text(holder) if isinstance(holder, bytes) else ""
+            found.append(
+                OwnedStream(
+                    keys.service, info.data_stream_name, info.id_in_lbs, owner, left_ms if owner else None,
+                    int(row[3]), int(row[2]),
+                )
+            )  # fmt: skip
+        return found
+
+    async def release(self, service: str, data_stream: str) -> str:
+        """Take a data stream from its owner, so that another consumer takes it over; return who had it.
+
+        The owner is told that it has lost the stream, and what it says about it afterwards is refused.
+        """
+        cursor = ""
+        while True:
+            page = await self.streams(service, limit=_PAGE, cursor=cursor)
+            for stream in page.items:
+                if stream.data_stream == data_stream and stream.owner:
+                    commands = BalancerCommands(self._client, BalancerKeys.of(service), stream.owner, BalancerConfig())
+                    await commands.release([LBSInfo(data_stream, stream.entry_id)])
+                    return stream.owner
+            cursor = page.cursor
+            if not cursor:
+                raise NotFound(f"nobody owns data stream {data_stream!r} of service {service!r}")
+
+
+def _service(look: Look) -> str:
+    return service_of(look.name) or ""
+
+
+def _is_service(look: Look) -> bool:
+    return any(group.name == BalancerKeys(_service(look)).group for group in look.groups)
+
+
+def _peer(name: bytes, told: bytes, now_ms: int) -> BalancerPeer | None:
+    numbers = [number for word in told.split() if (number := envelope.number(word)) is not None]
+    if len(numbers) != 3:
+        return None  # written by others
+    return BalancerPeer(envelope.text(name), numbers[1], numbers[2], numbers[0] - now_ms)
+
+
+def _info_of(entry_id: str, fields: list[bytes] | None) -> LBSInfo | None:
+    from penstock.balancer.messages import LBSInputMessage
+
+    try:
+        return None if fields is None else LBSInfo(LBSInputMessage.of_entry(fields).data_stream_name, entry_id)
+    except PenstockError:
+        return None

@@ -1,0 +1,158 @@
+"""Which streams there are, and what each of them is."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from penstock import envelope
+from penstock.errors import PenstockError
+from penstock.keys import StreamKeys, TaskKeys, check_name
+from penstock.keys.stream_names import queue_log, service_of, source_of_dead_letters, task_stream
+from penstock.ops.batches import ask, run_many
+from penstock.ops.model import StreamKind
+from penstock.queue.model import GROUP as QUEUE_GROUP
+from penstock.redis.aio import Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.reading import stream_keys
+
+MOST_GROUPS = 64  # of one stream that are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLook:
+    """A group as the server describes it."""
+
+    name: str
+    consumers: int
+    pending: int
+    last_delivered_id: str
+    entries_read: int | None
+    lag: int | None  # the server's own number
+    first_unread_id: str  # '' = all is read, '?' = not known
+    oldest_pending_id: str
+    oldest_pending_idle_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A stream at one moment."""
+
+    name: str
+    length: int
+    first_id: str
+    last_id: str
+    last_generated_id: str
+    entries_added: int | None
+    is_dead_letters: bool  # its newest entry is one
+    now_ms: int
+    groups_count: int
+    groups: tuple[GroupLook, ...]
+
+
+class Catalogue:
+    """The streams of one server, found by SCAN in bounded steps, and remembered for `max_age_s`."""
+
+    def __init__(self, client: StreamClient, max_age_s: float) -> None:
+        self._client, self._max_age_s = client, max_age_s
+        self._names: list[str] = []
+        self._read_s = -float("inf")
+
+    def keys(self, name: str) -> StreamKeys:
+        """Return the keys of a stream, whoever made it: names that Penstock would not give are accepted."""
+        check_name("stream", name)
+        return StreamKeys(f"{self._client.prefix}_{name}" if self._client.prefix else name)
+
+    def task_keys(self, queue: str) -> TaskKeys:
+        """Return the keys of a task queue, as its streams are named."""
+        return TaskKeys(queue, self._client.prefix)
+
+    async def names(self, match: str = "*") -> list[str]:
+        """Return the names of all streams that a glob pattern matches, sorted."""
+        if time.monotonic() - self._read_s > self._max_age_s or not self._max_age_s:
+            prefix = f"{self._client.prefix}_" if self._client.prefix else ""
+            found = await stream_keys(self._client, f"{_escaped(prefix)}*")
+            self._names, self._read_s = [key.removeprefix(prefix) for key in found], time.monotonic()
+        return self._names if match == "*" else [name for name in self._names if fnmatchcase(name, match)]
+
+    async def services(self) -> list[str]:
+        """Return the load balancer streams, which have no prefix: streams that are called and read like one."""
+        found = await stream_keys(self._client, "*-input") if self._client.prefix else await self.names("*-input")
+        return [name for name in found if service_of(name)]
+
+    async def look(self, names: Sequence[str], most_groups: int = MOST_GROUPS) -> dict[str, Look]:
+        """Look at streams; those that are gone, or are no streams, are left out."""
+        return await self._look(names, [self.keys(name).stream for name in names], most_groups)
+
+    async def look_at_services(self, names: Sequence[str]) -> dict[str, Look]:
+        """Look at load balancer streams."""
+        return await self._look(names, names, MOST_GROUPS)
+
+    async def _look(self, names: Sequence[str], keys: Sequence[str], most_groups: int) -> dict[str, Look]:
+        replies = await run_many(self._client, "ops/look", [([key], [most_groups]) for key in keys])
+        return {
+            name: _look(name, reply)
+            for name, reply in zip(names, replies, strict=True)
+            if reply and not isinstance(reply, PenstockError)
+        }
+
+    async def task_queues(self, names: Collection[str] | None = None) -> set[str]:
+        """Return the task queues, by what their streams begin with."""
+        names = await self.names() if names is None else names
+        roots = sorted({found[0] for name in names if (found := task_stream(name))})
+        marks = [self.task_keys(root).lanes for root in roots]
+        replies = await ask(self._client, [(mark, ("EXISTS", mark)) for mark in marks])
+        return {root for root, reply in zip(roots, replies, strict=True) if reply == 1}
+
+
+def kind_of(look: Look, task_queues: Collection[str]) -> tuple[StreamKind, str]:
+    """Return what a stream is, and the queue, service or stream that it belongs to ('' = none)."""
+    name, groups = look.name, {group.name for group in look.groups}
+    of_tasks = task_stream(name)
+    if of_tasks and of_tasks[0] in task_queues:
+        parts = {"tasks": StreamKind.TASKS, "results": StreamKind.RESULTS, "dead": StreamKind.DEAD_LETTERS}
+        return parts[of_tasks[1]], queue_name(of_tasks[0])
+    log = queue_log(name)
+    if log:
+        return (StreamKind.DEAD_LETTERS if log[1] == "dlq" else StreamKind.QUEUE_LOG), log[0]
+    source = source_of_dead_letters(name)
+    if source:
+        return StreamKind.DEAD_LETTERS, source
+    if look.is_dead_letters:
+        return StreamKind.DEAD_LETTERS, ""
+    service = service_of(name)
+    if service and f"{service}-group" in groups:
+        return StreamKind.SERVICE, service
+    return (StreamKind.QUEUE, name) if QUEUE_GROUP in groups else (StreamKind.STREAM, "")
+
+
+def queue_name(root: str) -> str:
+    """Return the name that users give a task queue: in a cluster its streams begin with it as a hash tag."""
+    return root[1:-1] if re.fullmatch(r"\{[^{}]+\}", root) else root
+
+
+def _look(name: str, reply: Reply) -> Look:
+    length, first, last, generated, added, is_dead, now_ms, count, groups = reply
+    return Look(
+        name, int(length), first.decode(), last.decode(), generated.decode(), _counted(added), is_dead == b"1",
+        int(now_ms), int(count), tuple(_group(group) for group in groups),
+    )  # fmt: skip
+
+
+def _group(reply: Reply) -> GroupLook:
+    name, consumers, pending, delivered, read, lag, unread, oldest, idle_ms = reply
+    return GroupLook(
+        envelope.text(name), int(consumers), int(pending), delivered.decode(), _counted(read), _counted(lag),
+        unread.decode(), oldest.decode(), int(idle_ms),
+    )  # fmt: skip
+
+
+def _counted(number: int) -> int | None:
+    return None if number < 0 else int(number)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\[\]*?\\^])", r"\\\1", text)

@@ -1,0 +1,396 @@
+"""Dead letters of streams, message queues, tasks and balanced services alike."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from penstock import dead_letter_record, envelope, ids
+from penstock import task as task_values
+from penstock.delivery.dead_letters import DeadLetters, DeadLetterStream
+from penstock.errors import ConfigurationError, NotFound
+from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
+from penstock.keys.stream_names import queue_log, service_of, task_stream
+from penstock.model import DeadLetter
+from penstock.number_checks import check_number, check_seconds
+from penstock.ops.catalogue import Catalogue, Look, kind_of
+from penstock.ops.failures import fingerprint
+from penstock.ops.model import (
+    DeadLetterFilter,
+    DeadLetterInfo,
+    DeadLetterStreamInfo,
+    FailureGroup,
+    FailureGroups,
+    FieldValue,
+    Page,
+    RedriveReport,
+    StreamKind,
+)
+from penstock.ops.payloads import encoded, fields_of, shown
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import OPERATION_TTL_S, Repeat
+from penstock.runtime.aio import pause
+from penstock.task import LIMITS
+from penstock.tasks.dead_tasks import DeadTasks
+from penstock.tasks.entries import TaskEntries
+
+EVERYTHING = DeadLetterFilter()
+_PAGE = 200
+_LOOKED_AT = 1_000  # entries for one page
+_TOGETHER = 100  # ids that one command deletes
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where dead letters are, and what they were."""
+
+    stream: str
+    key: str
+    kind: StreamKind
+    owner: str
+
+
+class _ServiceDeadLetters(DeadLetterStream[DeadLetter]):
+    """The dead letters of a balanced service, whose entries have no `data`."""
+
+    def __init__(self, client: StreamClient, key: str, service: str) -> None:
+        super().__init__(client, key, dead_letter_record.parse)
+        self._keys = BalancerKeys(service)
+
+    async def _put_back(self, letter: DeadLetter, operation: str) -> str | None:
+        origin = f"{letter.source_stream}/{letter.source_id}"
+        fields = dead_letter_record.redriven(letter.fields, letter.redrives, origin, without=())
+        keys = [self._key, self._keys.stream, self._keys.request(operation)]
+        reply = await self._client.run(
+            "streams/redrive", keys, [letter.id, OPERATION_TTL_S, *fields], Repeat.IDEMPOTENT
+        )
+        return reply.decode() if reply else None
+
+
+class DeadLetterStreams:
+    """The dead letters of one server.
+
+    A `stream` is that of the dead letters, or what they belong to: `orders` for `orders_dlq` or `orders::dlq`, `jobs`
+    for `jobs.dead`.
+    """
+
+    def __init__(self, client: StreamClient, catalogue: Catalogue) -> None:
+        self._client, self._catalogue = client, catalogue
+
+    # --- which there are ----------------------------------------------------------------------------
+
+    async def streams(self, match: str = "*") -> list[DeadLetterStreamInfo]:
+        """Return the streams of dead letters that are not empty, by name."""
+        names = await self._catalogue.names(match)
+        task_queues = await self._catalogue.task_queues()
+        found: list[DeadLetterStreamInfo] = []
+        for look in (await self._catalogue.look(names, most_groups=1)).values():
+            if look.length and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
+                place = self._place(look, task_queues)
+                found.append(
+                    DeadLetterStreamInfo(look.name, place.kind, place.owner, look.length, look.first_id, look.last_id)
+                )
+        return found
+
+    async def resolve(self, stream: str) -> str:
+        """Return the stream of the dead letters that are meant by a name; raise NotFound if there are none."""
+        return (await self._find(stream)).stream
+
+    async def _find(self, stream: str) -> _Place:
+        usual = [
+            f"{stream}_dlq", QueueKeys(stream).dead_letter, TaskKeys.of(stream, "", self._client.is_cluster).dead,
+            BalancerKeys(stream).dead_letters,
+        ]  # fmt: skip
+        names = [stream, *usual]
+        task_queues, looks = await self._catalogue.task_queues(names), await self._catalogue.look(names)
+        for name in names:
+            look = looks.get(name)
+            if look is not None and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
+                return self._place(look, task_queues)
+        if stream in looks:
+            raise NotFound(
+                f"stream {stream!r} has no dead letters; name the stream that they are in, if it has another name"
+            )
+        raise NotFound(f"there are no dead letters called {stream!r}; `penstock dlq ls` shows which there are")
+
+    def _place(self, look: Look, task_queues: set[str]) -> _Place:
+        _, owner = kind_of(look, task_queues)
+        of_tasks = task_stream(look.name)
+        if of_tasks and of_tasks[0] in task_queues:
+            kind = StreamKind.TASKS
+        elif queue_log(look.name):
+            kind = StreamKind.QUEUE
+        elif (service := service_of(owner)) and look.name == BalancerKeys(service).dead_letters:
+            kind, owner = StreamKind.SERVICE, service
+        else:
+            kind = StreamKind.STREAM
+        return _Place(look.name, self._catalogue.keys(look.name).stream, kind, owner)
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    async def page(
+        self,
+        stream: str,
+        matching: DeadLetterFilter = EVERYTHING,
+        *,
+        newest_first: bool = True,
+        limit: int = 50,
+        cursor: str = "",
+        max_value_bytes: int = 2_048,
+    ) -> Page[DeadLetterInfo]:
+        """Return dead letters that match; of each value no more than `max_value_bytes` are read."""
+        place = await self._find(stream)
+        return await self._page(place, matching, newest_first, limit, cursor, max_value_bytes)
+
+    async def _page(
+        self, place: _Place, matching: DeadLetterFilter, newest_first: bool, limit: int, cursor: str,
+        max_value_bytes: int, fields: str = "",
+    ) -> Page[DeadLetterInfo]:  # fmt: skip
+        start = f"{matching.since_ms}-0" if matching.since_ms else "-"
+        end = str(matching.until_ms) if matching.until_ms is not None else "+"
+        if cursor:
+            ids.parse(cursor)
+            start, end = (start, f"({cursor}") if newest_first else (f"({cursor}", end)
+        ends = (end, start) if newest_first else (start, end)
+        args: list[str | int] = [
+            *ends, limit, int(newest_first), max_value_bytes, matching.text or "", _LOOKED_AT, fields,
+        ]  # fmt: skip
+        rows, further = await self._client.run("ops/entries", [place.key], args, Repeat.READ)
+        letters = [self._letter(place, row) for row in rows]
+        return Page(tuple(letter for letter in letters if _matches(letter, matching)), further.decode())
+
+    async def show(self, stream: str, record_id: str, *, max_value_bytes: int = 1 << 20) -> DeadLetterInfo:
+        """Return one dead letter, by the id of its record or of its task; raise NotFound if there is none."""
+        place = await self._find(stream)
+        if ids.is_id(record_id):
+            args: list[str | int] = [record_id, record_id, 1, 0, max_value_bytes, "", 1, ""]
+            rows, _ = await self._client.run("ops/entries", [place.key], args, Repeat.READ)
+            if rows:
+                return self._letter(place, rows[0])
+        else:
+            async for letter in self._scan(place, DeadLetterFilter(ids=frozenset({record_id})), max_value_bytes):
+                return letter
+        raise NotFound(f"{place.stream!r} has no dead letter {record_id!r}: it was redriven or deleted, or never there")
+
+    async def _scan(
+        self, place: _Place, matching: DeadLetterFilter, max_value_bytes: int, fields: str = "", end: str = ""
+    ) -> AsyncIterator[DeadLetterInfo]:
+        # Oldest first, up to the record `end`.
+        cursor = ""
+        while True:
+            page = await self._page(place, matching, False, _PAGE, cursor, max_value_bytes, fields)
+            for letter in page.items:
+                if end and ids.parse(letter.id) > ids.parse(end):
+                    return
+                yield letter
+            cursor = page.cursor
+            if not cursor:
+                return
+
+    async def records(self, stream: str, matching: DeadLetterFilter = EVERYTHING) -> AsyncIterator[DeadLetter]:
+        """Yield the whole records that match, oldest first: for an export."""
+        place = await self._find(stream)
+        async for letter in self._scan(place, matching, 512):
+            rows = await self._client.call(place.key, "XRANGE", place.key, letter.id, letter.id)
+            if rows:
+                yield dead_letter_record.parse(letter.id, rows[0][1])
+
+    async def failures(
+        self, stream: str, matching: DeadLetterFilter = EVERYTHING, *, most: int = 10_000
+    ) -> FailureGroups:
+        """Return dead letters by cause, the most frequent first, of the newest `most` that match."""
+        place = await self._find(stream)
+        by_cause: dict[str, list[DeadLetterInfo]] = {}
+        read, cursor = 0, ""
+        while read < most:
+            fields = "" if matching.kind or matching.ids else dead_letter_record.MARK
+            page = await self._page(place, matching, True, _PAGE, cursor, 8_192, fields)
+            for letter in page.items:
+                slim = replace(letter, fields=(), traceback="")
+                by_cause.setdefault(letter.fingerprint, []).append(slim)
+            read, cursor = read + len(page.items), page.cursor
+            if not cursor:
+                break
+        groups = [_failure_group(letters) for letters in by_cause.values()]
+        groups.sort(key=lambda group: (-group.count, group.fingerprint))
+        return FailureGroups(tuple(groups), read, is_complete=not cursor)
+
+    async def count(
+        self, stream: str, matching: DeadLetterFilter = EVERYTHING, *, most: int = 100_000
+    ) -> tuple[int, bool]:
+        """Return how many match, and whether that is all of them: no more than `most` are counted."""
+        place, found = await self._find(stream), 0
+        if matching == EVERYTHING:
+            return int(await self._client.call(place.key, "XLEN", place.key)), True
+        async for _ in self._scan(place, matching, 8_192 if matching.fingerprint else 512):
+            found += 1
+            if found == most:
+                return found, False
+        return found, True
+
+    # --- changes ------------------------------------------------------------------------------------
+
+    async def redrive(
+        self,
+        stream: str,
+        matching: DeadLetterFilter = EVERYTHING,
+        *,
+        to: str | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        per_second: float | None = None,
+        max_redrives: int = 3,
+    ) -> RedriveReport:
+        """Put the dead letters that match back, oldest first, up to `limit` of them and no faster than `per_second`.
+
+        `to` names the stream that they go back to, where the name of the dead letters does not tell it.
+
+        Guarantees: each moves in one step. What comes in meanwhile stays, and so does one that was redriven
+        `max_redrives` times already.
+        """
+        check_number("max_redrives", max_redrives)
+        if per_second is not None:
+            check_seconds("per_second", per_second)
+        place = await self._find(stream)
+        store = self._store(place, to or place.owner)
+        rows = await self._client.call(place.key, "XREVRANGE", place.key, "+", "-", "COUNT", 1)
+        matched, refused, added = 0, 0, list[str]()
+        async for letter in self._scan(
+            place, matching, 8_192 if matching.fingerprint else 512, end=rows[0][0].decode()
+        ):
+            if limit is not None and matched - refused >= limit:
+                return RedriveReport(matched, len(added), refused, 0, tuple(added), dry_run, is_complete=False)
+            matched += 1
+            if letter.redrives >= max_redrives:
+                refused += 1
+            elif not dry_run:
+                if per_second is not None and matched > 1:
+                    await pause(1 / per_second)
+                new_ids = await store.redrive([letter.id], max_redrives=max_redrives)
+                added += new_ids
+                refused += not new_ids
+        return RedriveReport(matched, len(added), refused, 0, tuple(added), dry_run)
+
+    async def redrive_edited(self, stream: str, record_id: str, value: Any, *, to: str | None = None) -> str:
+        """Put one dead letter back with another payload; return the id of its entry, or of its task.
+
+        The value is written in the form that the payload had: JSON, MessagePack, or text; of a task it is its payload.
+        """
+        place = await self._find(stream)
+        store = self._store(place, to or place.owner)
+        letter = await store.record(record_id)
+        if letter is None:
+            raise NotFound(f"{place.stream!r} has no dead letter {record_id!r}")
+        if isinstance(store, DeadTasks):
+            edited = self._edited_task(place, letter, value)
+        elif place.kind is StreamKind.SERVICE:
+            raise ConfigurationError("the entry of a balanced service cannot be edited: add the stream again instead")
+        else:
+            edited = self._edited(letter, value, self._catalogue.keys(to or place.owner).stream)
+        new_id: str | None = await store.redrive_as(edited)
+        if new_id is None:
+            raise NotFound(f"dead letter {record_id} of {place.stream!r} was not put back: it is gone, or open again")
+        return new_id
+
+    def _edited(self, letter: DeadLetter, value: Any, key: str) -> DeadLetter:
+        by_name = {name: FieldValue(name, raw, len(raw)) for name, raw in letter.fields.items()}
+        form = shown(by_name, letter.source_stream, self._client.protection).form
+        raw = encoded(form, value)
+        if self._client.protection is not None:
+            raw = self._client.protection.protect(raw, key, letter.message_id or "")
+        return replace(letter, fields={**letter.fields, envelope.DATA: raw})
+
+    def _edited_task(self, place: _Place, letter: Any, value: Any) -> Any:
+        task = letter.task
+        if task is None:
+            raise ConfigurationError(f"dead letter {letter.id} holds no task that can be read, so it cannot be edited")
+        task = msgspec.structs.replace(task, payload=value)
+        keys = TaskKeys.of(place.owner, self._client.prefix, self._client.is_cluster)
+        raw = task_values.encode_task(task, LIMITS, task_values.encode)
+        closed = TaskEntries(keys, self._client.protection).close(raw, task)
+        return replace(letter, data=raw, fields={**letter.fields, envelope.DATA: closed})
+
+    async def purge(
+        self, stream: str, matching: DeadLetterFilter = EVERYTHING, *, dry_run: bool = False, limit: int | None = None
+    ) -> int:
+        """Delete the dead letters that match for good; return how many, or, of a dry run, how many that would be."""
+        place, chosen, gone = await self._find(stream), list[str](), 0
+        if dry_run:
+            return (await self.count(stream, matching))[0]
+        async for letter in self._scan(place, matching, 8_192 if matching.fingerprint else 512):
+            if limit is not None and gone + len(chosen) >= limit:
+                break
+            chosen.append(letter.id)
+            if len(chosen) == _TOGETHER:
+                gone += await self._delete(place, chosen)
+                chosen = []
+        return gone + (await self._delete(place, chosen) if chosen else 0)
+
+    async def _delete(self, place: _Place, chosen: Sequence[str]) -> int:
+        return int(await self._client.call(place.key, "XDEL", place.key, *chosen, repeat=Repeat.IDEMPOTENT))
+
+    def _store(self, place: _Place, to: str) -> Any:
+        if place.kind is StreamKind.TASKS:
+            keys = TaskKeys.of(place.owner, self._client.prefix, self._client.is_cluster)
+            return DeadTasks(self._client, keys, place.owner)
+        if place.kind is StreamKind.SERVICE:
+            return _ServiceDeadLetters(self._client, place.key, place.owner)
+        if not to:
+            raise ConfigurationError(
+                f"the name of {place.stream!r} does not tell which stream its dead letters go back to: say it with `to`"
+            )
+        return DeadLetters(self._client, to, place.stream)
+
+    def _letter(self, place: _Place, row: Sequence[bytes]) -> DeadLetterInfo:
+        fields = fields_of(row)
+        by_name = {each.name: each for each in fields}
+        record = dead_letter_record.parse(
+            row[0].decode(), [part for each in fields for part in (envelope.field_bytes(each.name), each.value)]
+        )
+        return DeadLetterInfo(
+            stream=place.stream,
+            id=record.id,
+            reason=record.reason,
+            error=record.error,
+            error_text=record.error_text,
+            traceback=record.traceback,
+            source_stream=record.source_stream,
+            source_id=record.source_id,
+            group=record.group,
+            consumer=record.consumer,
+            attempts=record.attempts,
+            deliveries=record.deliveries,
+            redrives=record.redrives,
+            dead_at_ms=record.dead_at_ms or ids.parse(record.id)[0],
+            message_id=record.message_id,
+            task_id=envelope.text(record.fields.get("task_id"), 512),
+            task_kind=envelope.text(record.fields.get("kind"), 512) if place.kind is StreamKind.TASKS else "",
+            cut=record.cut,
+            fingerprint=fingerprint(record.reason, record.error, record.error_text, record.traceback),
+            payload=shown(by_name, record.source_stream, self._client.protection),
+            fields=fields,
+        )
+
+
+def _matches(letter: DeadLetterInfo, wanted: DeadLetterFilter) -> bool:
+    return (
+        (not wanted.ids or letter.id in wanted.ids or letter.task_id in wanted.ids)
+        and wanted.reason in {None, letter.reason}
+        and wanted.error in {None, letter.error}
+        and wanted.kind in {None, letter.task_kind}
+        and wanted.fingerprint in {None, letter.fingerprint}
+        and wanted.source in {None, letter.source_stream}
+    )
+
+
+def _failure_group(letters: Sequence[DeadLetterInfo]) -> FailureGroup:
+    newest = letters[0]
+    times = [letter.dead_at_ms for letter in letters]
+    sources = sorted({letter.source_stream for letter in letters})
+    return FailureGroup(
+        newest.fingerprint, newest.reason, newest.error, newest.error_text, len(letters), min(times), max(times),
+        newest.id, tuple(sources),
+    )  # fmt: skip

@@ -1,0 +1,179 @@
+"""Consumer groups: lag, consumers, position."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from penstock import envelope, ids
+from penstock.delivery.group import ConsumerGroup
+from penstock.errors import ConfigurationError, GroupLost, NotFound
+from penstock.ops.catalogue import Catalogue
+from penstock.ops.lag import Position, added_since, rates
+from penstock.ops.model import Consumer, ConsumerState, GroupInfo, GroupKind, GroupLag, Page, ReaderPosition
+from penstock.ops.streams import Bound, Streams
+from penstock.redis.aio import Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+from penstock.runtime.aio import pause
+
+DEAD_AFTER_MS = 60_000
+
+
+class Groups:
+    """The consumer groups of one server."""
+
+    def __init__(self, client: StreamClient, catalogue: Catalogue, streams: Streams) -> None:
+        self._client, self._catalogue, self._streams = client, catalogue, streams
+
+    async def of(self, stream: str) -> tuple[GroupInfo, ...]:
+        """Return the groups of a stream; a lag that takes long to count is a bound."""
+        return (await self._streams.info(stream, memory=False)).groups
+
+    async def info(self, stream: str, group: str) -> GroupInfo:
+        """Return one group, with its lag counted; raise NotFound if there is none."""
+        found = await self._known(stream, group)
+        return found if found.lag.is_exact else replace(found, lag=await self._group(stream, group).lag())
+
+    async def _known(self, stream: str, group: str) -> GroupInfo:
+        for found in await self.of(stream):
+            if found.name == group:
+                return found
+        raise NotFound(f"stream {stream!r} has no group {group!r}; `penstock group ls {stream}` shows its groups")
+
+    def _group(self, stream: str, group: str) -> ConsumerGroup:
+        return ConsumerGroup(self._client, stream, group)
+
+    # --- lag ----------------------------------------------------------------------------------------
+
+    async def lag(self, stream: str, group: str, *, over_s: float = 0.0) -> GroupLag:
+        """Return how far a group is behind; with `over_s` also rates and drain time, from two samples so far apart."""
+        first = await self.info(stream, group)
+        if not over_s:
+            return group_lag(first)
+        before = (await self._catalogue.look([stream]))[stream]
+        await pause(over_s)
+        last = await self.info(stream, group)
+        after = (await self._catalogue.look([stream])).get(stream, before)
+        added, counted = after.entries_added, before.entries_added
+        if added is None or counted is None:
+            counted, [added] = (
+                0,
+                await added_since(self._client, [(self._catalogue.keys(stream).stream, before.last_generated_id)]),
+            )
+        start = Position(before.now_ms / 1000, counted, first.lag.count)
+        found = rates(start, Position(after.now_ms / 1000, added, last.lag.count))
+        if found is None:
+            return group_lag(last)
+        return replace(group_lag(last), in_per_s=found.in_per_s, out_per_s=found.out_per_s, drain_s=found.drain_s)
+
+    async def lags(self, match: str = "*") -> list[GroupLag]:
+        """Return the lags of all groups of the streams that a pattern matches; see Sampler for their rates."""
+        streams, _, _ = await self._streams.overview(match)
+        return [group_lag(group) for stream in streams for group in stream.groups]
+
+    async def positions(self, match: str = "*") -> list[ReaderPosition]:
+        """Return how far Spark queries, archives and other readers by ids have come."""
+        streams, _, _ = await self._streams.overview(match)
+        return [
+            ReaderPosition(stream.name, group.name, group.kind, group.last_delivered_id, group.lag)
+            for stream in streams
+            for group in stream.groups
+            if group.kind is not GroupKind.CONSUMERS
+        ]
+
+    # --- consumers ----------------------------------------------------------------------------------
+
+    async def consumers(
+        self,
+        stream: str,
+        group: str,
+        *,
+        state: ConsumerState | None = None,
+        dead_after_ms: int = DEAD_AFTER_MS,
+        limit: int = 100,
+        cursor: str = "",
+    ) -> Page[Consumer]:
+        """Return the consumers of a group by name; raise NotFound if there is no such group."""
+        key = self._catalogue.keys(stream).stream
+        try:
+            rows = await self._client.call(key, "XINFO", "CONSUMERS", key, group)
+        except GroupLost:
+            raise NotFound(f"stream {stream!r} has no group {group!r}") from None
+        found = [
+            consumer
+            for consumer in sorted(consumers_of(stream, group, rows, dead_after_ms), key=lambda each: each.name)
+            if consumer.name > cursor and state in {None, consumer.state}
+        ]
+        return Page(tuple(found[:limit]), found[limit - 1].name if len(found) > limit else "")
+
+    async def remove_dead_consumers(self, stream: str, group: str, *, idle_ms: int = 3_600_000) -> list[str]:
+        """Remove consumers that hold nothing and were silent for so long; return their names."""
+        await self._known(stream, group)
+        return await self._group(stream, group).remove_dead_consumers(idle_ms)
+
+    # --- changes ------------------------------------------------------------------------------------
+
+    async def seek(self, stream: str, group: str, to: Bound) -> str:
+        """Move a group, so that it reads next what follows an id or comes after a time; return where it is now.
+
+        `-` is the beginning of the stream, `+` its end. What is pending stays pending.
+        """
+        await self._known(stream, group)
+        key = self._catalogue.keys(stream).stream
+        position = _position(to)
+        await self._client.call(key, "XGROUP", "SETID", key, group, position, repeat=Repeat.IDEMPOTENT)
+        return (await self._known(stream, group)).last_delivered_id
+
+    async def delete(self, stream: str, group: str, *, force: bool = False) -> int:
+        """Delete a group and what is kept for it; return how many pending messages went with it.
+
+        Raises ConfigurationError if messages are pending, unless `force` is true.
+        """
+        found = await self._known(stream, group)
+        if found.pending and not force:
+            raise ConfigurationError(
+                f"group {group!r} of stream {stream!r} has {found.pending} pending messages, which nobody would handle "
+                "then: pass force=True if they may be forgotten"
+            )
+        keys = self._catalogue.keys(stream)
+        await self._client.call(keys.stream, "XGROUP", "DESTROY", keys.stream, group, repeat=Repeat.IDEMPOTENT)
+        for kept in (keys.attempts(group), keys.retries(group), keys.position(group)):
+            await self._client.call(keys.stream, "DEL", kept, repeat=Repeat.IDEMPOTENT)
+        return found.pending
+
+
+def group_lag(group: GroupInfo) -> GroupLag:
+    """Return the lag of a group by itself, without rates."""
+    lag = group.lag
+    drain_s = 0.0 if lag.count == 0 else None
+    return GroupLag(group.stream, group.name, lag.count, lag.is_exact, lag.age_s, group.pending, drain_s=drain_s)
+
+
+def consumers_of(stream: str, group: str, rows: Reply, dead_after_ms: int) -> list[Consumer]:
+    """Read a reply of XINFO CONSUMERS."""
+    found = []
+    for row in rows:
+        told = {row[i]: row[i + 1] for i in range(0, len(row), 2)}
+        pending, idle_ms = int(told[b"pending"]), int(told[b"idle"])
+        state = state_of(pending, idle_ms, dead_after_ms)
+        found.append(Consumer(stream, group, envelope.text(told[b"name"]), pending, idle_ms, state))
+    return found
+
+
+def state_of(pending: int, idle_ms: int, dead_after_ms: int) -> ConsumerState:
+    """Return whether a consumer works, by what it holds and when it was last heard of."""
+    if idle_ms > dead_after_ms:
+        return ConsumerState.DEAD
+    return ConsumerState.ACTIVE if pending else ConsumerState.IDLE
+
+
+def _position(to: Bound) -> str:
+    if isinstance(to, datetime):
+        to = round(to.timestamp() * 1000)
+    if isinstance(to, int):
+        return ids.before(f"{to}-0")
+    if to in {"-", "+"}:
+        return ids.ZERO if to == "-" else "$"
+    ids.parse(to)
+    return to

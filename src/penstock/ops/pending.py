@@ -1,0 +1,144 @@
+"""Pending messages: who holds what, since when; claimed, made due again, or given up by an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock import dead_letter_record, envelope
+from penstock.delivery.group_commands import MAX_IDS, GroupCommands
+from penstock.errors import ConfigurationError, GroupLost, NotFound
+from penstock.keys import check_name
+from penstock.ops.batches import ask
+from penstock.ops.catalogue import Catalogue
+from penstock.ops.model import Page, Pending
+from penstock.redis.aio import Command, Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.reading import Question
+from penstock.redis.retry import Repeat
+
+_STEP = 500  # entries of one command: a filter by the server would look at all of them at once
+_MOST_STEPS = 20
+
+Row = tuple[bytes, bytes, int, int]  # id, consumer, idle time in ms, deliveries
+
+
+class PendingMessages:
+    """What was handed out and is not settled."""
+
+    def __init__(self, client: StreamClient, catalogue: Catalogue) -> None:
+        self._client, self._catalogue = client, catalogue
+
+    async def page(
+        self,
+        stream: str,
+        group: str,
+        *,
+        consumer: str | None = None,
+        min_idle_ms: int = 0,
+        is_waiting: bool | None = None,
+        limit: int = 100,
+        cursor: str = "",
+    ) -> Page[Pending]:
+        """Return pending messages, oldest first: of one consumer, silent for so long, or (not) waiting for a retry."""
+        keys, start = self._catalogue.keys(stream), f"({cursor}" if cursor else "-"
+        found: list[Pending] = []
+        for _ in range(_MOST_STEPS):
+            rows = await self._rows(stream, group, start, min(_STEP, max(limit, 1)), consumer)
+            old_enough = [row for row in rows if int(row[2]) >= min_idle_ms]
+            for entry in await self._described(stream, group, keys.retries(group), keys.attempts(group), old_enough):
+                if is_waiting is None or is_waiting == (entry.due_in_ms is not None):
+                    found.append(entry)
+                    if len(found) == limit:
+                        is_last = entry.id.encode() == rows[-1][0] and len(rows) < min(_STEP, limit)
+                        return Page(tuple(found), "" if is_last else entry.id)
+            if len(rows) < min(_STEP, max(limit, 1)):
+                return Page(tuple(found))
+            start = f"({rows[-1][0].decode()}"
+        return Page(tuple(found), start[1:])
+
+    async def _rows(self, stream: str, group: str, start: str, count: int, consumer: str | None) -> list[Row]:
+        key = self._catalogue.keys(stream).stream
+        of = (consumer,) if consumer is not None else ()
+        try:
+            rows: list[Row] = await self._client.call(key, "XPENDING", key, group, start, "+", count, *of)
+        except GroupLost:
+            raise NotFound(f"stream {stream!r} has no group {group!r}") from None
+        return rows
+
+    async def _described(
+        self, stream: str, group: str, retries: str, attempts: str, rows: Sequence[Row]
+    ) -> list[Pending]:
+        if not rows:
+            return []
+        key, names = self._catalogue.keys(stream).stream, [row[0] for row in rows]
+        questions: list[Question] = [
+            (key, ("TIME",)),
+            (key, ("ZMSCORE", retries, *names)),
+            (key, ("HMGET", attempts, *names)),
+        ]
+        (seconds, micros), due, begun = await ask(self._client, questions)
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        return [
+            Pending(
+                stream, group, row[0].decode(), envelope.text(row[1]), int(row[2]), int(row[3]), envelope.number(runs),
+                None if score is None else int(float(score)) - now_ms,
+            )
+            for row, score, runs in zip(rows, due, begun, strict=True)
+        ]  # fmt: skip
+
+    # --- changes ------------------------------------------------------------------------------------
+
+    async def claim(
+        self, stream: str, group: str, ids: Sequence[str], consumer: str, *, min_idle_ms: int = 0
+    ) -> list[str]:
+        """Hand messages to a consumer by name, if their holders were silent for so long; return their ids.
+
+        The consumer finds them when its lease on them runs out. retry() hands them out at once.
+        """
+        check_name("consumer", consumer)
+        key, claimed = self._catalogue.keys(stream).stream, list[str]()
+        for start in range(0, len(ids), MAX_IDS):
+            command: Command = ("XCLAIM", key, group, consumer, min_idle_ms, *ids[start : start + MAX_IDS], "JUSTID")
+            reply: Reply = await self._client.call(key, *command, repeat=Repeat.IDEMPOTENT)
+            claimed += [entry_id.decode() for entry_id in reply]
+        return claimed
+
+    async def retry(self, stream: str, group: str, ids: Sequence[str], *, min_idle_ms: int = 0) -> list[str]:
+        """Make messages due at once, for whichever consumer comes next; return the ids of those that are.
+
+        A consumer that still works on one loses it, and its acknowledgement is refused: choose `min_idle_ms` above the
+        lease to leave alone what is being worked on.
+        """
+        keys, due = self._catalogue.keys(stream), list[str]()
+        for start in range(0, len(ids), MAX_IDS):
+            args: list[str | int] = [group, min_idle_ms, *ids[start : start + MAX_IDS]]
+            reply = await self._client.run("ops/retry", [keys.stream, keys.retries(group)], args, Repeat.IDEMPOTENT)
+            due += [entry_id.decode() for entry_id in reply]
+        return due
+
+    async def dead_letter(
+        self, stream: str, group: str, ids: Sequence[str], *, dead_letters: str, note: str = "by an operator"
+    ) -> list[str]:
+        """Move pending messages of a stream or a message queue to its dead letters; return the ids of those that went.
+
+        Each moves in one step, and the acknowledgement of a consumer that still works on it is refused.
+        """
+        keys, target = self._catalogue.keys(stream), self._catalogue.keys(dead_letters).stream
+        if target == keys.stream:
+            raise ConfigurationError(f"dead_letters={dead_letters!r} is the stream itself: name another one")
+        gone: list[str] = []
+        for entry_id in ids:
+            rows = await self._client.call(keys.stream, "XPENDING", keys.stream, group, entry_id, entry_id, 1)
+            if not rows:
+                continue
+            [entry] = await self._described(stream, group, keys.retries(group), keys.attempts(group), rows)
+            found = await self._client.call(keys.stream, "XRANGE", keys.stream, entry_id, entry_id)
+            fields = found[0][1] if found else []
+            record = dead_letter_record.record(
+                fields, keys.stream, entry_id, group, entry.consumer, "operator" if found else "missing", None,
+                entry.attempts or 0, entry.deliveries, error_text=note,
+            )  # fmt: skip
+            commands = GroupCommands(self._client, keys, group, entry.consumer, target)
+            if await commands.dead_letter(entry_id, record, fields):
+                gone.append(entry_id)
+        return gone

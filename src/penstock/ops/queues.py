@@ -1,0 +1,58 @@
+"""Message queues: their numbers, samples of their messages, purging."""
+
+from __future__ import annotations
+
+from penstock.errors import NotFound
+from penstock.keys import QueueKeys
+from penstock.number_checks import check_number
+from penstock.ops.catalogue import Catalogue
+from penstock.ops.model import QueueInfo, StreamInfo, StreamKind
+from penstock.ops.streams import Streams
+from penstock.queue.administration import Administration
+from penstock.queue.model import GROUP
+from penstock.queue.payload import MessageData
+from penstock.redis.client import StreamClient
+
+
+class MessageQueues:
+    """The message queues of one server."""
+
+    def __init__(self, client: StreamClient, catalogue: Catalogue, streams: Streams) -> None:
+        self._client, self._catalogue, self._streams = client, catalogue, streams
+
+    async def all(self, match: str = "*") -> list[QueueInfo]:
+        """Return all message queues that somebody has read from, by name."""
+        streams, _, _ = await self._streams.overview(match)
+        return [await self._numbers(stream) for stream in streams if stream.kind is StreamKind.QUEUE]
+
+    async def stats(self, queue: str, *, key_separator: str = "::") -> QueueInfo:
+        """Return the numbers of one queue; raise NotFound if there is no such stream."""
+        return await self._numbers(await self._streams.info(queue, memory=False), key_separator)
+
+    async def _numbers(self, stream: StreamInfo, separator: str = "::") -> QueueInfo:
+        found = await self._administration(stream.name, separator).stats()
+        age_s = [group.lag.age_s for group in stream.groups if group.name == GROUP]
+        return QueueInfo(
+            stream.name, found.pending, found.processing, found.retrying, found.completed, found.failed,
+            found.dead_letter, age_s[0] if age_s else 0.0,
+        )  # fmt: skip
+
+    def _administration(self, queue: str, separator: str) -> Administration:
+        return Administration(self._client, QueueKeys.of(queue, separator), None, is_text=True)
+
+    async def peek(
+        self, queue: str, count: int = 10, *, source: str = "pending", key_separator: str = "::"
+    ) -> list[MessageData]:
+        """Return the oldest messages of a state without taking them; of the completed and failed logs the newest.
+
+        `source` is pending, processing, retrying, completed, failed or dead_letter.
+        """
+        check_number("count", count)
+        await self._streams.info(queue, memory=False)
+        return await self._administration(queue, key_separator).peek(count, source)
+
+    async def purge(self, queue: str, target: str = "pending", *, key_separator: str = "::") -> int:
+        """Delete what is pending, or the completed or failed log, or the dead letters; return how many."""
+        if not await self._catalogue.look([queue]):
+            raise NotFound(f"there is no message queue {queue!r}")
+        return await self._administration(queue, key_separator).purge(target)

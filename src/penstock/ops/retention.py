@@ -1,0 +1,165 @@
+"""Retention: who pins a stream's memory, what could go, and trimming that takes nothing from a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock import ids
+from penstock.delivery.retention import count_after
+from penstock.errors import NotFound, PenstockError
+from penstock.number_checks import check_number
+from penstock.ops.batches import ask
+from penstock.ops.catalogue import Catalogue, GroupLook, Look, kind_of
+from penstock.ops.groups import DEAD_AFTER_MS, consumers_of
+from penstock.ops.lag import measure
+from penstock.ops.model import ConsumerState, GroupKind, Page, Pin, RetentionInfo, RetentionPolicy, TrimReport
+from penstock.ops.streams import group_kind
+from penstock.ops.workers import MOST_CONSUMERS
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+
+_SAMPLES = 5
+
+
+class Retention:
+    """What is kept, and for whom."""
+
+    def __init__(self, client: StreamClient, catalogue: Catalogue) -> None:
+        self._client, self._catalogue = client, catalogue
+
+    async def report(self, stream: str) -> RetentionInfo:
+        """Return who pins a stream and what could go, counted; raise NotFound if there is no such stream."""
+        looks = await self._catalogue.look([stream])
+        if stream not in looks:
+            raise NotFound(f"there is no stream {stream!r}")
+        [found] = await self._described([looks[stream]])
+        return found
+
+    async def page(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[RetentionInfo]:
+        """Return the same for many streams, by name; where counting takes long, `finished` is a lower bound."""
+        names = [name for name in await self._catalogue.names(match) if name > cursor]
+        looks = await self._catalogue.look(names[:limit])
+        found = await self._described(list(looks.values()))
+        return Page(tuple(found), names[limit - 1] if len(names) > limit else "")
+
+    async def _described(self, looks: Sequence[Look]) -> list[RetentionInfo]:
+        client, keys = self._client, [self._catalogue.keys(look.name).stream for look in looks]
+        task_queues = await self._catalogue.task_queues([look.name for look in looks])
+        silent = await self._silent(looks)
+        groups = [(key, look, group) for key, look in zip(keys, looks, strict=True) for group in look.groups]
+        lags = iter(await measure(client, groups))
+        floors = [floor_of(look) for look in looks]
+        # What is finished lies before the floor: counted as if a group had read up to there.
+        marks = [
+            (key, look, GroupLook("", 0, 0, ids.before(floor), None, None, "?", "", 0))
+            for key, look, floor in zip(keys, looks, floors, strict=True)
+            if floor
+        ]
+        needed = iter(await measure(client, marks))
+        memory = await ask(client, [(key, ("MEMORY", "USAGE", key, "SAMPLES", _SAMPLES)) for key in keys])
+        found: list[RetentionInfo] = []
+        for look, floor, told in zip(looks, floors, memory, strict=True):
+            kept = next(needed) if floor else None
+            finished = max(0, look.length - kept.count) if kept else 0
+            size = None if told is None or isinstance(told, PenstockError) else int(told)
+            found.append(
+                RetentionInfo(
+                    look.name, kind_of(look, task_queues)[0], look.length, size, floor, finished,
+                    _share(size, finished, look.length), kept.is_exact if kept else True,
+                    tuple(_pin(look, group, floor, next(lags).count, silent) for group in look.groups),
+                )
+            )  # fmt: skip
+        return found
+
+    async def _silent(self, looks: Sequence[Look]) -> set[tuple[str, str]]:
+        # Groups whose consumers have all been silent.
+        groups = [(look.name, group) for look in looks for group in look.groups]
+        asked = [(name, group) for name, group in groups if 0 < group.consumers <= MOST_CONSUMERS]
+        keys = [self._catalogue.keys(name).stream for name, _ in asked]
+        questions = [(key, ("XINFO", "CONSUMERS", key, each.name)) for key, (_, each) in zip(keys, asked, strict=True)]
+        silent = {(name, group.name) for name, group in groups if not group.consumers}
+        for (name, group), rows in zip(asked, await ask(self._client, questions), strict=True):
+            if isinstance(rows, PenstockError):
+                continue
+            states = {each.state for each in consumers_of(name, group.name, rows, DEAD_AFTER_MS)}
+            if states <= {ConsumerState.DEAD}:
+                silent.add((name, group.name))
+        return silent
+
+    # --- trimming -----------------------------------------------------------------------------------
+
+    async def trim(self, stream: str, policy: RetentionPolicy, *, dry_run: bool = False) -> TrimReport:
+        """Trim what the policy does not keep and no group needs; without any limit, everything that is finished.
+
+        Guarantees: what a group, a Spark query or an archive has not settled stays. A stream without a group has
+        nothing that is finished.
+        """
+        for name in ("max_age_s", "max_length", "max_bytes"):
+            if (value := getattr(policy, name)) is not None:
+                check_number(name, value, is_whole=name != "max_age_s", may_be_zero=True)
+        found = await self.report(stream)
+        if not found.floor_id:
+            return TrimReport(stream, 0, 0, True, dry_run, note="the stream has no group: all of it counts as unread")
+        if policy.archived_only and not any(pin.kind is GroupKind.ARCHIVE for pin in found.pins):
+            return TrimReport(stream, 0, 0, True, dry_run, note="no archive has a group on the stream")
+        finished, is_exact = await self._finished(found)
+        excess = await self._excess(found, policy, finished)
+        goes = min(excess, finished)
+        held = tuple(pin.group for pin in found.pins if pin.is_lowest) if excess > finished else ()
+        size = _share(found.memory_bytes, goes, found.length)
+        if dry_run:
+            return TrimReport(stream, goes, size, is_exact, dry_run, excess, held)
+        gone = 0
+        while gone < goes:
+            args = [goes - gone]
+            step = int(await self._client.run("streams/trim", [self._catalogue.keys(stream).stream], args, Repeat.ONCE))
+            if not step:
+                break
+            gone += step
+        return TrimReport(stream, gone, _share(found.memory_bytes, gone, found.length), True, dry_run, excess, held)
+
+    async def _finished(self, found: RetentionInfo) -> tuple[int, bool]:
+        if found.is_exact:
+            return found.finished, True
+        needed = await count_after(self._client, self._catalogue.keys(found.stream).stream, ids.before(found.floor_id))
+        return max(0, needed.length - needed.count), needed.is_all
+
+    async def _excess(self, found: RetentionInfo, policy: RetentionPolicy, finished: int) -> int:
+        beyond = []
+        if policy.max_length is not None:
+            beyond.append(found.length - policy.max_length)
+        if policy.max_bytes is not None and found.memory_bytes:
+            share = (found.memory_bytes - policy.max_bytes) / found.memory_bytes
+            beyond.append(round(found.length * share))
+        if policy.max_age_s is not None:
+            key = self._catalogue.keys(found.stream).stream
+            [seconds, _] = await self._client.call(key, "TIME")
+            cutoff = max(0, int(seconds) * 1000 - round(policy.max_age_s * 1000))
+            younger = await count_after(self._client, key, ids.before(f"{cutoff}-0"))
+            beyond.append(younger.length - younger.count)
+        return max(0, *beyond) if beyond else finished
+
+
+def floor_of(look: Look) -> str:
+    """Return the first id that some group needs; '' = the stream has no group."""
+    floors = [needed_by(group) for group in look.groups]
+    return min(floors, key=ids.parse) if floors and look.groups_count == len(look.groups) else ""
+
+
+def needed_by(group: GroupLook) -> str:
+    """Return the first id that a group needs: its oldest pending entry, or what follows the last one it was handed."""
+    unread = ids.after(group.last_delivered_id)
+    return min(unread, group.oldest_pending_id or unread, key=ids.parse)
+
+
+def _pin(look: Look, group: GroupLook, floor: str, lag: int, silent: set[tuple[str, str]]) -> Pin:
+    needed, kind = needed_by(group), group_kind(group)
+    is_behind = bool(group.pending or lag)
+    since = group.oldest_pending_id or (group.first_unread_id if group.first_unread_id != "?" else needed)
+    age_s = max(0, look.now_ms - ids.parse(since)[0]) / 1000 if is_behind and since else 0.0
+    is_dead = is_behind and kind is GroupKind.CONSUMERS and (look.name, group.name) in silent
+    return Pin(group.name, kind, needed, group.pending, lag, age_s, needed == floor, is_dead)
+
+
+def _share(size: int | None, part: int, whole: int) -> int | None:
+    return None if size is None else size * part // whole if whole else 0

@@ -1,0 +1,171 @@
+"""Sampler: looks every few seconds, and keeps the last points for rates and charts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Self
+
+from penstock.errors import NotFound, PenstockError
+from penstock.number_checks import check_number, check_seconds
+from penstock.ops.groups import group_lag
+from penstock.ops.inspector import Inspector
+from penstock.ops.lag import Position, Rates, added_since, rates
+from penstock.ops.model import GroupLag, Overview, Sample, StreamInfo, StreamPoint, Totals
+from penstock.runtime.aio import Event, TaskGroup
+
+logger = logging.getLogger("penstock.ops")
+_SHARE = 50  # a sample that took a second is followed by so many seconds of peace: a fiftieth of the server at most
+_SHORT = 5  # points over which a rate is taken: from one to the next it would jump
+
+
+class Sampler:
+    """One activity that samples a server for all who look at it.
+
+    `async with Sampler(inspector) as sampler` runs it. Points come every `every_s`, or less often where a sample takes
+    long; the last `keep` are kept, and of each stream the last `keep_streams`.
+    """
+
+    def __init__(
+        self, inspector: Inspector, *, every_s: float = 2.0, keep: int = 300, keep_streams: int = 60, match: str = "*"
+    ) -> None:
+        check_seconds("every_s", every_s)
+        check_number("keep", keep)
+        check_number("keep_streams", keep_streams)
+        self._inspector, self._every_s, self._match = inspector, every_s, match
+        self._samples: deque[Sample] = deque(maxlen=keep)
+        self._points: dict[str, deque[StreamPoint]] = {}
+        self._positions: dict[tuple[str, str], deque[Position]] = {}
+        self._added: dict[str, tuple[str, int]] = {}  # last id and what was ever added, where the server does not count
+        self._keep_streams = keep_streams
+        self._overview: Overview | None = None
+        self._stopped, self._sampled = Event(), Event()
+        self._activities = TaskGroup(self._stopped.set)
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Begin to sample."""
+        self._stopped.clear()
+        self._activities.start(self._run)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop."""
+        self._stopped.set()
+        await self._activities.join()
+        self._activities.raise_failure()
+
+    async def _run(self) -> None:
+        while not self._stopped.is_set():
+            began_s = time.monotonic()
+            await self.sample()
+            took_s = time.monotonic() - began_s
+            await self._stopped.wait(max(self._every_s - took_s, _SHARE * took_s))
+
+    async def sample(self) -> Sample:
+        """Take one sample now; a server that is away gives one with an error."""
+        try:
+            found = await self._inspector.overview(self._match)
+        except PenstockError as error:
+            logger.warning("no sample could be taken: %s", error)
+            sample = Sample(time.time_ns() // 1_000_000, Totals(), error=str(error))
+        else:
+            sample = await self._record(found)
+        self._samples.append(sample)
+        self._sampled.set()
+        return sample
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the next sample; return False when the time is over first."""
+        self._sampled.clear()
+        return await self._sampled.wait(timeout_s)
+
+    # --- what was found -----------------------------------------------------------------------------
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The last samples, oldest first."""
+        return tuple(self._samples)
+
+    @property
+    def overview(self) -> Overview | None:
+        """What the last sample saw; None before the first one."""
+        return self._overview
+
+    def points(self, stream: str) -> tuple[StreamPoint, ...]:
+        """Return the last points of a stream, oldest first."""
+        return tuple(self._points.get(stream, ()))
+
+    def lags(self) -> list[GroupLag]:
+        """Return the lags of all groups, with rates and drain times where two samples have been taken."""
+        if self._overview is None:
+            return []
+        return [self._with_rates(group_lag(group)) for stream in self._overview.streams for group in stream.groups]
+
+    def lag(self, stream: str, group: str) -> GroupLag:
+        """Return the lag of one group; raise NotFound if the last sample has not seen it."""
+        for found in self.lags():
+            if (found.stream, found.group) == (stream, group):
+                return found
+        raise NotFound(f"the last sample has no group {group!r} of stream {stream!r}")
+
+    def _with_rates(self, lag: GroupLag) -> GroupLag:
+        found = self._rates(lag.stream, lag.group)
+        if found is None:
+            return lag
+        return replace(lag, in_per_s=found.in_per_s, out_per_s=found.out_per_s, drain_s=found.drain_s)
+
+    def _rates(self, stream: str, group: str) -> Rates | None:
+        seen = self._positions.get((stream, group))
+        return rates(seen[0], seen[-1]) if seen and len(seen) > 1 else None
+
+    async def _record(self, found: Overview) -> Sample:
+        added = await self._added_by_stream(found)
+        names = {stream.name for stream in found.streams}
+        groups = {(stream.name, group.name) for stream in found.streams for group in stream.groups}
+        self._points = {name: kept for name, kept in self._points.items() if name in names}
+        self._positions = {place: kept for place, kept in self._positions.items() if place in groups}
+        in_per_s = out_per_s = 0.0
+        for stream in found.streams:
+            point = self._point(found.at_ms, stream, added[stream.name])
+            self._points.setdefault(stream.name, deque(maxlen=self._keep_streams)).append(point)
+            in_per_s, out_per_s = in_per_s + point.in_per_s, out_per_s + point.out_per_s
+        self._overview = found
+        return Sample(
+            found.at_ms, found.totals, in_per_s, out_per_s,
+            sum(server.used_memory for server in found.servers), sum(server.max_memory for server in found.servers),
+            sum(server.ops_per_s for server in found.servers), sum(server.clients for server in found.servers),
+        )  # fmt: skip
+
+    def _point(self, at_ms: int, stream: StreamInfo, added: int) -> StreamPoint:
+        # A stream without a group has an inflow as well: its own position, under no name.
+        in_per_s, out_per_s = 0.0, 0.0
+        for name, lag in [("", 0), *((group.name, group.lag.count) for group in stream.groups)]:
+            seen = self._positions.setdefault((stream.name, name), deque(maxlen=_SHORT))
+            if seen and seen[-1].added > added:
+                seen.clear()  # the stream was deleted and begun anew
+            seen.append(Position(at_ms / 1000, added, lag))
+            found = self._rates(stream.name, name)
+            if found is not None:
+                in_per_s = found.in_per_s
+                out_per_s = max(out_per_s, found.out_per_s) if name else out_per_s
+        lag_of_stream = stream.lag
+        return StreamPoint(
+            at_ms, stream.length, lag_of_stream.count if lag_of_stream else 0, stream.pending, stream.dead_letters,
+            in_per_s, out_per_s,
+        )  # fmt: skip
+
+    async def _added_by_stream(self, found: Overview) -> dict[str, int]:
+        counted = {stream.name: stream.entries_added for stream in found.streams if stream.entries_added is not None}
+        uncounted = [stream for stream in found.streams if stream.entries_added is None]
+        known = [(stream, self._added.get(stream.name, (stream.last_generated_id, 0))) for stream in uncounted]
+        keys = [(self._inspector.client.keys(stream.name).stream, last) for stream, (last, _) in known]
+        more = await added_since(self._inspector.client, keys)
+        self._added = {
+            stream.name: (stream.last_generated_id, so_far + new)
+            for (stream, (_, so_far)), new in zip(known, more, strict=True)
+        }
+        return {**counted, **{name: so_far for name, (_, so_far) in self._added.items()}}

@@ -1,0 +1,209 @@
+"""Streams: which there are, what is in them, and everything at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from penstock import envelope, ids
+from penstock.errors import NotFound, PenstockError
+from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
+from penstock.model import Lag
+from penstock.ops.batches import ask, number_or
+from penstock.ops.catalogue import Catalogue, GroupLook, Look, kind_of
+from penstock.ops.lag import measure
+from penstock.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
+from penstock.ops.payloads import fields_of, shown
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+
+ARCHIVE_GROUP = "penstock-archive"
+_LOOKED_AT = 1_000  # entries for one page that is searched for a text
+_SAMPLES = 5
+
+Bound = str | int | datetime  # an id, a time in ms, or a time
+
+
+class Streams:
+    """The streams of one server."""
+
+    def __init__(self, client: StreamClient, catalogue: Catalogue) -> None:
+        self._client, self._catalogue = client, catalogue
+
+    async def names(self, match: str = "*") -> list[str]:
+        """Return the names of the streams that a glob pattern matches, sorted."""
+        return list(await self._catalogue.names(match))
+
+    async def page(
+        self, match: str = "*", kind: StreamKind | None = None, *, limit: int = 100, cursor: str = ""
+    ) -> Page[StreamInfo]:
+        """Return streams by name, with their groups; a lag that takes long to count is a bound."""
+        names = [name for name in await self._catalogue.names(match) if name > cursor]
+        task_queues = await self._catalogue.task_queues()
+        found: list[StreamInfo] = []
+        for start in range(0, len(names), limit):
+            page = names[start : start + limit]
+            for info in await self.look(page, task_queues):
+                if kind is None or info.kind is kind:
+                    found.append(info)
+                    if len(found) == limit:
+                        return Page(tuple(found), info.name if info.name != names[-1] else "")
+        return Page(tuple(found))
+
+    async def info(self, name: str, *, memory: bool = True) -> StreamInfo:
+        """Return one stream and its groups, with the memory that it takes; raise NotFound if there is none."""
+        found = await self.look([name], await self._catalogue.task_queues([name]))
+        if not found:
+            raise NotFound(f"there is no stream {name!r}; `penstock stream ls` shows the streams")
+        return replace(found[0], memory_bytes=await self.memory(name)) if memory else found[0]
+
+    async def memory(self, name: str) -> int | None:
+        """Return the bytes that a stream takes, estimated by the server; None = the user may not ask."""
+        key = self._catalogue.keys(name).stream
+        [reply] = await ask(self._client, [(key, ("MEMORY", "USAGE", key, "SAMPLES", _SAMPLES))])
+        return None if reply is None or isinstance(reply, PenstockError) else int(reply)
+
+    async def look(self, names: Sequence[str], task_queues: Collection[str]) -> list[StreamInfo]:
+        """Return the streams of these names that there are, in a fixed number of round trips."""
+        looks = list((await self._catalogue.look(names)).values())
+        groups = [(self._catalogue.keys(look.name).stream, look, group) for look in looks for group in look.groups]
+        lags = await measure(self._client, groups)
+        waiting = [(key, ("ZCARD", self._catalogue.keys(look.name).retries(group.name))) for key, look, group in groups]
+        retries = await ask(self._client, waiting)
+        infos = iter(zip(lags, retries, strict=True))
+        kinds = [kind_of(look, task_queues) for look in looks]
+        dead = [self._dead_letters_of(look, *kind) for look, kind in zip(looks, kinds, strict=True)]
+        keys = [self._catalogue.keys(name).stream if name else "" for name in dead]
+        lengths = iter(await ask(self._client, [(key, ("XLEN", key)) for key in keys if key]))
+        found: list[StreamInfo] = []
+        for look, (kind, owner), dead_letters in zip(looks, kinds, dead, strict=True):
+            count = number_or(next(lengths)) if dead_letters else 0
+            described = tuple(_group_info(look, group, *next(infos)) for group in look.groups)
+            found.append(
+                StreamInfo(
+                    look.name, kind, owner, look.length, look.first_id, look.last_id, look.last_generated_id,
+                    look.entries_added, described, look.groups_count, dead_letters if count else "", count,
+                )
+            )  # fmt: skip
+        return found
+
+    def _dead_letters_of(self, look: Look, kind: StreamKind, owner: str) -> str:
+        if kind is StreamKind.STREAM:
+            return f"{look.name}_dlq"
+        if kind is StreamKind.QUEUE:
+            return QueueKeys(look.name).dead_letter
+        if kind is StreamKind.TASKS and look.name == f"{owner}.tasks":  # of its lanes, the first one stands for all
+            return TaskKeys.of(owner, "", self._client.is_cluster).dead
+        if kind is StreamKind.SERVICE and not self._client.prefix:
+            return BalancerKeys(owner).dead_letters
+        return ""
+
+    async def overview(self, match: str = "*", *, limit: int = 2_000) -> tuple[list[StreamInfo], Totals, int]:
+        """Return the streams, their sums, and how many streams there are."""
+        names = await self._catalogue.names(match)
+        found = await self.look(names[:limit], await self._catalogue.task_queues(names))
+        return found, totals(found), len(names)
+
+    # --- entries ------------------------------------------------------------------------------------
+
+    async def entries(
+        self,
+        name: str,
+        *,
+        start: Bound = "-",
+        end: Bound = "+",
+        newest_first: bool = True,
+        text: str = "",
+        limit: int = 20,
+        cursor: str = "",
+        max_value_bytes: int = 4_096,
+    ) -> Page[Entry]:
+        """Return entries between two ids or times, those in which a value contains the text if one is given.
+
+        Of each value no more than `max_value_bytes` are read.
+        """
+        key, first, last = self._catalogue.keys(name).stream, bound(start), bound(end)
+        if cursor:
+            first, last = (first, f"({cursor}") if newest_first else (f"({cursor}", last)
+        ends = (last, first) if newest_first else (first, last)
+        args: list[str | int] = [*ends, limit, int(newest_first), max_value_bytes, text, _LOOKED_AT, ""]
+        rows, further = await self._client.run("ops/entries", [key], args, Repeat.READ)
+        return Page(tuple(self._entry(name, key, row) for row in rows), further.decode())
+
+    async def entry(self, name: str, entry_id: str, *, max_value_bytes: int = 1 << 20) -> Entry:
+        """Return one entry; raise NotFound if it is not in the stream."""
+        ids.parse(entry_id)
+        page = await self.entries(name, start=entry_id, end=entry_id, limit=1, max_value_bytes=max_value_bytes)
+        if not page.items:
+            raise NotFound(f"stream {name!r} has no entry {entry_id}: it was deleted or trimmed, or never added")
+        return page.items[0]
+
+    async def value(self, name: str, entry_id: str, field: str = envelope.DATA) -> bytes:
+        """Return one whole value of an entry, for a download; raise NotFound if there is none."""
+        key = self._catalogue.keys(name).stream
+        ids.parse(entry_id)
+        rows = await self._client.call(key, "XRANGE", key, entry_id, entry_id, "COUNT", 1)
+        value = envelope.as_mapping(rows[0][1]).get(field) if rows else None
+        if value is None:
+            raise NotFound(f"entry {entry_id} of stream {name!r} has no field {field!r}")
+        return value
+
+    def _entry(self, name: str, key: str, row: Sequence[bytes]) -> Entry:
+        fields = fields_of(row)
+        by_name: dict[str, FieldValue] = {each.name: each for each in fields}
+
+        def text(field: str) -> str | None:
+            return envelope.text(by_name[field].value) if field in by_name else None
+
+        headers = by_name.get(envelope.HEADERS)
+        return Entry(
+            name, row[0].decode(), fields, shown(by_name, key, self._client.protection), text(envelope.KEY),
+            text(envelope.MESSAGE_ID), envelope.decode_headers(headers.value if headers else None),
+        )  # fmt: skip
+
+
+def bound(value: Bound) -> str:
+    """Return an end of a range as the server takes it; raise ConfigurationError for what is none."""
+    if isinstance(value, datetime):
+        return str(max(0, round(value.timestamp() * 1000)))
+    text = str(value)
+    if text not in {"-", "+"}:
+        ids.parse(text)
+    return text
+
+
+def totals(streams: Sequence[StreamInfo]) -> Totals:
+    """Return the sums over streams; entries of dead letters and results are not work that waits."""
+    groups = [group for stream in streams for group in stream.groups]
+    work = [stream for stream in streams if stream.kind not in _NO_WORK]
+    return Totals(
+        streams=len(streams),
+        entries=sum(stream.length for stream in work),
+        groups=len(groups),
+        consumers=sum(group.consumers for group in groups),
+        pending=sum(group.pending for group in groups),
+        lag=sum(group.lag.count for group in groups),
+        is_lag_exact=all(group.lag.is_exact for group in groups),
+        retries_waiting=sum(group.retries_waiting for group in groups),
+        dead_letters=sum(stream.length for stream in streams if stream.kind is StreamKind.DEAD_LETTERS),
+        oldest_unread_s=max((group.lag.age_s for group in groups), default=0.0),
+    )
+
+
+_NO_WORK = {StreamKind.DEAD_LETTERS, StreamKind.RESULTS, StreamKind.QUEUE_LOG}
+
+
+def _group_info(look: Look, group: GroupLook, lag: Lag, retries: object) -> GroupInfo:
+    return GroupInfo(
+        look.name, group.name, group_kind(group), group.consumers, group.pending, group.last_delivered_id, lag,
+        group.oldest_pending_id, group.oldest_pending_idle_ms, number_or(retries), group.entries_read,
+    )  # fmt: skip
+
+
+def group_kind(group: GroupLook) -> GroupKind:
+    """Return who reads through a group; one that nobody ever read through shows how far a reader by ids has come."""
+    if group.name == ARCHIVE_GROUP or group.name.startswith(f"{ARCHIVE_GROUP}-"):
+        return GroupKind.ARCHIVE
+    is_position = not group.consumers and not group.pending and group.last_delivered_id != ids.ZERO
+    return GroupKind.POSITION if is_position else GroupKind.CONSUMERS

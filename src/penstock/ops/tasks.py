@@ -1,0 +1,336 @@
+"""Task queues: their numbers, tasks by state, results, schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock import envelope, ids
+from penstock.errors import ConfigurationError, DecodeError, GroupLost, NotFound
+from penstock.keys import TaskKeys
+from penstock.number_checks import check_number
+from penstock.ops.batches import ask
+from penstock.ops.catalogue import Catalogue, queue_name
+from penstock.ops.model import Page, ScheduleInfo, TaskInfo, TaskQueueInfo, TaskState
+from penstock.redis.aio import Reply
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+from penstock.task import Result, Status, Task, check_id, decode_result
+from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
+from penstock.tasks.lanes import suffix_of
+from penstock.tasks.redis_queue import RedisTaskQueue
+
+_CRON = "cron."
+_LOOKED_AT = 1_000
+_MOST_SCHEDULED = 1_000  # tasks that are looked at for schedules
+_LARGEST = 1 << 20  # bytes of a task that is shown
+
+
+class TaskQueues:
+    """The task queues of one server."""
+
+    def __init__(self, client: StreamClient, catalogue: Catalogue) -> None:
+        self._client, self._catalogue = client, catalogue
+
+    async def names(self) -> list[str]:
+        """Return the names of the task queues, sorted."""
+        return sorted({queue_name(root) for root in await self._catalogue.task_queues()})
+
+    async def all(self) -> list[TaskQueueInfo]:
+        """Return the numbers of all task queues."""
+        return [await self.info(name) for name in await self.names()]
+
+    async def info(self, queue: str) -> TaskQueueInfo:
+        """Return the numbers of one queue; raise NotFound if there is none."""
+        await self._lanes(queue)
+        found = await RedisTaskQueue(self._client, queue).gauges()
+        running, waiting = sum(lane.in_hand for lane in found.lanes), sum(lane.waiting for lane in found.lanes)
+        return TaskQueueInfo(
+            name=queue,
+            open=found.open,
+            queued=max(0, found.open - found.scheduled - running - waiting),
+            running=running,
+            waiting=waiting,
+            scheduled=found.scheduled,
+            dead=found.dead_letters,
+            results=found.results,
+            longest_idle_s=max((lane.idle_max_s for lane in found.lanes), default=0.0),
+            lanes=len(found.lanes),
+            open_by_kind=found.open_by_kind,
+            done_by_kind=found.acked,
+            dead_by_kind=found.dead,
+            dead_trimmed=found.dead_trimmed,
+        )
+
+    def _keys(self, queue: str) -> TaskKeys:
+        return TaskKeys.of(queue, self._client.prefix, self._client.is_cluster)
+
+    async def _lanes(self, queue: str) -> list[str]:
+        keys = self._keys(queue)
+        names = sorted(envelope.text(name) for name in await self._client.call(keys.lanes, "SMEMBERS", keys.lanes))
+        if not names:
+            raise NotFound(f"there is no task queue {queue!r}; `penstock queue ls` shows the queues")
+        return names
+
+    # --- tasks --------------------------------------------------------------------------------------
+
+    async def tasks(
+        self, queue: str, state: TaskState = TaskState.QUEUED, *, kind: str | None = None, limit: int = 50,
+        cursor: str = "",
+    ) -> Page[TaskInfo]:  # fmt: skip
+        """Return tasks in a state: queued, running, waiting, scheduled or done; those of one kind if it is given.
+
+        Lane by lane and oldest first; of those that are done the newest first. Dead ones are dead letters.
+        """
+        check_number("limit", limit)
+        lanes = await self._lanes(queue)
+        if state is TaskState.SCHEDULED:
+            return await self._scheduled(queue, kind, limit, cursor)
+        if state is TaskState.DONE:
+            return await self._done(queue, kind, limit, cursor)
+        if state not in {TaskState.QUEUED, TaskState.RUNNING, TaskState.WAITING}:
+            raise ConfigurationError(f"state={state.value!r} must be queued, running, waiting, scheduled or done")
+        first, _, after = cursor.partition(" ")
+        for lane in lanes:
+            if lane < first:
+                continue
+            start = after if lane == first else ""
+            read = self._queued if state is TaskState.QUEUED else self._in_hand
+            found, further = await read(queue, lane, state, limit, start)
+            chosen = tuple(task for task in found if kind in {None, task.kind})
+            if chosen or further:
+                following = lanes[lanes.index(lane) + 1 :]
+                return Page(chosen, f"{lane} {further}" if further else f"{following[0]} " if following else "")
+        return Page(())
+
+    async def _queued(self, queue: str, lane: str, _: TaskState, limit: int, cursor: str) -> tuple[list[TaskInfo], str]:
+        stream = self._keys(queue).tasks(suffix_of(lane)).stream
+        start = cursor or await self._last_delivered(stream, queue)
+        args: list[str | int] = [f"({start}", "+", limit, 0, _LARGEST, "", _LOOKED_AT, ""]
+        rows, further = await self._client.run("ops/entries", [stream], args, Repeat.READ)
+        found = [self._task(queue, lane, TaskState.QUEUED, _flat(row)) for row in rows]
+        return [task for task in found if task is not None], further.decode()
+
+    async def _last_delivered(self, stream: str, group: str) -> str:
+        groups = await self._client.call(stream, "XINFO", "GROUPS", stream) if await self._exists(stream) else []
+        told = [{row[i]: row[i + 1] for i in range(0, len(row), 2)} for row in groups]
+        found = [row[b"last-delivered-id"].decode() for row in told if envelope.text(row[b"name"]) == group]
+        return found[0] if found else ids.ZERO
+
+    async def _exists(self, key: str) -> bool:
+        return bool(await self._client.call(key, "EXISTS", key))
+
+    async def _in_hand(
+        self, queue: str, lane: str, state: TaskState, limit: int, cursor: str
+    ) -> tuple[list[TaskInfo], str]:
+        streams = self._keys(queue).tasks(suffix_of(lane))
+        stream, start = streams.stream, f"({cursor}" if cursor else "-"
+        try:
+            rows = await self._client.call(stream, "XPENDING", stream, queue, start, "+", limit)
+        except GroupLost:
+            return [], ""
+        if not rows:
+            return [], ""
+        names = [row[0] for row in rows]
+        due, begun = await ask(
+            self._client,
+            [
+                (stream, ("ZMSCORE", streams.retries(queue), *names)),
+                (stream, ("HMGET", streams.attempts(queue), *names)),
+            ],
+        )
+        wanted = [
+            (row, score, envelope.number(runs))
+            for row, score, runs in zip(rows, due, begun, strict=True)
+            if (score is not None) == (state is TaskState.WAITING)
+        ]
+        bodies = await ask(self._client, [(stream, ("XRANGE", stream, row[0], row[0])) for row, _, _ in wanted])
+        found = []
+        for (row, score, runs), body in zip(wanted, bodies, strict=True):
+            task = self._task(queue, lane, state, body[0][1]) if body else None
+            if task is not None:
+                due_at_ms = None if score is None else int(float(score))
+                attempts = int(row[3]) if runs is None else runs
+                consumer = envelope.text(row[1])
+                found.append(
+                    replace(task, attempts=attempts, consumer=consumer, idle_ms=int(row[2]), due_at_ms=due_at_ms)
+                )
+        return found, rows[-1][0].decode() if len(rows) == limit else ""
+
+    async def _scheduled(self, queue: str, kind: str | None, limit: int, cursor: str) -> Page[TaskInfo]:
+        keys, start = self._keys(queue), envelope.number(cursor) or 0
+        flat = await self._client.call(keys.due, "ZRANGE", keys.due, start, start + limit - 1, "WITHSCORES")
+        names, scores = flat[::2], flat[1::2]
+        bodies = await self._client.call(keys.bodies, "HMGET", keys.bodies, *names) if names else []
+        found = []
+        for name, score, body in zip(names, scores, bodies, strict=True):
+            packed = body.partition(b"\0")[2] if body else b""
+            task = self._task(queue, "", TaskState.SCHEDULED, [b"data", packed, TASK_ID.encode(), name])
+            if task is not None and kind in {None, task.kind}:
+                found.append(replace(task, due_at_ms=int(float(score))))
+        return Page(tuple(found), str(start + limit) if len(names) == limit else "")
+
+    async def _done(self, queue: str, kind: str | None, limit: int, cursor: str) -> Page[TaskInfo]:
+        results = self._keys(queue).results
+        args: list[str | int] = [f"({cursor}" if cursor else "+", "-", limit, 1, _LARGEST, "", _LOOKED_AT, ""]
+        rows, further = await self._client.run("ops/entries", [results], args, Repeat.READ)
+        found = [task for row in rows for task in _results(queue, _flat(row)) if kind in {None, task.kind}]
+        return Page(tuple(found), further.decode())
+
+    def _task(self, queue: str, lane: str, state: TaskState, fields: Sequence[bytes]) -> TaskInfo | None:
+        entries = TaskEntries(self._keys(queue), self._client.protection)
+        try:
+            return _task_info(queue, lane, state, entries.read(list(fields)))
+        except Malformed as error:
+            return TaskInfo(queue, error.task_id, state, error.kind, lane, error=str(error))
+
+    async def status(self, queue: str, task_id: str) -> TaskInfo:
+        """Return where a task is; its state is UNKNOWN if the queue has never heard of it, or not any more."""
+        check_id("task_id", task_id)
+        await self._lanes(queue)
+        keys = self._keys(queue)
+        known, due = await ask(
+            self._client,
+            [(keys.index, ("HGET", keys.index, task_id)), (keys.due, ("ZSCORE", keys.due, task_id))],
+        )
+        if known is None:
+            return await self._ended(queue, task_id)
+        entry_id, lane, *_ = envelope.text(known).split(" ", 2)
+        if entry_id == "-":
+            [body] = await ask(self._client, [(keys.bodies, ("HGET", keys.bodies, task_id))])
+            packed = body.partition(b"\0")[2] if body else b""
+            found = self._task(queue, lane, TaskState.SCHEDULED, [b"data", packed, TASK_ID.encode(), task_id.encode()])
+            return (
+                replace(found, due_at_ms=None if due is None else int(float(due)))
+                if found
+                else _unknown(queue, task_id)
+            )
+        return await self._open(queue, task_id, entry_id, lane)
+
+    async def _open(self, queue: str, task_id: str, entry_id: str, lane: str) -> TaskInfo:
+        streams = self._keys(queue).tasks(suffix_of(lane))
+        stream = streams.stream
+        body, pending, due, runs = await ask(
+            self._client,
+            [
+                (stream, ("XRANGE", stream, entry_id, entry_id)),
+                (stream, ("XPENDING", stream, queue, entry_id, entry_id, 1)),
+                (stream, ("ZSCORE", streams.retries(queue), entry_id)),
+                (stream, ("HGET", streams.attempts(queue), entry_id)),
+            ],
+        )
+        is_pending = isinstance(pending, list) and bool(pending)
+        state = TaskState.QUEUED if not is_pending else TaskState.RUNNING if due is None else TaskState.WAITING
+        found = self._task(queue, lane, state, body[0][1]) if isinstance(body, list) and body else None
+        if found is None:
+            return _unknown(queue, task_id)
+        if not is_pending:
+            return found
+        attempts = envelope.number(runs)
+        return replace(
+            found, attempts=int(pending[0][3]) if attempts is None else attempts, consumer=envelope.text(pending[0][1]),
+            idle_ms=int(pending[0][2]), due_at_ms=None if due is None else int(float(due)),
+        )  # fmt: skip
+
+    async def _ended(self, queue: str, task_id: str) -> TaskInfo:
+        result = await RedisTaskQueue(self._client, queue).get_result(task_id)
+        return _unknown(queue, task_id) if result is None else _result_info(queue, result)
+
+    async def result(self, queue: str, task_id: str) -> Result | None:
+        """Return the result of a task if there is one."""
+        await self._lanes(queue)
+        return await RedisTaskQueue(self._client, queue).get_result(task_id)
+
+    async def cancel(self, queue: str, task_id: str) -> str:
+        """Take a task off the queue that nobody works on; return 'cancelled', or why not: 'running' or 'gone'.
+
+        Its result is of status `skip` then, so that nobody waits for it, and it is not added again.
+        """
+        for _ in range(10):  # between the look and the script a task may move to another lane
+            found = await self.status(queue, task_id)
+            if found.state is TaskState.RUNNING:
+                return "running"
+            if found.state in {TaskState.DONE, TaskState.UNKNOWN}:
+                return "gone"
+            keys = self._keys(queue)
+            streams = keys.tasks(suffix_of(found.lane))
+            names = [
+                keys.index, keys.unique, keys.counts, keys.due, keys.bodies, streams.stream, streams.retries(queue),
+                streams.attempts(queue),
+            ]  # fmt: skip
+            args = [queue, task_id, found.lane, found.kind]
+            answer: bytes = await self._client.run("tasks/cancel", names, args, Repeat.IDEMPOTENT)
+            if answer == b"cancelled":
+                result = Result(task_id=task_id, kind=found.kind or "unknown", status=Status.SKIP, error="cancelled")
+                await RedisTaskQueue(self._client, queue).push_result(result)
+            if answer != b"moved":
+                return answer.decode()
+        return "running"
+
+    # --- schedules ----------------------------------------------------------------------------------
+
+    async def schedules(self, queue: str) -> list[ScheduleInfo]:
+        """Return the schedules whose next task is on the queue: workers add it ahead of its time."""
+        await self._lanes(queue)
+        keys = self._keys(queue)
+        flat = await self._client.call(keys.due, "ZRANGE", keys.due, 0, _MOST_SCHEDULED - 1, "WITHSCORES")
+        found: dict[str, ScheduleInfo] = {}
+        for raw, score in zip(flat[::2], flat[1::2], strict=True):
+            task_id = envelope.text(raw)
+            name = task_id.removeprefix(_CRON).rpartition(".")[0]
+            if task_id.startswith(_CRON) and name and name not in found:
+                [body] = await ask(self._client, [(keys.bodies, ("HGET", keys.bodies, task_id))])
+                kind = envelope.text(body.partition(b"\0")[0]) if body else ""
+                found[name] = ScheduleInfo(queue, name, task_id, int(float(score)), kind)
+        return list(found.values())
+
+    async def run_schedule(self, queue: str, name: str) -> str:
+        """Add the task of a schedule now, beside the one that waits for its time; return its id."""
+        for schedule in await self.schedules(queue):
+            if schedule.name == name:
+                info = await self.status(queue, schedule.next_task_id)
+                task = Task(
+                    kind=info.kind,
+                    payload=info.payload or {},
+                    requires=frozenset(info.requires),
+                    priority=info.priority,  # type: ignore[arg-type]
+                )
+                return await RedisTaskQueue(self._client, queue).enqueue(task)
+        raise NotFound(f"queue {queue!r} has no schedule {name!r} whose next task is known")
+
+
+def _unknown(queue: str, task_id: str) -> TaskInfo:
+    return TaskInfo(queue, task_id, TaskState.UNKNOWN)
+
+
+def _task_info(queue: str, lane: str, state: TaskState, task: Task) -> TaskInfo:
+    return TaskInfo(
+        queue, task.id, state, task.kind, lane, task.attempts, created_at=task.created_at,
+        priority=task.priority.value, requires=tuple(sorted(task.requires)), payload=task.payload,
+    )  # fmt: skip
+
+
+def _result_info(queue: str, result: Result) -> TaskInfo:
+    return TaskInfo(
+        queue, result.task_id, TaskState.DONE, result.kind, attempts=result.attempts, status=result.status.value,
+        error=result.error or "", result=result.data,
+    )  # fmt: skip
+
+
+def _results(queue: str, fields: Sequence[bytes]) -> list[TaskInfo]:
+    """Return the results of one entry: several may be written together."""
+    found, task_id = [], ""
+    for name, value in zip(fields[::2], fields[1::2], strict=True):
+        if name == TASK_ID.encode():
+            task_id = envelope.text(value)
+        elif name == envelope.DATA.encode():
+            try:
+                found.append(_result_info(queue, decode_result(value)))
+            except DecodeError as error:
+                found.append(TaskInfo(queue, task_id, TaskState.DONE, error=str(error)))
+    return found
+
+
+def _flat(row: Reply) -> list[bytes]:
+    """Return the fields of a row of `ops/entries` as an entry has them."""
+    return [part for at in range(1, len(row), 3) for part in (row[at], row[at + 1])]

@@ -1,0 +1,67 @@
+"""Workers: every consumer name with all that it reads, whatever part of Penstock it works for."""
+
+from __future__ import annotations
+
+from penstock.errors import PenstockError
+from penstock.ops.batches import ask
+from penstock.ops.catalogue import Catalogue
+from penstock.ops.groups import DEAD_AFTER_MS, consumers_of, state_of
+from penstock.ops.model import Consumer, ConsumerState, Page, WorkerInfo
+from penstock.redis.client import StreamClient
+
+MOST_CONSUMERS = 2_000  # of one group: to list more takes the server longer than it may be held up
+
+
+class Workers:
+    """The consumers of all groups."""
+
+    def __init__(self, client: StreamClient, catalogue: Catalogue) -> None:
+        self._client, self._catalogue = client, catalogue
+
+    async def consumers(self, match: str = "*", *, dead_after_ms: int = DEAD_AFTER_MS) -> list[Consumer]:
+        """Return the consumers of all groups of the streams that a pattern matches.
+
+        Groups with more than 2,000 consumers are left out: see Doctor, which finds them.
+        """
+        looks = await self._catalogue.look(await self._catalogue.names(match))
+        groups = [
+            (look.name, group.name)
+            for look in looks.values()
+            for group in look.groups
+            if 0 < group.consumers <= MOST_CONSUMERS
+        ]
+        keys = [self._catalogue.keys(stream).stream for stream, _ in groups]
+        questions = [(key, ("XINFO", "CONSUMERS", key, group)) for key, (_, group) in zip(keys, groups, strict=True)]
+        replies = await ask(self._client, questions)
+        return [
+            consumer
+            for (stream, group), rows in zip(groups, replies, strict=True)
+            if not isinstance(rows, PenstockError)
+            for consumer in consumers_of(stream, group, rows, dead_after_ms)
+        ]
+
+    async def page(
+        self,
+        match: str = "*",
+        *,
+        state: ConsumerState | None = None,
+        dead_after_ms: int = DEAD_AFTER_MS,
+        limit: int = 100,
+        cursor: str = "",
+    ) -> Page[WorkerInfo]:
+        """Return workers by name: a consumer of several lanes or streams is one worker."""
+        by_name: dict[str, list[Consumer]] = {}
+        for consumer in await self.consumers(match, dead_after_ms=dead_after_ms):
+            by_name.setdefault(consumer.name, []).append(consumer)
+        found = [
+            _worker(name, consumers, dead_after_ms) for name, consumers in sorted(by_name.items()) if name > cursor
+        ]
+        chosen = [worker for worker in found if state in {None, worker.state}]
+        return Page(tuple(chosen[:limit]), chosen[limit - 1].name if len(chosen) > limit else "")
+
+
+def _worker(name: str, consumers: list[Consumer], dead_after_ms: int) -> WorkerInfo:
+    idle_ms, pending = min(each.idle_ms for each in consumers), sum(each.pending for each in consumers)
+    state = state_of(pending, idle_ms, dead_after_ms)
+    streams, groups = {each.stream for each in consumers}, {each.group for each in consumers}
+    return WorkerInfo(name, state, tuple(sorted(streams)), tuple(sorted(groups)), pending, idle_ms)

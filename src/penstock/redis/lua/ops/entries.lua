@@ -1,0 +1,46 @@
+-- Reads entries of a range with the beginning of each value, as many as one call can without holding the server up.
+-- KEYS: 1 stream
+-- ARGV: 1 from, 2 to, 3 how many at most, 4 '1' = newest first (`from` is the greater id then), 5 bytes of a value to send at
+--       most, 6 text that some value must contain ('' = any), 7 entries to look at, at most, 8 what the names of the fields
+--       to send begin with ('' = all fields)
+-- Returns: {{{id, field, value, bytes of the value, field, ...}, ...}, id of the last entry that was looked at or '' = the range
+--       has ended}
+-- Called twice: the same again.
+-- A value is cut here: an entry may have megabytes, of which a page of entries shows a few lines.
+-- include: shared/pages.lua
+local stream, from, to, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local command = ARGV[4] == '1' and 'XREVRANGE' or 'XRANGE'
+local longest, text, looks, wanted_fields = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8]
+
+local function contains(row)
+  if text == '' then return true end
+  for i = 2, #row[2], 2 do
+    if string.find(row[2][i], text, 1, true) then return true end
+  end
+  return false
+end
+
+local rows, bytes, looked, page, last = {}, 0, 0, 1, nil
+while #rows < most and bytes < ENOUGH and looked < looks do
+  local wanted = math.min(page, most - #rows, looks - looked)
+  local found = redis.call(command, stream, last and '(' .. last or from, to, 'COUNT', wanted)
+  local read = 0
+  for _, row in ipairs(found) do
+    read = read + weight(row)
+    if contains(row) then
+      local shown = {row[1]}
+      for i = 1, #row[2], 2 do
+        local field, value = row[2][i], row[2][i + 1]
+        if string.sub(field, 1, #wanted_fields) == wanted_fields then
+          shown[#shown + 1], shown[#shown + 2], shown[#shown + 3] = field, string.sub(value, 1, longest), #value
+        end
+      end
+      rows[#rows + 1] = shown
+    end
+  end
+  bytes, looked = bytes + read, looked + #found
+  if #found > 0 then last = found[#found][1] end
+  if #found < wanted then return {rows, ''} end
+  page = read > LARGE * #found and 1 or PAGE
+end
+return {rows, last or ''}

@@ -1,0 +1,50 @@
+-- Looks at a stream and its groups at one moment, without sending a payload; reads only.
+-- KEYS: 1 stream
+-- ARGV: 1 how many groups to look at, at most
+-- Returns: {length, id of the first entry or '', id of the last or '', last generated id, entries ever added or -1 = the server
+--       does not count, '1' = its newest entry is a dead letter, now in ms, how many groups there are,
+--       {{name, consumers, pending, last delivered id, entries read or -1, lag by the server or -1,
+--         id of the first unread entry, '' = there is none, '?' = it was not looked for, oldest pending id or '', its idle ms},
+--        ...}}; {} = there is no such stream
+-- Called twice: the same again.
+-- XINFO STREAM copies two payloads, and the look for an unread entry one: after some large ones no more are looked for.
+-- include: shared/ids.lua
+-- include: shared/group_info.lua
+-- include: shared/pages.lua
+-- include: shared/now.lua
+local stream, most = KEYS[1], tonumber(ARGV[1])
+if redis.call('EXISTS', stream) == 0 then return {} end
+local info = as_table(redis.call('XINFO', 'STREAM', stream))
+local first, last = info['first-entry'] or nil, info['last-entry'] or nil -- false where there is none
+local read, is_dead_letter = 0, '0'
+if first then read = weight(first) + weight(last) end
+if last then
+  for i = 1, #last[2], 2 do
+    if last[2][i] == 'dlq_reason' then is_dead_letter = '1' end
+  end
+end
+local last_id = last and last[1] or ''
+
+local function first_unread(delivered)
+  if not last or not is_smaller(delivered, last_id) then return '' end
+  if is_smaller(delivered, first[1]) then return first[1] end
+  if read > ENOUGH then return '?' end
+  local row = redis.call('XRANGE', stream, '(' .. delivered, '+', 'COUNT', 1)[1]
+  if not row then return '' end
+  read = read + weight(row)
+  return row[1]
+end
+
+local groups, found = redis.call('XINFO', 'GROUPS', stream), {}
+for n = 1, math.min(most, #groups) do
+  local group = as_table(groups[n])
+  local oldest = group['pending'] > 0 and redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1] or {'', '', 0}
+  found[n] = {
+    group['name'], group['consumers'], group['pending'], group['last-delivered-id'], group['entries-read'] or -1,
+    group['lag'] or -1, first_unread(group['last-delivered-id']), oldest[1], oldest[3],
+  }
+end
+return {
+  info['length'], first and first[1] or '', last_id, info['last-generated-id'], info['entries-added'] or -1, is_dead_letter,
+  now_ms, #groups, found,
+}
