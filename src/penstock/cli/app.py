@@ -11,6 +11,7 @@ from penstock.cli import pipeline
 from penstock.cli.acl import acl
 from penstock.cli.archive import archive
 from penstock.cli.config import config
+from penstock.cli.dashboard import dashboard
 from penstock.cli.demo import demo
 from penstock.cli.exporter import exporter
 from penstock.cli.queue import queue_app
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(worker)
 app.command()(exporter)
+app.command()(dashboard)
 app.add_typer(task_app, name="task")
 app.add_typer(queue_app, name="queue")
 app.add_typer(config, name="config")

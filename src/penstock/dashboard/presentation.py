@@ -14,6 +14,7 @@ from markupsafe import Markup
 from penstock.shown import shown, shown_lines, to_json
 
 _MOST_SHOWN = 200_000  # characters of one value on a page
+_NOTHING = "\N{EN DASH}"
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
@@ -27,28 +28,28 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters.update(
-        ago=ago, count=count, duration=duration, lines=lines, moment=moment, payload=payload, preview=preview,
-        rate=rate, raw=raw, size=size, sparkline=sparkline, visible=shown,
+        ago=ago, count=count, duration=duration, editable=editable, lines=lines, moment=moment, payload=payload,
+        preview=preview, rate=rate, raw=raw, size=size, sparkline=sparkline, visible=shown,
     )  # fmt: skip
     return found
 
 
-def count(value: int | float | None) -> str:
-    """Return a whole number with its thousands separated; – for none."""
-    return "–" if value is None else f"{value:,.0f}"
+def count(value: float | None) -> str:
+    """Return a whole number with its thousands separated; a dash for none."""
+    return _NOTHING if value is None else f"{value:,.0f}"
 
 
 def rate(value: float | None) -> str:
     """Return how often a second."""
-    return "–" if value is None else f"{value:,.0f}/s" if value >= 100 or value == 0 else f"{value:.1f}/s"
+    return _NOTHING if value is None else f"{value:,.0f}/s" if value >= 100 or value == 0 else f"{value:.1f}/s"
 
 
 def size(value: int | None) -> str:
     """Return bytes in the unit that keeps the number short."""
     if value is None:
-        return "–"
+        return _NOTHING
     amount, unit = float(value), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):  # noqa: B007  the last unit is the one that is used
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if amount < 1024 or unit == "TiB":
             break
         amount /= 1024
@@ -58,7 +59,7 @@ def size(value: int | None) -> str:
 def duration(seconds: float | None) -> str:
     """Return a duration in its two biggest units."""
     if seconds is None:
-        return "–"
+        return _NOTHING
     if seconds < 1:
         return f"{max(seconds, 0) * 1000:.0f} ms"
     if seconds < 10:
@@ -73,23 +74,23 @@ def duration(seconds: float | None) -> str:
     return " ".join(parts[:2])
 
 
-def ago(at: datetime | int | float | None) -> Markup | str:
+def ago(at: datetime | float | None) -> Markup | str:
     """Return how long ago something was, or when it will be; the exact time is the title."""
     known = _datetime(at)
     if known is None:
-        return "–"
+        return _NOTHING
     passed = time.time() - known.timestamp()
     text = f"in {duration(-passed)}" if passed < -1 else f"{duration(max(passed, 0))} ago"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(known.isoformat(), moment(known), text)
 
 
-def moment(at: datetime | int | float | None) -> str:
+def moment(at: datetime | float | None) -> str:
     """Return a time to the millisecond, in UTC."""
     known = _datetime(at)
-    return "–" if known is None else f"{known:%Y-%m-%d %H:%M:%S}.{known.microsecond // 1000:03d} UTC"
+    return _NOTHING if known is None else f"{known:%Y-%m-%d %H:%M:%S}.{known.microsecond // 1000:03d} UTC"
 
 
-def _datetime(at: datetime | int | float | None) -> datetime | None:
+def _datetime(at: datetime | float | None) -> datetime | None:
     # Numbers are ms since 1970. Ids are chosen by whoever adds an entry, and need not be times at all.
     if at is None or isinstance(at, datetime):
         return at
@@ -107,6 +108,11 @@ def lines(text: object) -> str:
 def payload(value: object) -> str:
     """Return a decoded payload as it is shown whole: text as it is, everything else as JSON."""
     return lines(value) if isinstance(value, str) else _cut(to_json(value, indent=2))
+
+
+def editable(value: object) -> str:
+    """Return a decoded payload as it can be edited and read again: text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else to_json(value, indent=2)
 
 
 def preview(value: object, most: int = 200) -> str:
@@ -141,4 +147,4 @@ def sparkline(values: Sequence[float | None], width: int = 88, height: int = 20)
 def link(base: str, path: str, params: Mapping[str, Any]) -> str:
     """Return the address of a page; parameters that are empty are left out."""
     given = {name: value for name, value in params.items() if value not in (None, "", (), [])}
-    return f"{base}{path}?{urlencode(given, doseq=True, errors="replace")}" if given else f"{base}{path}"
+    return f"{base}{path}?{urlencode(given, doseq=True, errors='replace')}" if given else f"{base}{path}"

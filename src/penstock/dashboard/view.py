@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
+from penstock import ids
+from penstock.dashboard.audit import Audit
 from penstock.dashboard.live import Live
-from penstock.errors import ConfigurationError, PenstockError
-from penstock.ops import Inspector
+from penstock.errors import PenstockError
+from penstock.ops import DeadLetterFilter, Inspector
+from penstock.times import duration_s, moment_ms
 
 _MOST_BODY = 8 << 20
 _MOST_FIELDS = 2_000
+
+Given = Sequence[tuple[str, str]]
 
 
 class Refused(PenstockError):
@@ -31,7 +36,8 @@ class View:
 
     inspector: Inspector
     live: Live
-    given: Sequence[tuple[str, str]] = field(default_factory=tuple)
+    audit: Audit
+    given: Given = ()
 
     def all(self, name: str) -> list[str]:
         """Return every value of a parameter, without empty ones."""
@@ -42,31 +48,66 @@ class View:
         return next(iter(self.all(name)), default)
 
     def needed(self, name: str) -> str:
-        """Return a parameter without which there is no such page."""
+        """Return a parameter without which the request makes no sense."""
         value = self.text(name)
         if not value:
-            raise Refused(400, f"The address lacks the parameter {name!r}.")
+            raise Refused(400, f"The parameter {name!r} is missing.")
         return value
 
     def number(self, name: str, default: int, most: int) -> int:
-        """Return a whole number between 0 and `most`."""
+        """Return a whole number between 1 and `most`."""
         text = self.text(name)
         if not text:
             return default
-        if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text) <= most):
-            raise Refused(400, f"{name} must be a whole number of at most {most:,}.")
+        if not (text.isascii() and text.isdigit() and len(text) <= 18 and 1 <= int(text) <= most):
+            raise Refused(400, f"{name} must be a whole number from 1 to {most:,}.")
         return int(text)
 
-    def choice(self, name: str, choices: Iterable[str]) -> str:
+    def choice(self, name: str, choices: Collection[str]) -> str:
         """Return a parameter that is one of the choices, or '' where it is missing."""
         value = self.text(name)
         if value and value not in choices:
             raise Refused(400, f"{name} must be one of {', '.join(choices)}.")
         return value
 
+    def cursor(self, name: str = "cursor") -> str:
+        """Return where a page begins."""
+        return self.text(name)
+
+    def milliseconds(self, name: str) -> int:
+        """Return a duration in ms; 0 where it is missing."""
+        text = self.text(name)
+        return round(duration_s(text) * 1000) if text else 0
+
+    def moment_ms(self, name: str) -> int | None:
+        """Return a time, or how long ago it was, in ms since 1970; None where it is missing."""
+        text = self.text(name)
+        return moment_ms(text, time.time_ns() // 1_000_000) if text else None
+
+    def position(self, name: str, default: str) -> str | int:
+        """Return a place in a stream: an id, a time, or how long ago it was."""
+        text = self.text(name)
+        if not text or ids.is_id(text):
+            return text or default
+        return self.moment_ms(name) or 0
+
+    def dead_letters(self) -> DeadLetterFilter:
+        """Return which dead letters are meant."""
+        return DeadLetterFilter(
+            ids=frozenset(self.all("id")),
+            reason=self.text("reason") or None,
+            error=self.text("error") or None,
+            kind=self.text("kind") or None,
+            fingerprint=self.text("fingerprint") or None,
+            source=self.text("source") or None,
+            since_ms=self.moment_ms("since") or 0,
+            until_ms=self.moment_ms("until"),
+            text=self.text("text") or None,
+        )
+
 
 async def form_of(request: Request) -> list[tuple[str, str]]:
-    """Return the fields of a form; the size of both is limited before anything is parsed."""
+    """Return the fields of a form; its size is limited before anything is parsed."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
