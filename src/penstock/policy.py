@@ -22,6 +22,7 @@ class Reason(StrEnum):
     FATAL = "fatal"
     EXPIRED = "expired"
     MISSING = "missing"
+    OPERATOR = "operator"  # somebody has decided so
     REFUSED = "refused"  # the server refused the dead letter as a whole; this one has no fields but those of Penstock
 
 

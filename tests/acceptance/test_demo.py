@@ -70,7 +70,7 @@ def processes_of(home: Path) -> list[str]:
 
 
 def worker_pids(home: Path) -> list[int]:
-    return [int(line.split()[0]) for line in processes_of(home) if "demo_worker" in line]
+    return [int(line.split()[0]) for line in processes_of(home) if "demo.worker" in line]
 
 
 def assert_nothing_is_left(home: Path) -> None:

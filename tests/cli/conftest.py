@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from click.testing import Result as Shown
 from typer.testing import CliRunner
+from typer.testing import Result as Shown
 
 from penstock.cli.app import app
 from penstock.sync.tasks import RedisTaskQueue, Task
@@ -29,7 +29,7 @@ def penstock(redis_url: str) -> Command:
 
     def run(*words: str, code: int = 0, text: str = "") -> Shown:
         shown = CliRunner().invoke(app, [*words, "--url", redis_url], input=text)
-        if shown.exception is not None and not isinstance(shown.exception, SystemExit) and code == 0:
+        if shown.exception is not None and not isinstance(shown.exception, SystemExit):
             raise shown.exception
         assert shown.exit_code == code, shown.output
         return shown
@@ -39,12 +39,23 @@ def penstock(redis_url: str) -> Command:
 
 @pytest.fixture
 def as_json(penstock: Command) -> Callable[..., Any]:
-    """Runs a command with --json and returns what it printed."""
+    """Runs a command with --json and returns the object that it printed."""
 
     def run(*words: str, code: int = 0) -> Any:
-        return json.loads(penstock(*words, "--json", code=code).stdout)
+        [row] = _rows(penstock(*words, "--json", code=code))
+        return row
 
     return run
+
+
+@pytest.fixture
+def as_rows(penstock: Command) -> Callable[..., list[Any]]:
+    """Runs a command with --json and returns the objects that it printed, one a line."""
+    return lambda *words: _rows(penstock(*words, "--json"))
+
+
+def _rows(shown: Shown) -> list[Any]:
+    return [json.loads(line) for line in shown.stdout.splitlines()]
 
 
 @pytest.fixture

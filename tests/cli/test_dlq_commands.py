@@ -23,12 +23,12 @@ GiveUp = Callable[..., Task]
 AsJson = Callable[..., Any]
 
 
-def test_dead_letters_are_listed_and_filtered(penstock: Command, as_json: AsJson, dead_letter: GiveUp) -> None:
-    assert penstock("queue", "dlq", "list").stdout == "No dead letters.\n"
+def test_dead_letters_are_listed_and_filtered(penstock: Command, as_rows: AsJson, dead_letter: GiveUp) -> None:
+    assert penstock("queue", "dlq", "list").stderr == "No dead letters.\n"
     first, second = dead_letter("render", text="no paper", n=1), dead_letter("print", reason="max_deliveries", n=2)
 
     def chosen(*words: str) -> list[str]:
-        return [row["task_id"] for row in as_json("queue", "dlq", "list", *words)]
+        return [row["task_id"] for row in as_rows("queue", "dlq", "list", *words)]
 
     assert chosen() == [first.id, second.id]
     assert chosen("--kind", "print") == [second.id]
@@ -39,7 +39,7 @@ def test_dead_letters_are_listed_and_filtered(penstock: Command, as_json: AsJson
     assert chosen("--until", "1h") == []
     assert chosen("--since", "2030-01-01") == [first.id, second.id][:0]
     assert "render" in penstock("queue", "dlq", "list").stdout
-    assert "None of the 2" in penstock("queue", "dlq", "list", "--kind", "other").stdout
+    assert "None of the 2" in penstock("queue", "dlq", "list", "--kind", "other").stderr
 
 
 def test_one_is_shown_by_the_id_of_its_record_or_task(penstock: Command, as_json: AsJson, dead_letter: GiveUp) -> None:
@@ -48,12 +48,12 @@ def test_one_is_shown_by_the_id_of_its_record_or_task(penstock: Command, as_json
     assert (row["error"], row["error_text"], row["payload"], row["attempts"]) == ("ValueError", "no use", {"n": 1}, 1)
     assert as_json("queue", "dlq", "inspect", row["id"]) == row
     assert "no use" in penstock("queue", "dlq", "inspect", task.id).stdout
-    penstock("queue", "dlq", "inspect", "unknown", code=1)
+    penstock("queue", "dlq", "inspect", "unknown", code=3)
 
 
 def test_a_dry_run_changes_nothing(as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue) -> None:
     dead_letter(), dead_letter()
-    assert as_json("queue", "dlq", "retry", "--dry-run")["queued"] == 2
+    assert as_json("queue", "dlq", "retry", "--dry-run")["redriven"] == 2
     assert as_json("queue", "dlq", "purge", "--dry-run") == {"purged": 2, "dry_run": True}
     assert queue.dead.count() == 2
 
@@ -63,7 +63,7 @@ def test_a_retried_task_runs_again_and_has_a_new_result(
 ) -> None:
     task, other = dead_letter("render"), dead_letter("print")
     assert queue.get_result(task.id) is not None
-    assert as_json("queue", "dlq", "retry", "--kind", "render", "--rate", "100")["queued"] == 1
+    assert as_json("queue", "dlq", "retry", "--kind", "render", "--rate", "100")["redriven"] == 1
     assert queue.get_result(task.id) is None
     again = queue.pop()
     assert again == in_first_run(task)
@@ -74,34 +74,32 @@ def test_a_retried_task_runs_again_and_has_a_new_result(
     assert [letter.task_id for letter in queue.dead.iterate()] == [other.id]
 
 
-def test_a_list_that_shows_a_part_tells_how_many_there_are_and_how_many_are_kept(
-    penstock: Command, dead_letter: GiveUp
-) -> None:
+def test_a_list_that_shows_a_part_tells_how_many_there_are(penstock: Command, dead_letter: GiveUp) -> None:
     dead_letter(), dead_letter()
     told = penstock("queue", "dlq", "list", "--limit", "1").stderr
-    assert "1 of 2; the limits of these settings: max_count=100000, max_age_s=2592000, max_bytes=1073741824" in told
+    assert "1 of 2" in told
 
 
 def test_an_id_that_nobody_has_is_an_error_and_the_others_are_done(
     penstock: Command, as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue
 ) -> None:
     first, second = dead_letter(), dead_letter()
-    assert "nosuch" in penstock("queue", "dlq", "retry", "nosuch", "-y", code=1).stderr
-    counts = as_json("queue", "dlq", "retry", first.id, "nosuch", "-y", code=1)
-    assert (counts["queued"], counts["missing"]) == (1, ["nosuch"])
-    assert as_json("queue", "dlq", "purge", second.id, "nosuch", "-y", code=1)["purged"] == 1
+    assert "nosuch" in penstock("queue", "dlq", "retry", "nosuch", "-y", code=3).stderr
+    counts = as_json("queue", "dlq", "retry", first.id, "nosuch", "-y", code=3)
+    assert (counts["redriven"], counts["missing"]) == (1, ["nosuch"])
+    assert as_json("queue", "dlq", "purge", second.id, "nosuch", "-y", code=3)["purged"] == 1
     assert queue.dead.count() == 0
 
 
 def test_what_came_back_too_often_is_left_alone(as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue) -> None:
     task = dead_letter()
     for _ in range(3):
-        assert as_json("queue", "dlq", "retry", task.id)["queued"] == 1
+        assert as_json("queue", "dlq", "retry", task.id)["redriven"] == 1
         queue.pop()
         queue.dead_letter(task.id)
     counts = as_json("queue", "dlq", "retry", task.id)
-    assert (counts["queued"], counts["refused"]) == (0, 1)
-    assert as_json("queue", "dlq", "retry", task.id, "--max-redrives", "9")["queued"] == 1
+    assert (counts["redriven"], counts["refused"]) == (0, 1)
+    assert as_json("queue", "dlq", "retry", task.id, "--max-redrives", "9")["redriven"] == 1
 
 
 def test_a_task_that_was_done_meanwhile_is_not_retried(as_json: AsJson, queue: RedisTaskQueue) -> None:
@@ -110,7 +108,7 @@ def test_a_task_that_was_done_meanwhile_is_not_retried(as_json: AsJson, queue: R
     queue.pop()
     queue.push_result(Result(task_id=task.id, kind="render", data=1))
     queue.dead_letter(task.id)
-    assert as_json("queue", "dlq", "retry", task.id)["done"] == 1
+    assert as_json("queue", "dlq", "retry", task.id)["refused"] == 1
     assert queue.dead.count() == 1
 
 
@@ -155,7 +153,7 @@ def test_json_lines(penstock: Command, dead_letter: GiveUp) -> None:
 
 def test_parquet(penstock: Command, dead_letter: GiveUp, tmp_path: Path) -> None:
     tasks = [dead_letter(n=n) for n in range(3)]
-    penstock("queue", "dlq", "export", "--format", "parquet", code=1)
+    penstock("queue", "dlq", "export", "--format", "parquet", code=2)
     path = tmp_path / "dead.parquet"
     penstock("queue", "dlq", "export", "--format", "parquet", "-o", str(path))
     table = pyarrow.parquet.read_table(path).to_pylist()
@@ -168,7 +166,7 @@ def test_what_is_no_task_is_shown_and_exported_as_well(
 ) -> None:
     queue.client.call(queue.keys.dead, "XADD", queue.keys.tasks().stream, "*", "data", b"\xff\xfe")
     assert queue.pop(block=False) is None
-    [row] = as_json("queue", "dlq", "list")
+    row = as_json("queue", "dlq", "list")
     assert (row["reason"], row["payload"]) == ("decode_error", "\\xff\\xfe")
     assert "decode_error" in penstock("queue", "dlq", "export").stdout
 
@@ -180,7 +178,7 @@ def test_large_dead_letters_are_retried_and_purged_a_few_at_a_time(as_json: AsJs
     as_json("queue", "dlq", "retry", "--dry-run")  # everything is imported
     tracemalloc.start()
     try:
-        assert as_json("queue", "dlq", "retry", "--limit", "40", "--yes")["queued"] == 40
+        assert as_json("queue", "dlq", "retry", "--limit", "40", "--yes")["redriven"] == 40
         assert as_json("queue", "dlq", "purge", "--yes")["purged"] == 10
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:

@@ -15,7 +15,8 @@ PAGES = {
     "tasks": ("life-of-a-task.md", "## Scripts that move no task"),
     "balancer": ("balancer.md", "## Scripts that move no stream"),
 }
-ELSEWHERE = {"shared", "spark"}  # chores of all parts; writes of Spark, which has states of its own
+# Chores of all parts; writes of Spark, which has states of its own; what operators see.
+ELSEWHERE = {"shared", "spark", "ops"}
 NO_SCRIPTS = {"XREADGROUP", "purge", "the lock runs out"}
 
 

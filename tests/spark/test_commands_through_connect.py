@@ -66,11 +66,11 @@ def test_a_report_is_made_and_an_archive_refused(penstock: Penstock, stream_redi
     for n in range(7):
         stream_redis.xadd("orders", {"data": json.dumps({"n": n})})
     out = tmp_path / "page.html"
-    made = penstock("report", "--stream", "orders", "--since", "2h", "--out", out)
+    made = penstock("report", "--stream", "orders", "--since", "2h", "--output", out)
     assert made.returncode == 0, made.stderr
     assert made.stdout == f"{out}: 7 messages, 0 dead letters\n"
     assert "7 messages published" in Page(out.read_text()).text
-    refused = penstock("archive", "run", "--root", tmp_path / "cold", "--streams", "orders", "--once")
+    refused = penstock("archive", "run", "--archive", tmp_path / "cold", "--stream", "orders", "--once")
     assert refused.returncode == 2
     assert "this command does not run through Spark Connect" in refused.stderr
     assert not (tmp_path / "cold").exists()
@@ -79,7 +79,7 @@ def test_a_report_is_made_and_an_archive_refused(penstock: Penstock, stream_redi
 @pytest.mark.parametrize(
     "words",
     [
-        ("archive", "run", "--root", "cold", "--streams", "orders"),
+        ("archive", "run", "--archive", "cold", "--stream", "orders"),
         ("report", "--stream", "orders"),
         ("reprocess", "--stream", "orders", "--handler", "a:b", "--dead-letters"),
     ],

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import penstock
-from penstock.cli import app as app_module
 from penstock.cli import main
 from penstock.cli.app import app
-from penstock.errors import ConfigurationError
+from penstock.cli.command import command
+from penstock.errors import ConfigurationError, ConnectionFailed, NotFound, PenstockError
 
 
 def test_the_version_is_shown():
@@ -54,12 +55,35 @@ def test_a_bug_of_ours_is_not_taken_for_a_missing_extra(monkeypatch):
         main()
 
 
-def test_an_error_of_penstock_is_one_line_and_code_1(monkeypatch, capsys):
-    def fail(**_: object) -> None:
-        raise ConfigurationError("no server was found: install one")
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (PenstockError("it broke"), 1),
+        (ConnectionFailed("no server answers"), 1),
+        (OSError(28, "No space left on device"), 1),
+        (ConfigurationError("no server was found: install one"), 2),
+        (NotFound("there is no stream 'orders'"), 3),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(error: BaseException, code: int) -> None:
+    app = typer.Typer()
 
-    monkeypatch.setattr(app_module, "app", fail)
-    with pytest.raises(SystemExit) as exit_:
-        app_module.run()
-    assert exit_.value.code == 1
-    assert capsys.readouterr().err == "penstock: no server was found: install one\n"
+    @command(app)
+    def fail() -> None:
+        raise error
+
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr == (f"penstock: {error}\n" if code != 130 else "")
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    app = typer.Typer()
+
+    @command(app)
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    assert isinstance(CliRunner().invoke(app, []).exception, ZeroDivisionError)

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import demo as demo_command
 from penstock.cli.app import app
-from penstock.cli.demo_audit import Balance, Books, Kill, Run, balance, duplicates, duplicates_of, recovery
-from penstock.cli.demo_director import Summary
-from penstock.cli.demo_orders import make_plan
+from penstock.cli.demo import command as demo_command
+from penstock.cli.demo.audit import Balance, Books, Kill, Run, balance, duplicates, duplicates_of, recovery
+from penstock.cli.demo.director import Summary
+from penstock.cli.demo.orders import make_plan
 
 IDS = ["1000-0", "1000-1", "1001-0", "1002-0"]
 

@@ -32,7 +32,7 @@ def test_an_archive_is_written_by_executors_that_have_only_what_the_job_brings_a
     place = ("--url", stream_server.url)
     env = as_documented()
     assert env["PYSPARK_PYTHON"] == "./environment/bin/python"
-    run = ("archive", "run", "--root", tmp_path / "cold", "--streams", "orders", *place, "--once", "--master", "yarn")
+    run = ("archive", "run", "--archive", tmp_path / "cold", "--stream", "orders", *place, "--once", "--master", "yarn")
     first = penstock(*run, env=env)
     first.wait_for_line("batch 0: 100 entries")
     first.end()
@@ -43,7 +43,7 @@ def test_an_archive_is_written_by_executors_that_have_only_what_the_job_brings_a
     assert stream_redis.xlen("again") == 100
     stream_redis.xtrim("orders", maxlen=40, approximate=False)
     out = tmp_path / "report.html"
-    words = ("--archive", tmp_path / "cold", "--out", out, *place, "--master", "yarn")
+    words = ("--archive", tmp_path / "cold", "--output", out, *place, "--master", "yarn")
     report = penstock("report", "--stream", "orders", *words)
     report.wait_for_line("report.html: 100 messages, 0 dead letters")
     report.end()

@@ -6,14 +6,15 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.queue_options import FROM_SETTINGS, Url, queue_settings
+from penstock.cli.command import Server
+from penstock.cli.shown import say
 from penstock.ops.rights import NEWER, Place, RoleName, as_line, rights_of
 from penstock.redis.address import parse_url
 from penstock.redis.capabilities import known_commands
-from penstock.sync.redis.client import StreamClient
 
 
 def acl(
+    server: Server,
     role: Annotated[RoleName, typer.Option(help="Who the user is.")],
     stream: Annotated[
         list[str] | None,
@@ -32,7 +33,6 @@ def acl(
     offline: Annotated[
         bool, typer.Option("--offline", help="Ask no server: for the oldest that is supported.")
     ] = False,
-    url: Url = FROM_SETTINGS,
 ) -> None:
     """Print the ACL SETUSER line of a user with the least rights that a role needs: pipe it into redis-cli.
 
@@ -40,14 +40,13 @@ def acl(
     """
     given = (tuple(stream or ()), tuple(queue or ()), tuple(service or ()), tuple(dead_letters or ()), prefix)
     if offline:
-        rights = rights_of(role, Place(*given, db=parse_url(url).db if url else 0, is_cluster=cluster))
+        rights = rights_of(role, Place(*given, db=parse_url(server.url).db, is_cluster=cluster))
         known = set(rights.asked) - NEWER
     else:
-        _, table = queue_settings(url, "")
-        with StreamClient.from_url(table.url) as client:
+        with server.client() as client:
             rights = rights_of(role, Place(*given, db=client.settings.db, is_cluster=client.is_cluster))
             words = rights.asked
             known = set(known_commands(words, client.call("", "COMMAND", "INFO", *words)))
     name = user or f"penstock-{role.value}"
     print(as_line(["ACL", "SETUSER", name, *rights.rules(known)]))
-    typer.echo(f"if the user is new, give it a password as well: ACL SETUSER {name} '>...'", err=True)
+    say(f"if the user is new, give it a password as well: ACL SETUSER {name} '>...'")

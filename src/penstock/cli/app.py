@@ -1,47 +1,75 @@
-"""The root of the command line: its commands and what holds for all of them."""
+"""The root of the command line: its commands."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from penstock import __version__
-from penstock.cli import pipeline
+from penstock.cli import archive, balance, config, dlq, group, pending, pipeline, queue, schedule, stream, task
 from penstock.cli.acl import acl
-from penstock.cli.archive import archive
-from penstock.cli.config import config
+from penstock.cli.command import command
+from penstock.cli.consume import consume
 from penstock.cli.dashboard import dashboard
-from penstock.cli.demo import demo
+from penstock.cli.demo.command import demo
 from penstock.cli.exporter import exporter
-from penstock.cli.queue import queue_app
+from penstock.cli.health import doctor, health
 from penstock.cli.replay import replay
 from penstock.cli.report import report
 from penstock.cli.reprocess import reprocess
-from penstock.cli.shown import print_error, write_anything
-from penstock.cli.task import task_app
+from penstock.cli.retention import retention
+from penstock.cli.shown import write_anything
+from penstock.cli.top import top
 from penstock.cli.worker import worker
-from penstock.errors import PenstockError, SettingsError
+from penstock.cli.workers import workers
 
 app = typer.Typer(
     help="Reliable work queues on Redis Streams.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,  # it prints local variables, and those may hold passwords
 )
-app.command()(demo)
-app.command()(worker)
-app.command()(exporter)
-app.command()(dashboard)
-app.add_typer(task_app, name="task")
-app.add_typer(queue_app, name="queue")
-app.add_typer(config, name="config")
-app.command()(acl)
-app.command()(replay)
-app.command()(report)
-app.command()(reprocess)
-app.add_typer(archive, name="archive")
-app.add_typer(pipeline.app, name="pipeline")
+_COMMANDS: dict[str, dict[str, typer.Typer | Callable[..., None]]] = {
+    "Messages and tasks": {
+        "stream": stream.app,
+        "group": group.app,
+        "pending": pending.app,
+        "dlq": dlq.app,
+        "queue": queue.app,
+        "task": task.app,
+        "schedule": schedule.app,
+        "balance": balance.app,
+    },
+    "Workers": {"worker": worker, "consume": consume, "workers": workers},
+    "Operations": {
+        "top": top,
+        "dashboard": dashboard,
+        "health": health,
+        "doctor": doctor,
+        "retention": retention,
+        "exporter": exporter,
+        "acl": acl,
+        "config": config.app,
+        "demo": demo,
+    },
+    "Data pipelines": {
+        "pipeline": pipeline.app,
+        "archive": archive.app,
+        "replay": replay,
+        "reprocess": reprocess,
+        "report": report,
+    },
+}
+_LONG_RUNNING = {"worker", "consume"}  # they log what happens
+for _panel, _commands in _COMMANDS.items():
+    for _name, _made in _commands.items():
+        if isinstance(_made, typer.Typer):
+            app.add_typer(_made, name=_name, rich_help_panel=_panel)
+        else:
+            level = logging.INFO if _name in _LONG_RUNNING else logging.WARNING
+            command(app, _name, logs=level, rich_help_panel=_panel)(_made)
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -60,13 +88,6 @@ def root(
 
 
 def run() -> None:
-    """Run the command that the arguments name; an error of Penstock is told in one line.
-
-    It ends with code 1, or with 2, as for a mistake in the arguments, if the settings are wrong.
-    """
+    """Run the command that the arguments name."""
     write_anything()
-    try:
-        app(prog_name="penstock")
-    except PenstockError as error:
-        print_error(error)
-        raise SystemExit(2 if isinstance(error, SettingsError) else 1) from error
+    app(prog_name="penstock")

@@ -6,71 +6,70 @@ import logging
 import re
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from penstock.cli.bad_input import QueryFailed, bad_input, query_failed
-from penstock.cli.quiet_spark import quiet_session
-from penstock.cli.shown import cell, print_error, print_table, shown, to_json
-from penstock.cli.spark_master import Master, check_master
+from penstock.cli.command import UNHEALTHY, Server, command, group
+from penstock.cli.options import Archive, AsJson, Once, duration
+from penstock.cli.shown import print_error, print_rows, say
+from penstock.cli.spark_session import Master, QueryFailed, check_master, query_failed, quiet_session
+from penstock.shown import shown, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-archive = typer.Typer(help="Copy streams into a Parquet log, verify it, compact it.", no_args_is_help=True)
-Root = Annotated[str, typer.Option("--root", help="Where the archive lies: a path that driver and executors share.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app = group("Copy streams into a Parquet log, verify it, compact it.")
 _ADVICE = re.compile(r"[Ss]et option failOnDataLoss=false.*")  # for those who give options; here there is a flag
 _PATIENCE_S = 60.0
 
 
-@archive.command()
+@command(app)
 def run(
-    root: Root,
-    streams: Annotated[str, typer.Option(help="One stream, several with commas, or a pattern such as 'orders:*'.")],
-    url: Annotated[str, typer.Option(envvar="PENSTOCK_URL", help="Where Redis is.")],
-    once: Annotated[bool, typer.Option("--once", help="Archive what is there now, and end.")] = False,
+    server: Server,
+    archive: Archive,
+    stream: Annotated[str, typer.Option(help="One stream, several with commas, or a pattern such as 'orders:*'.")],
+    once: Once = True,
     group: Annotated[str, typer.Option(help="Consumer group that shows how far the archive is.")] = "penstock-archive",
-    every: Annotated[str, typer.Option(help="How often a batch begins.")] = "10 seconds",
+    every: Annotated[float, duration("How often a batch begins, with --continuous.", default="10s")] = 10.0,
     max_batch_rows: Annotated[int, typer.Option(min=1, help="Entries of a batch at most.")] = 1_000_000,
     allow_data_loss: Annotated[
-        bool, typer.Option("--allow-data-loss", help="Go on when entries were trimmed before; they are recorded.")
+        bool, typer.Option("--allow-data-loss", help="Continue although entries were trimmed unread; record the gap.")
     ] = False,
     master: Master = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Copy streams into the archive, until stopped or, with --once, up to now."""
+    """Copy streams into the archive, and print what it holds then."""
     from penstock.spark.archive import ArchiveRun, is_archive
 
     job = ArchiveRun(
-        root,
-        streams,
-        {"url": url},
+        archive,
+        stream,
+        {"url": server.url},
         group=group,
         fail_on_data_loss=not allow_data_loss,
         max_batch_rows=max_batch_rows,
-        trigger=every,
-        tell=lambda done: print(
-            f"batch {done.batch}: {done.rows:,} entries, {done.rows / max(done.wall_s, 1e-9):,.0f}/s", flush=True
+        trigger=f"{every}s",
+        tell=lambda done: say(
+            f"batch {done.batch}: {done.rows:,} entries, {done.rows / max(done.wall_s, 1e-9):,.0f}/s"
         ),
     )
-    with bad_input():
-        check_master(master, needs_classic=True)
-        job.check()
-        spark = quiet_session("penstock archive", master, is_long=not once)
-        query = job.start(spark, once=once)
+    check_master(master, needs_classic=True)
+    job.check()
+    spark = quiet_session("penstock archive", master, is_long=not once)
+    query = job.start(spark, once=once)
     try:
         _attend(query)
     finally:
         _end(spark)
-    if is_archive(root):
-        _show(root, as_json=False)
+    if is_archive(archive):
+        _show(archive, as_json)
     else:
-        print(f"nothing is archived yet: no stream {streams!r} has entries")
+        say(f"nothing is archived yet: no stream {stream!r} has entries")
 
 
 def _end(spark: SparkSession) -> None:
@@ -112,41 +111,40 @@ def _ended(told: str, *, is_stopped: bool) -> None:
     print_error(f"stopped before the batch was done, and the next run archives it: {told}")
 
 
-@archive.command()
-def status(root: Root, as_json: AsJson = False) -> None:
-    """Show what is archived."""
-    with bad_input():
-        _show(root, as_json)
+@command(app)
+def status(archive: Archive, as_json: AsJson = False) -> None:
+    """Print what is archived."""
+    _show(archive, as_json)
 
 
-def _show(root: str, as_json: bool) -> None:
+def _show(archive: str, as_json: bool) -> None:
     from penstock.spark.archive import status as of
 
-    found = of(root)
-    if as_json:
-        print(to_json(found, indent=2))
-        return
-    table = Table("stream", "entries", "files", "bytes", "days", "first", "archived up to", "lost before")
-    for each in found:
-        lost = "unknown" if each.lost is None else f"{each.lost:,}"
-        numbers = (f"{each.rows:,}", f"{each.files:,}", f"{each.bytes:,}", str(each.days))
-        table.add_row(cell(each.stream), *numbers, each.first or "-", each.upto, lost)
-    print_table(table)
+    columns: dict[str, Callable[[Any], object]] = {
+        "stream": lambda each: each.stream,
+        "entries": lambda each: each.rows,
+        "files": lambda each: each.files,
+        "bytes": lambda each: each.bytes,
+        "days": lambda each: each.days,
+        "first": lambda each: each.first,
+        "archived up to": lambda each: each.upto,
+        "lost before": lambda each: "unknown" if each.lost is None else each.lost,
+    }
+    print_rows(of(archive), columns, as_json=as_json, none="nothing is archived yet")
 
 
-@archive.command()
+@command(app)
 def verify(
-    root: Root,
+    archive: Archive,
     rows: Annotated[bool, typer.Option("--rows", help="Decode the files and compare their rows, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every file and every range with the manifest; code 1 if anything is not as it should be."""
+    """Compare every file and every range with the manifest; code 3 if anything is not as it should be."""
     from penstock.spark.archive import verify as examine
 
-    with bad_input():
-        report = examine(root, rows=rows)
+    report = examine(archive, rows=rows)
     if as_json:
-        print(to_json({"is_sound": report.is_sound, **asdict(report)}, indent=2))
+        print(to_json({"is_sound": report.is_sound, **asdict(report)}))
     else:
         for finding in report.findings:
             print(shown(finding))
@@ -155,20 +153,19 @@ def verify(
         verdict = "sound" if report.is_sound else f"{len(report.findings):,} findings"
         print(f"{verdict}: {report.commits:,} commits, {report.files:,} files, {report.rows:,} entries")
     if not report.is_sound:
-        raise typer.Exit(1)
+        raise typer.Exit(UNHEALTHY)
 
 
-@archive.command()
+@command(app)
 def compact(
-    root: Root,
+    archive: Archive,
     target_mb: Annotated[int, typer.Option(min=1, help="Size that files are brought up to.")] = 256,
-    grace_s: Annotated[
-        float, typer.Option(min=0, help="How long replaced files stay for who still reads them.")
-    ] = 3600,
+    grace: Annotated[float, duration("How long replaced files stay for those that read them.", default="1h")] = 3_600.0,
+    as_json: AsJson = False,
 ) -> None:
     """Make few big files of the many small ones of a day."""
     from penstock.spark.archive import compact as merge
 
-    with bad_input():
-        done = merge(root, target_bytes=target_mb << 20, grace_s=grace_s)
-    print(f"{done.merged:,} files became {done.made:,}; {done.cleaned:,} replaced files were removed")
+    done = merge(archive, target_bytes=target_mb << 20, grace_s=grace)
+    told = f"{done.merged:,} files became {done.made:,}; {done.cleaned:,} replaced files were removed"
+    print(to_json(done) if as_json else told)

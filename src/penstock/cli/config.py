@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
-import typer
-
-from penstock.cli.settings_options import ConfigFile, SetOptions, load_settings
-from penstock.cli.shown import to_json
+from penstock.cli.command import Server, command, group
+from penstock.cli.options import FROM_SETTINGS, AsJson, ConfigFile, SetOptions, Url
+from penstock.cli.shown import print_rows
 from penstock.errors import ConfigurationError, SettingsError
 from penstock.plugins import RESULT_BACKENDS, TASK_QUEUES, suggestion
-from penstock.settings import Setting, json_schema
+from penstock.settings import Given, Setting, Settings, flag, json_schema
+from penstock.shown import to_json
 from penstock.sync.providers import make_result_backend
 
 _OURS = ("fs", "postgres", "s3")
-config = typer.Typer(help="Show and check the settings.", no_args_is_help=True)
+app = group("Show and check the settings.")
 
 
-@config.command()
+@command(app)
 def show(
-    file: ConfigFile = None,
-    settings: SetOptions = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    config: ConfigFile = None, settings: SetOptions = None, url: Url = FROM_SETTINGS, as_json: AsJson = False
 ) -> None:
-    """Show every setting, and where it came from. Secrets are masked."""
-    found = load_settings(file, settings)
-    if as_json:
-        print(to_json([_entry(setting) for setting in found.all], indent=2))
-        return
-    rows = [(setting.name, to_json(setting.shown)) for setting in found.all]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for (name, value), setting in zip(rows, found.all, strict=True):
-        print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {setting.origin}")
+    """Print every setting, and where it came from. Secrets are masked."""
+    columns: dict[str, Callable[[dict[str, Any]], object]] = {
+        "setting": lambda row: row["name"],
+        "value": lambda row: to_json(row["value"]),
+        "from": lambda row: row["origin"]["place"] or row["origin"]["source"],
+    }
+    rows = [_entry(setting) for setting in _load(config, settings, url).all]
+    print_rows(rows, columns, as_json=as_json)
 
 
-@config.command()
-def check(file: ConfigFile = None, settings: SetOptions = None) -> None:
+@command(app)
+def check(config: ConfigFile = None, settings: SetOptions = None, url: Url = FROM_SETTINGS) -> None:
     """Check the settings, and that what they name is installed and takes them; connects to nothing."""
-    found = load_settings(file, settings)
+    found = _load(config, settings, url)
     providers = [
         (plugins, next(setting for setting in found.all if setting.name == f"{table}.provider"))
         for plugins, table in ((TASK_QUEUES, "task_queue"), (RESULT_BACKENDS, "result_backend"))
@@ -59,7 +57,7 @@ def check(file: ConfigFile = None, settings: SetOptions = None) -> None:
     print("The settings are usable.")
 
 
-@config.command()
+@command(app)
 def schema() -> None:
     """Print the JSON Schema of penstock.toml, for editors."""
     print(json.dumps(json_schema(), indent=2))
@@ -71,6 +69,17 @@ def _told(provider: Setting) -> Iterator[None]:
         yield
     except ConfigurationError as error:
         raise SettingsError(f"{provider.origin}: {error}") from error
+
+
+def _load(config: Path | None, settings: list[str] | None, url: str) -> Settings:
+    return Server.of(url, config, *map(_parsed, settings or [])).settings
+
+
+def _parsed(item: str) -> Given:
+    name, equals, value = item.partition("=")
+    if not equals:
+        raise SettingsError("--set takes <table>.<key>=<value>, such as --set task_queue.idle_ms=5000")
+    return flag(name.strip(), value)
 
 
 def _entry(setting: Setting) -> dict[str, Any]:

@@ -8,11 +8,14 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.queue_options import FROM_SETTINGS, LOOPBACK, Host, Url, queue_settings
+from penstock.cli.command import Server
+from penstock.cli.options import LOOPBACK, Host
+from penstock.cli.shown import say
 from penstock.errors import ConfigurationError
 
 
 def dashboard(
+    server: Server,
     host: Host = LOOPBACK,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 picks a free one.")] = 9_809,
     token: Annotated[
@@ -28,7 +31,6 @@ def dashboard(
     allow_actions: Annotated[
         bool, typer.Option("--allow-actions", help="Let users redrive, claim, retry, trim and cancel.")
     ] = False,
-    url: Url = FROM_SETTINGS,
 ) -> None:
     """Serve the dashboard until SIGTERM or Ctrl-C."""
     from penstock.dashboard import create_app
@@ -37,7 +39,7 @@ def dashboard(
     if token is None and not _is_loopback(host):
         token = secrets.token_urlsafe(24)
     app = create_app(
-        queue_settings(url, "")[1].url,
+        server.url,
         token=token,
         allowed_hosts=[*(allowed_host or ()), *([] if _is_any(host) else [host])],
         allow_actions=allow_actions,
@@ -47,7 +49,7 @@ def dashboard(
 
 def _announce(address: str, token: str | None, allow_actions: bool) -> None:
     login = f"/login?token={token}" if token else "/"
-    typer.echo(f"dashboard on {address}{login} ({'actions allowed' if allow_actions else 'read-only'})", err=True)
+    say(f"dashboard on {address}{login} ({'actions allowed' if allow_actions else 'read-only'})")
 
 
 def _is_loopback(host: str) -> bool:

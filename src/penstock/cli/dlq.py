@@ -1,183 +1,341 @@
-"""`penstock queue dlq`: the tasks that were given up: look at them, try them again, keep them, throw them away."""
+"""`penstock dlq`: dead letters of streams, message queues, task queues and balanced services alike."""
 
 from __future__ import annotations
 
-import time
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
 import typer
-from rich.table import Table
 
-from penstock.cli.dlq_export import Format, as_row, export
-from penstock.cli.dlq_filter import Chosen, Filter, Ids, Kind, Limit, Reason, Since, Text, Until
-from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue
-from penstock.cli.shown import cell, print_error, print_table, shown_lines, to_json
-from penstock.errors import ConfigurationError
+from penstock.cli.command import EVERYTHING, NOT_FOUND, Server, command, group, paged, the_one
+from penstock.cli.dlq_export import Format, as_row, export, payload_of
+from penstock.cli.options import (
+    AsJson,
+    DryRun,
+    Kind,
+    Limit,
+    Output,
+    Rate,
+    Reason,
+    Since,
+    Text,
+    Until,
+    Yes,
+    confirm,
+)  # fmt: skip
+from penstock.cli.shown import Columns, print_error, print_fields, print_rows, say
+from penstock.errors import ConfigurationError, NotFound
+from penstock.ops.model import DeadLetterFilter, DeadLetterInfo
+from penstock.shown import to_json
+from penstock.sync.ops import Inspector
 
-dlq_app = typer.Typer(help="The dead letters of a queue: tasks that were given up.", no_args_is_help=True)
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_FEW = 20  # whole dead letters that are in memory together
+_SHORT, _WHOLE = 2_048, 64 << 20  # bytes of a value
+_LETTERS: Columns = {
+    "id": "id",
+    "of": lambda each: each.source_stream or each.stream,
+    "task": "task_id",
+    "kind": "task_kind",
+    "reason": "reason",
+    "attempts": "attempts",
+    "died": "dead_at",
+    "error": lambda each: (f"{each.error}: {each.error_text}" if each.error else each.error_text)[:200],
+}
+_CAUSES: Columns = {
+    "count": "count",
+    "reason": "reason",
+    "of": lambda each: ", ".join(each.sources),
+    "newest": "sample_id",
+    "fingerprint": "fingerprint",
+    "error": lambda each: f"{each.error}: {each.error_text}"[:200],
+}
+Ids = Annotated[list[str] | None, typer.Argument(help="Ids of records or tasks; all that match if none is given.")]
+RecordId = Annotated[str, typer.Argument(metavar="ID", help="Id of a record, or of a task.")]
+Of = Annotated[
+    str | None,
+    typer.Option("--queue", help="The stream, message queue, task queue or service; all of them if left out."),
+]
+Cause = Annotated[str | None, typer.Option("--cause", help="Only those of one cause, by its fingerprint.")]
+To = Annotated[str | None, typer.Option(help="The stream that they go back to, if their own name does not tell it.")]
+MaxRedrives = Annotated[int, typer.Option(min=1, help="Leave those that were redriven this often.")]
+MaxLimit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many, the oldest first.")]
 
 
-@dlq_app.command("list")
-def list_(
+Choice: TypeAlias = dict[str, DeadLetterFilter]
+"""Which dead letters a command is about: by stream, those that match."""
+
+
+def _streams(inspector: Inspector, of: str | None) -> list[str]:
+    if of is not None:
+        return [inspector.dead_letters.resolve(of)]
+    return [each.stream for each in inspector.dead_letters.streams()]
+
+
+def _filter(
+    kind: str | None, reason: str | None, since: int | None, until: int | None, text: str | None, cause: str | None
+) -> DeadLetterFilter:
+    before = None if until is None else max(0, until - 1)
+    return DeadLetterFilter(
+        reason=reason, kind=kind, fingerprint=cause, since_ms=since or 0, until_ms=before, text=text
+    )
+
+
+def _letters(
+    inspector: Inspector, choice: Choice, limit: int = EVERYTHING, size: int = _SHORT, page: int = EVERYTHING
+) -> Iterator[DeadLetterInfo]:
+    """Yield the dead letters that are meant, stream by stream and oldest first."""
+    for stream, matching in choice.items():
+        read = partial(inspector.dead_letters.page, stream, matching, newest_first=False, max_value_bytes=size)
+        for letter in paged(lambda count, cursor, read=read: read(limit=min(count, page), cursor=cursor), limit):  # type: ignore[misc]
+            yield letter
+            limit -= 1
+
+
+def _by_id(inspector: Inspector, streams: Sequence[str], given: str) -> tuple[str, str]:
+    """Return stream and id of the record that an id, the id of its task, or the beginning of one of these means."""
+    for stream in streams:
+        try:
+            return stream, inspector.dead_letters.show(stream, given, max_value_bytes=64).id
+        except NotFound:
+            continue
+    places: dict[str, tuple[str, str]] = {}
+    for letter in _letters(inspector, dict.fromkeys(streams, DeadLetterFilter()), size=64):
+        for name in filter(None, (letter.id, letter.task_id)):
+            if name.startswith(given):
+                places[name] = (letter.stream, letter.id)
+    return places[the_one(given, places, "dead letter")]
+
+
+def _chosen(
+    inspector: Inspector, of: str | None, ids: list[str] | None, matching: DeadLetterFilter
+) -> tuple[Choice, list[str]]:
+    """Return what is meant, and the ids that no dead letter has."""
+    streams = _streams(inspector, of)
+    if not ids:
+        return dict.fromkeys(streams, matching), []
+    choice, missing = Choice(), list[str]()
+    for given in ids:
+        try:
+            stream, record_id = _by_id(inspector, streams, given)
+        except NotFound:
+            missing.append(given)
+            continue
+        before = choice.get(stream, matching)
+        choice[stream] = replace(before, ids=before.ids | {record_id})
+    return choice, missing
+
+
+def ls(
+    server: Server,
+    of: Of = None,
     kind: Kind = None,
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
     text: Text = None,
+    cause: Cause = None,
+    causes: Annotated[bool, typer.Option("--causes", help="Group them by cause, the most frequent first.")] = False,
     limit: Limit = 100,
-    queue: QueueName = FROM_SETTINGS,
-    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, oldest first."""
-    with open_queue(url, queue) as opened:
-        letters = list(Filter.of(None, kind, reason, since, until, text, limit).choose(opened))
-        total, limits = opened.dead.count(), opened.client.dead_letter_retention.limits
+    with server.inspector() as inspector:
+        choice, _ = _chosen(inspector, of, None, _filter(kind, reason, since, until, text, cause))
+        if causes:
+            found = [inspector.dead_letters.failures(*each) for each in choice.items()]
+            rows = sorted((each for some in found for each in some.groups), key=lambda each: -each.count)[:limit]
+            print_rows(rows, _CAUSES, as_json=as_json, none="No dead letters.")
+            return
+        letters = list(_letters(inspector, choice, limit))
+        total = sum(inspector.dead_letters.count(stream)[0] for stream in choice)
     if as_json:
-        print(to_json([as_row(letter) for letter in letters]))
+        print_rows(map(as_row, letters), {}, as_json=True)
         return
+    print_rows(letters, _LETTERS, as_json=False)
     if not letters:
-        print("No dead letters." if not total else f"None of the {total} dead letters matches.")
-        return
-    table = Table(box=None)
-    for title in ("id", "task", "kind", "reason", "attempts", "died", "error"):
-        table.add_column(title, no_wrap=title != "error", overflow="fold")
-    for letter in letters:
-        died = letter.dead_at.isoformat(sep=" ", timespec="seconds")
-        error = f"{letter.error}: {letter.error_text}" if letter.error else letter.error_text
-        row = (letter.id, letter.task_id, letter.kind, letter.reason, letter.attempts, died, error[:60])
-        table.add_row(*map(cell, row))
-    print_table(table)
-    if len(letters) < total:
-        typer.echo(f"{len(letters)} of {total}; the limits of these settings: {limits}", err=True)
+        say("No dead letters." if not total else f"None of the {total:,} dead letters matches.")
+    elif len(letters) < total:
+        say(f"{len(letters):,} of {total:,}")
 
 
-@dlq_app.command()
-def inspect(
-    record: Annotated[str, typer.Argument(help="Id of a record, or of a task.")],
-    queue: QueueName = FROM_SETTINGS,
-    url: Url = FROM_SETTINGS,
-    as_json: AsJson = False,
-) -> None:
-    """Show everything about one dead letter."""
-    with open_queue(url, queue) as opened:
-        letter = opened.dead.get(record)
-    if letter is None:
-        raise ConfigurationError(
-            f"queue {opened.name!r} has no dead letter {record!r}: `penstock queue dlq list` shows them"
-        )
-    row = as_row(letter)
-    if as_json:
-        print(to_json(row))
-        return
-    for name, value in row.items():
-        text = to_json(value) if isinstance(value, dict | list) else value
-        print(f"{name:<11} {shown_lines(text, indent=12)}")
+def show(server: Server, record: RecordId, of: Of = None, as_json: AsJson = False) -> None:
+    """Print everything about one dead letter."""
+    with server.inspector() as inspector:
+        stream, record_id = _by_id(inspector, _streams(inspector, of), record)
+        row = as_row(inspector.dead_letters.show(stream, record_id))
+    print_fields(row, as_json=as_json)
 
 
-@dlq_app.command()
-def retry(
+def redrive(
+    server: Server,
     ids: Ids = None,
+    of: Of = None,
     kind: Kind = None,
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
     text: Text = None,
-    limit: Limit = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="So many a second at most.")] = None,
-    max_redrives: Annotated[int, typer.Option(min=1, help="Leave those alone that came back so often.")] = 3,
+    cause: Cause = None,
+    limit: MaxLimit = None,
+    rate: Rate = None,
+    max_redrives: MaxRedrives = 3,
+    to: To = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    queue: QueueName = FROM_SETTINGS,
-    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
-    """Put dead letters back into the queue; each moves in one step."""
-    chosen = Filter.of(ids, kind, reason, since, until, text, limit)
-    counts = {"queued": 0, "gone": 0, "open": 0, "done": 0, "refused": 0}
-    with open_queue(url, queue) as opened:
-        letters = chosen.names(opened)
-        if not dry_run and not _confirmed(f"Put {len(letters)} task(s) back?", chosen, letters, yes):
-            raise typer.Abort
-        for number, named in enumerate(letters):
-            if named.redrives >= max_redrives:
-                counts["refused"] += 1
-                continue
-            if rate is not None and number and not dry_run:
-                time.sleep(1 / rate)
-            letter = None if dry_run else opened.dead.record(named.id)
-            counts["queued" if dry_run else "gone" if letter is None else opened.dead.put_back(letter)] += 1
-    _tell({**counts, "dry_run": dry_run}, _retried(counts, dry_run, max_redrives), as_json, chosen.missing(letters))
+    """Put dead letters back where they came from; each moves in one step."""
+    with server.inspector() as inspector:
+        choice, missing = _chosen(inspector, of, ids, _filter(kind, reason, since, until, text, cause))
+        redrive_all = partial(_redrive, inspector, choice, limit, to=to, per_second=rate, max_redrives=max_redrives)
+        counts = redrive_all(dry_run=True)
+        counts["redriven"] = counts["matched"] - counts["refused"]
+        if not dry_run:
+            if counts["redriven"] > 1:
+                confirm(f"Redrive {counts['redriven']:,} dead letters?", yes=yes)
+            counts = redrive_all(dry_run=False)
+    told = f"{'would redrive' if dry_run else 'redrove'} {counts['redriven']:,} dead letters"
+    if counts["refused"]:
+        told += f"; {counts['refused']:,} stay: redriven {max_redrives} times already, open again, or done since"
+    _tell({**counts, "dry_run": dry_run}, told, missing, as_json)
 
 
-def _retried(counts: dict[str, int], dry_run: bool, max_redrives: int) -> str:
-    told = f"{'would put' if dry_run else 'put'} {counts['queued']} task(s) back"
-    reasons = {
-        "gone": "were put back or purged meanwhile",
-        "open": "are queued already",
-        "done": "have a result by now",
-        "refused": f"came back {max_redrives} times already (--max-redrives)",
-    }
-    return told + "".join(f"; {counts[name]} {why}" for name, why in reasons.items() if counts[name])
+def _redrive(inspector: Inspector, choice: Choice, limit: int | None, **options: Any) -> dict[str, int]:
+    counts, left = dict.fromkeys(("matched", "redriven", "refused", "gone"), 0), limit
+    for stream, matching in choice.items():
+        if left == 0:
+            break
+        report = inspector.dead_letters.redrive(stream, matching, limit=left, **options)
+        counts = {name: count + getattr(report, name) for name, count in counts.items()}
+        left = None if left is None else max(0, left - report.matched + report.refused)
+    return counts
 
 
-@dlq_app.command()
+def edit(
+    server: Server,
+    record: RecordId,
+    payload: Annotated[
+        str | None, typer.Option(help="The new payload in JSON; without it, $EDITOR opens the present one.")
+    ] = None,
+    of: Of = None,
+    to: To = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put one dead letter back with another payload."""
+    with server.inspector() as inspector:
+        stream, record_id = _by_id(inspector, _streams(inspector, of), record)
+        letter = inspector.dead_letters.show(stream, record_id)
+        value = _json(payload) if payload is not None else _edited(letter)
+        confirm(f"Redrive {record_id} with this payload: {to_json(value)[:200]}?", yes=yes)
+        new_id = inspector.dead_letters.redrive_edited(stream, record_id, value, to=to)
+    print(to_json({"id": record_id, "new_id": new_id}) if as_json else f"{record_id} is {new_id} now")
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the payload is not JSON: {error}") from None
+
+
+def _edited(letter: DeadLetterInfo) -> Any:
+    if letter.payload.value is None:
+        raise ConfigurationError(f"the payload of {letter.id} cannot be edited: {letter.payload.note}")
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        file = Path(folder) / "payload.json"
+        file.write_text(to_json(payload_of(letter), indent=2) + "\n")
+        if subprocess.run([*shlex.split(editor), str(file)], check=False).returncode:
+            raise ConfigurationError(f"{editor} failed: nothing was changed")
+        return _json(file.read_text())
+
+
 def purge(
+    server: Server,
     ids: Ids = None,
+    of: Of = None,
     kind: Kind = None,
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
     text: Text = None,
-    limit: Limit = None,
+    cause: Cause = None,
+    limit: MaxLimit = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    queue: QueueName = FROM_SETTINGS,
-    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """Delete dead letters for good."""
-    chosen = Filter.of(ids, kind, reason, since, until, text, limit)
-    with open_queue(url, queue) as opened:
-        letters = chosen.names(opened)
-        if not dry_run and not _confirmed(f"Delete {len(letters)} dead letter(s) for good?", chosen, letters, yes):
-            raise typer.Abort
-        gone = len(letters) if dry_run else opened.dead.purge([letter.id for letter in letters])
-    told = f"{'would delete' if dry_run else 'deleted'} {gone}"
-    _tell({"purged": gone, "dry_run": dry_run}, told, as_json, chosen.missing(letters))
+    with server.inspector() as inspector:
+        choice, missing = _chosen(inspector, of, ids, _filter(kind, reason, since, until, text, cause))
+        counted = sum(inspector.dead_letters.count(*each)[0] for each in choice.items())
+        purged = counted if limit is None else min(counted, limit)
+        if not dry_run:
+            if purged > 1:
+                confirm(f"Delete {purged:,} dead letters for good?", yes=yes)
+            purged = _purge(inspector, choice, limit)
+    told = f"{'would delete' if dry_run else 'deleted'} {purged:,} dead letters"
+    _tell({"purged": purged, "dry_run": dry_run}, told, missing, as_json)
 
 
-@dlq_app.command("export")
+def _purge(inspector: Inspector, choice: Choice, limit: int | None) -> int:
+    gone = 0
+    for stream, matching in choice.items():
+        if limit is None or gone < limit:
+            left = None if limit is None else limit - gone
+            gone += inspector.dead_letters.purge(stream, matching, limit=left)
+    return gone
+
+
 def export_(
+    server: Server,
+    of: Of = None,
     kind: Kind = None,
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
     text: Text = None,
-    limit: Limit = None,
+    cause: Cause = None,
+    limit: MaxLimit = None,
     form: Annotated[Format, typer.Option("--format", help="How the table is written.")] = Format.CSV,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; standard output if none.")] = None,
-    queue: QueueName = FROM_SETTINGS,
-    url: Url = FROM_SETTINGS,
+    output: Output = None,
 ) -> None:
     """Write dead letters as a table; cells that a spreadsheet would take for formulas are made harmless."""
-    with open_queue(url, queue) as opened:
-        count = export(Filter.of(None, kind, reason, since, until, text, limit).choose(opened), form, output)
+    with server.inspector() as inspector:
+        choice, _ = _chosen(inspector, of, None, _filter(kind, reason, since, until, text, cause))
+        letters = _letters(inspector, choice, EVERYTHING if limit is None else limit, _WHOLE, _FEW)
+        count = export(letters, form, output)
     if output is not None:
-        typer.echo(f"wrote {count} dead letter(s) to {output}", err=True)
+        say(f"wrote {count:,} dead letters to {output}")
 
 
-def _confirmed(question: str, chosen: Filter, letters: list[Chosen], yes: bool) -> bool:
-    if yes or not letters or not (chosen.is_everything or len(letters) > 1):
-        return True
-    return typer.confirm(question)
-
-
-def _tell(counts: dict[str, object], told: str, as_json: bool, missing: list[str]) -> None:
+def _tell(counts: dict[str, object], told: str, missing: list[str], as_json: bool) -> None:
     print(to_json({**counts, **({"missing": missing} if missing else {})}) if as_json else told)
     if missing:
-        print_error(f"no dead letter matches {', '.join(missing)}: `penstock queue dlq list` shows them")
-        raise typer.Exit(1)
+        print_error(f"no dead letter is called {', '.join(missing)}: `penstock dlq ls` shows them")
+        raise typer.Exit(NOT_FOUND)
+
+
+app = group("Look at dead letters, put them back, keep them, delete them.")
+seeds_app = group("The dead letters, by the names that users of other queues know.", hidden=True)
+_NAMES: dict[str, tuple[str | None, Callable[..., None]]] = {
+    "ls": ("list", ls),
+    "show": ("inspect", show),
+    "redrive": ("retry", redrive),
+    "edit": (None, edit),
+    "export": ("export", export_),
+    "purge": ("purge", purge),
+}
+for _name, (_other, _function) in _NAMES.items():
+    command(app, _name)(_function)
+    if _other is not None:
+        command(seeds_app, _other)(_function)

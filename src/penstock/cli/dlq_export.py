@@ -10,13 +10,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.cli.shown import plain, to_json
+from penstock import envelope
 from penstock.errors import ConfigurationError
-from penstock.tasks.listed import DeadTask
+from penstock.ops.model import DeadLetterInfo
+from penstock.shown import plain, to_json
 
 COLUMNS = (
-    "id", "task_id", "kind", "reason", "error", "error_text", "attempts", "dead_at", "source", "consumer", "redrives",
-    "traceback", "payload",
+    "id", "stream", "source_stream", "source_id", "task_id", "kind", "reason", "error", "error_text", "attempts",
+    "deliveries", "dead_at", "group", "consumer", "redrives", "message_id", "fingerprint", "traceback", "payload",
 )  # fmt: skip
 # What a spreadsheet would carry out, also in the wide forms of East Asian keyboards, behind whatever it skips.
 _FORMULA = tuple(
@@ -33,12 +34,20 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
-def as_row(letter: DeadTask) -> dict[str, Any]:
-    """Return the columns of a record."""
-    row = {name: getattr(letter, name) for name in COLUMNS[:-1]}
-    task = letter.task
-    payload: object = task.payload if task is not None else letter.data
-    return {**row, "dead_at": letter.dead_at.isoformat(), "payload": plain(payload)}
+def as_row(letter: DeadLetterInfo) -> dict[str, Any]:
+    """Return the columns of a dead letter."""
+    told = {"kind": letter.task_kind, "dead_at": letter.dead_at.isoformat(), "payload": plain(payload_of(letter))}
+    return {name: told[name] if name in told else getattr(letter, name) for name in COLUMNS}
+
+
+def payload_of(letter: DeadLetterInfo) -> Any:
+    """Return the payload of a message or task; what cannot be decoded is returned as bytes."""
+    value = letter.payload.value
+    if letter.task_id and isinstance(value, dict) and "payload" in value:
+        return value["payload"]
+    if value is not None:
+        return value
+    return next((field.value for field in letter.fields if field.name == envelope.DATA), None)
 
 
 def harmless(value: object) -> object:
@@ -49,7 +58,7 @@ def harmless(value: object) -> object:
     return f"'{value}" if value.startswith(_BREAKS) or begin.startswith(_FORMULA) else value
 
 
-def export(letters: Iterable[DeadTask], form: Format, path: Path | None) -> int:
+def export(letters: Iterable[DeadLetterInfo], form: Format, path: Path | None) -> int:
     """Write records to a file, or to standard output; return how many."""
     return _WRITERS[form](letters, path)
 
@@ -63,7 +72,7 @@ def _opened(path: Path | None) -> Iterator[TextIO]:
         yield file
 
 
-def _csv(letters: Iterable[DeadTask], path: Path | None) -> int:
+def _csv(letters: Iterable[DeadLetterInfo], path: Path | None) -> int:
     count = 0
     with _opened(path) as file:
         table = csv.writer(file)
@@ -76,7 +85,7 @@ def _csv(letters: Iterable[DeadTask], path: Path | None) -> int:
     return count
 
 
-def _jsonl(letters: Iterable[DeadTask], path: Path | None) -> int:
+def _jsonl(letters: Iterable[DeadLetterInfo], path: Path | None) -> int:
     count = 0
     with _opened(path) as file:
         for letter in letters:
@@ -85,22 +94,22 @@ def _jsonl(letters: Iterable[DeadTask], path: Path | None) -> int:
     return count
 
 
-def _parquet(letters: Iterable[DeadTask], path: Path | None) -> int:
+def _parquet(letters: Iterable[DeadLetterInfo], path: Path | None) -> int:
     if path is None:
-        raise ConfigurationError("Parquet is no text: name a file with --output dead.parquet")
+        raise ConfigurationError("Parquet is not text: name a file with --output dead.parquet")
     try:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError as error:
         raise ConfigurationError("--format parquet needs pyarrow: pip install 'penstock[spark]'") from error
-    types = {"attempts": pa.int64(), "redrives": pa.int64()}
+    types = dict.fromkeys(("attempts", "deliveries", "redrives"), pa.int64())
     schema = pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
     rows = [{**row, "payload": to_json(row["payload"])} for row in map(as_row, letters)]
     parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path)
     return len(rows)
 
 
-_WRITERS: dict[Format, Callable[[Iterable[DeadTask], Path | None], int]] = {
+_WRITERS: dict[Format, Callable[[Iterable[DeadLetterInfo], Path | None], int]] = {
     Format.CSV: _csv,
     Format.JSONL: _jsonl,
     Format.PARQUET: _parquet,

@@ -7,13 +7,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.shown import print_error, shown, to_json
-from penstock.cli.spark_master import Master, check_master, is_remote, leave, notice_a_dead_server
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.cli.command import command, group
+from penstock.cli.options import AsJson, Once
+from penstock.cli.shown import say
+from penstock.cli.spark_session import Master, check_master, is_remote, leave, notice_a_dead_server
+from penstock.errors import PenstockError
+from penstock.shown import shown, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,8 +24,7 @@ if TYPE_CHECKING:
     from penstock.spark.pipeline import Pipeline
     from penstock.spark.pipeline.progress import Progress
 
-app = typer.Typer(help="Run data pipelines on Spark.", no_args_is_help=True)
-_INVALID = 2
+app = group("Run data pipelines on Spark.")
 _LEVEL = "spark.log.level"
 _TALKERS = (
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
@@ -33,52 +35,51 @@ _TALKERS = (
     "org.apache.spark.util.Utils",
 )
 File = Annotated[Path, typer.Argument(help="The TOML file of the pipeline.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
+@command(app)
 def run(
     file: File,
-    once: Annotated[
-        bool, typer.Option("--once/--continuous", help="End when all is read that is there now, or never.")
-    ] = True,
+    once: Once = True,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a pipeline from its checkpoint on.
 
-    It is validated first. SIGTERM and Ctrl-C end it after the batch that is under way. Started again, it goes on.
+    It is validated first. SIGTERM and Ctrl-C end it after the batch that is under way. Started again, it continues.
     """
 
     def tell(progress: Progress) -> None:
-        print(to_json(progress.as_dict()) if as_json else shown(progress), file=sys.stdout if as_json else sys.stderr)
+        if as_json:
+            print(to_json(progress.as_dict()), flush=True)
+        else:
+            say(progress)
 
     pipeline = _read(file)
-    with _session(pipeline, master) as spark, _told():
+    with _session(pipeline, master) as spark:
         report = pipeline.run(spark, once=once, tell=tell)
     how = "stopped" if report.is_stopped else "done"
-    print(f"{pipeline.name}: {how} after {report.batches} batches, {report.rows:,} rows", file=sys.stderr)
+    say(f"{pipeline.name}: {how} after {report.batches} batches, {report.rows:,} rows")
 
 
-@app.command()
+@command(app)
 def validate(file: File, master: Master = None) -> None:
-    """Find what would make a pipeline fail, without running it: each fault is a line, and the exit code is 2."""
+    """Check a pipeline without running it: each fault is a line, and the exit code is 2."""
     pipeline = _read(file)
-    with _session(pipeline, master) as spark, _told():
+    with _session(pipeline, master) as spark:
         pipeline.validate(spark)
     print(f"{file}: pipeline {pipeline.name!r} can run")
 
 
-@app.command()
+@command(app)
 def status(file: File, as_json: AsJson = False) -> None:
-    """Show how far a pipeline has come; needs no Spark, but the disk with its checkpoint."""
+    """Print how far a pipeline has come; needs no Spark, but the disk with its checkpoint."""
     pipeline = _read(file)
     from penstock.spark.pipeline.status import status as status_of
 
-    with _told():
-        found = status_of(pipeline)
+    found = status_of(pipeline)
     if as_json:
-        print(to_json(found.as_dict(), indent=2))
+        print(to_json(found.as_dict()))
         return
     batch = "nothing yet" if found.committed_batch is None else f"batch {found.committed_batch}"
     behind = "unknown" if found.lag is None else f"{found.lag:,}"
@@ -95,8 +96,7 @@ def _read(file: Path) -> Pipeline:
         from penstock.spark.pipeline import Pipeline
     except ModuleNotFoundError as error:
         raise PenstockError(f"pipelines need {error.name}: pip install 'penstock[spark]'") from None
-    with _told():
-        return Pipeline.from_file(file)
+    return Pipeline.from_file(file)
 
 
 @contextmanager
@@ -110,15 +110,13 @@ def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
 
     # The bridge to Java logs the traceback of whatever ends a batch; we tell it in one line.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    with _told():
-        check_master(master or pipeline.spark.get("spark.master"))
+    check_master(master or pipeline.spark.get("spark.master"))
     ours = {} if is_remote(master) else {_LEVEL: "ERROR", "spark.ui.showConsoleProgress": "false"}
     conf = {**ours, **pipeline.spark}
-    # Functions that the file names lie beside it or where the command is run, as with `python -m`.
+    # Functions that the file names may be where the command is run, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
     try:
-        with _told():
-            spark = session(pipeline.name, master, conf=conf)
+        spark = session(pipeline.name, master, conf=conf)
     except (PySparkException, Py4JError) as error:
         raise PenstockError(
             f"Spark could not be started: {one_line(getattr(error, 'java_exception', error))}"
@@ -144,18 +142,3 @@ def _hush(spark: SparkSession) -> None:
     log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001 - PySpark sets one level for all
     for name in _TALKERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Print the faults of a pipeline, a line each, and end with code 2."""
-    try:
-        yield
-    except ConfigurationError as error:
-        _refuse(getattr(error, "problems", (str(error),)))
-
-
-def _refuse(problems: tuple[str, ...]) -> NoReturn:
-    for problem in problems:
-        print_error(problem)
-    raise typer.Exit(_INVALID)

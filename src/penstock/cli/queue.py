@@ -1,45 +1,194 @@
-"""`penstock queue`: what is in a task queue."""
+"""`penstock queue`: message queues and task queues."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict
+from enum import StrEnum
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from penstock.cli.dlq import dlq_app
-from penstock.cli.queue_import import import_
-from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue
-from penstock.cli.shown import shown, to_json
+from penstock.cli import dlq, task
+from penstock.cli.command import FAILED, Server, command, group
+from penstock.cli.options import AsJson, DryRun, Limit, Yes, confirm
+from penstock.cli.shown import Columns, print_fields, print_rows
+from penstock.errors import NotFound
+from penstock.ops.model import QueueInfo, TaskQueueInfo
+from penstock.queue.model import ImportReport
+from penstock.shown import to_json
+from penstock.sync.ops import Inspector
+from penstock.sync.queue.importer import import_queue
 
-queue_app = typer.Typer(help="What is in a task queue.", no_args_is_help=True)
-queue_app.add_typer(dlq_app, name="dlq")
-queue_app.command("import")(import_)
+app = group("Look at message queues and task queues.")
+app.add_typer(dlq.seeds_app, name="dlq")
+command(app, "list", hidden=True)(task.ls)  # the name that users of other queues know
+QueueArgument = Annotated[str, typer.Argument(help="The name of the queue.")]
+_TITLES = {
+    "pending": "waiting",
+    "processing": "abandoned in flight",
+    "dead_letters": "dead letters",
+    "completed": "records of the completed log",
+    "failed": "records of the failed log",
+    "dedup_keys": "deduplication keys",
+}
+_QUEUES: Columns = {
+    "queue": "name",
+    "of": "of",
+    "waiting": "waiting",
+    "in hand": "in_hand",
+    "retrying": "retrying",
+    "scheduled": "scheduled",
+    "dead letters": "dead_letters",
+}
 
 
-@queue_app.command("list")
-def list_(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many at most.")] = 100,
-    offset: Annotated[int, typer.Option(min=0, help="Without the first so many.")] = 0,
-    pending: Annotated[bool, typer.Option("--pending", help="Only those that are in somebody's hands.")] = False,
-    queue: QueueName = FROM_SETTINGS,
-    url: Url = FROM_SETTINGS,
+class State(StrEnum):
+    """Where a message of a queue is."""
+
+    PENDING = "pending"
+    PROCESSING = "processing"
+    RETRYING = "retrying"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class Deletable(StrEnum):
+    """What of a queue can be deleted at once."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+def _row(queue: QueueInfo | TaskQueueInfo) -> dict[str, Any]:
+    if isinstance(queue, QueueInfo):
+        numbers: tuple[object, ...] = (queue.pending, queue.processing, queue.retrying, None, queue.dead_letters)
+    else:
+        numbers = (queue.queued, queue.running, queue.waiting, queue.scheduled, queue.dead)
+    names = ("waiting", "in_hand", "retrying", "scheduled", "dead_letters")
+    of = "messages" if isinstance(queue, QueueInfo) else "tasks"
+    return {"name": queue.name, "of": of, **dict(zip(names, numbers, strict=True))}
+
+
+def _tasks_or_messages(inspector: Inspector, queue: str) -> QueueInfo | TaskQueueInfo:
+    try:
+        return inspector.tasks.info(queue)
+    except NotFound:
+        return inspector.queues.stats(queue)
+
+
+@command(app)
+def ls(server: Server, as_json: AsJson = False) -> None:
+    """List message queues and task queues."""
+    with server.inspector() as inspector:
+        queues: list[QueueInfo | TaskQueueInfo] = [*inspector.queues.all(), *inspector.tasks.all()]
+        rows = sorted(map(_row, queues), key=lambda row: str(row["name"]))
+    print_rows(rows, _QUEUES, as_json=as_json, none="there is no queue that somebody has read from")
+
+
+@command(app)
+def stats(server: Server, queue: QueueArgument, as_json: AsJson = False) -> None:
+    """Print the numbers of one queue, of messages or tasks."""
+    with server.inspector() as inspector:
+        print_fields(_tasks_or_messages(inspector, queue), as_json=as_json)
+
+
+@command(app)
+def peek(
+    server: Server,
+    queue: QueueArgument,
+    state: Annotated[State, typer.Option(help="Which messages.")] = State.PENDING,
+    limit: Limit = 10,
     as_json: AsJson = False,
 ) -> None:
-    """List open tasks: id, kind and required capabilities, with tabs between."""
-    with open_queue(url, queue) as opened:
-        if pending:
-            hands = opened.list_pending(offset + limit)[offset:]
-            rows: list[dict[str, Any]] = [
-                {"consumer": hand.consumer, "idle_ms": hand.idle_ms, "due_in_ms": hand.due_in_ms, "task": hand.task}
-                for hand in hands
-            ]
-            lines: list[tuple[str, ...]] = [(hand.id, hand.kind, hand.consumer, f"{hand.idle_ms} ms") for hand in hands]
-        else:
-            tasks = opened.list_tasks(limit, offset)
-            rows = [msgspec.structs.asdict(task) for task in tasks]
-            lines = [(task.id, task.kind, ",".join(sorted(task.requires))) for task in tasks]
+    """Print the oldest messages of a message queue without taking them; of logs the newest."""
+    with server.inspector() as inspector:
+        found = inspector.queues.peek(queue, limit, source=state.value)
+    rows = [{"queue": queue, "state": state.value, "payload": message} for message in found]
+    print_rows(rows, {"payload": "payload"}, as_json=as_json, none=f"{queue} has no {state.value} messages")
+
+
+@command(app)
+def purge(
+    server: Server,
+    queue: QueueArgument,
+    state: Annotated[Deletable, typer.Option(help="Which messages.")] = Deletable.PENDING,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the messages of a message queue that nobody has in hand, or one of its logs."""
+    with server.inspector() as inspector:
+        count = getattr(inspector.queues.stats(queue), state.value) or 0
+        if not dry_run and count:
+            confirm(f"Delete {count:,} {state.value} messages of {queue} for good?", yes=yes)
+            count = inspector.queues.purge(queue, state.value)
+    told = f"{'would delete' if dry_run else 'deleted'} {count:,} messages"
+    print(to_json({"queue": queue, "state": state.value, "purged": count, "dry_run": dry_run}) if as_json else told)
+
+
+@command(app, "import")
+def import_(
+    server: Server,
+    name: QueueArgument,
+    separator: Annotated[str, typer.Option(help="key_separator of the queue.")] = "::",
+    dead_letter_queue: Annotated[
+        str | None, typer.Option(help="Key of the dead letters, if it is not <name>::dlq.")
+    ] = None,
+    include_unleased: Annotated[
+        bool,
+        typer.Option("--include-unleased", help="Also what was taken without a lease: its consumers must be stopped."),
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a queue of redis-message-queue 5 over: messages, dead letters, logs and deduplication keys.
+
+    It may be run again at any time. What is under a lease of an old consumer stays: then the exit code is 1.
+    """
+    shows_progress = sys.stderr.isatty() and not as_json
+    with server.client() as client:
+        report = import_queue(
+            client,
+            name,
+            key_separator=separator,
+            dead_letter_queue=dead_letter_queue,
+            include_unleased=include_unleased,
+            is_dry_run=dry_run,
+            on_progress=_show_progress if shows_progress else None,
+        )
+        is_known = any(getattr(report, field) for field in asdict(report)) or client.call(name, "EXISTS", name)
+    if shows_progress:
+        print(file=sys.stderr)
+    if not is_known:
+        raise NotFound(
+            f"there is no queue {name!r} of redis-message-queue at {client.settings.where}: no message, log or "
+            f"deduplication key begins with '{name}{separator}'; check the name and --separator"
+        )
     if as_json:
-        print(to_json(rows))
+        print(to_json({**asdict(report), "is_complete": report.is_complete}))
     else:
-        print("\n".join("\t".join(map(shown, line)) for line in lines) or "No pending tasks")
+        print("\n".join(_lines(report, is_dry_run=dry_run)))
+    if not report.is_complete and not dry_run:
+        raise typer.Exit(FAILED)
+
+
+def _show_progress(report: ImportReport) -> None:
+    print(f"\r{report.pending + report.processing} messages", end="", file=sys.stderr, flush=True)
+
+
+def _lines(report: ImportReport, *, is_dry_run: bool) -> list[str]:
+    lines = ["There are:" if is_dry_run else "Imported:"]
+    lines += [f"  {getattr(report, field):>9,} {title}" for field, title in _TITLES.items()]
+    if report.still_leased:
+        lines.append(
+            f"  {report.still_leased:>9,} are under leases of old consumers: run this again when those are over"
+        )
+    if report.without_lease:
+        lines.append(
+            f"  {report.without_lease:>9,} were taken without a lease: stop the old consumers, then --include-unleased"
+        )
+    if not report.is_complete and not is_dry_run:
+        lines.append("Dead letters and logs stay with the old queue until then.")
+    return lines

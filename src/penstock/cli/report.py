@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import secrets
-import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.cli.bad_input import bad_input, query_failed
-from penstock.cli.queue_options import moment
-from penstock.cli.quiet_spark import quiet_session
-from penstock.cli.shown import shown
-from penstock.cli.spark_master import Master, check_master
+from penstock import ids
+from penstock.cli.command import Server
+from penstock.cli.options import AsJson, Until, moment
+from penstock.cli.shown import say
+from penstock.cli.spark_session import Master, check_master, query_failed, quiet_session
 from penstock.errors import ConfigurationError
+from penstock.shown import to_json
+
+_A_DAY = timedelta(days=1)
 
 
 def report(
+    server: Server,
     stream: Annotated[str, typer.Option(help="The stream; <queue>.tasks for a task queue with its results.")],
-    url: Annotated[str, typer.Option(envvar="PENSTOCK_URL", help="Where Redis is.")],
-    since: Annotated[str, typer.Option(help="From when on: ISO 8601, or '24h' for 24 hours ago.")] = "24h",
-    until: Annotated[str | None, typer.Option(help="Before when; now if left out.")] = None,
+    since: Annotated[int | None, moment("From this time on: 2026-11-15T12:00Z (UTC); 24h ago if left out.")] = None,
+    until: Until = None,
     archive: Annotated[str | None, typer.Option(help="Read this archive as well.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The file; <stream>-report.html if left out.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file.", show_default="<stream>-report.html")
+    ] = None,
     master: Master = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write one HTML file: throughput, latency, attempts, dead letters by cause, slowest kinds, biggest payloads."""
     from penstock.spark.prerequisites import require_pyspark
@@ -37,21 +42,22 @@ def report(
     from penstock.spark.report import Study, Subject, Window, render
 
     now = datetime.now(UTC)
-    with bad_input():
-        check_master(master)
-        window = Window.of(moment(since, UTC), now if until is None else moment(until, UTC), now)
-        subject = Subject(stream, {"url": url}, archive)
-        subject.states()  # a stream that does not exist is told before Spark starts
-        file = _writable(Path(f"{safe_name(stream)}-report.html") if out is None else out)
+    check_master(master)
+    window = Window.of(
+        now - _A_DAY if since is None else ids.moment(since), now if until is None else ids.moment(until), now
+    )
+    subject = Subject(stream, {"url": server.url}, archive)
+    subject.states()  # a stream that does not exist is told before Spark starts
+    file = _writable(Path(f"{safe_name(stream)}-report.html") if output is None else output)
     spark = quiet_session("penstock report", master)
     try:
-        figures = Study(spark, subject, window).figures(
-            lambda what: print(f"reading {shown(what)} ...", file=sys.stderr)
-        )
+        figures = Study(spark, subject, window).figures(lambda what: say(f"reading {what} ..."))
     except PySparkException as error:
         raise query_failed(error) from None
     _write(file, render(figures, subject, window, int(now.timestamp() * 1000)))
-    print(f"{file}: {figures.messages.whole.count:,} messages, {figures.dead.whole.count:,} dead letters")
+    messages, dead = figures.messages.whole.count, figures.dead.whole.count
+    told = {"file": file, "messages": messages, "dead_letters": dead}
+    print(to_json(told) if as_json else f"{file}: {messages:,} messages, {dead:,} dead letters")
 
 
 def _writable(file: Path) -> Path:
@@ -59,14 +65,14 @@ def _writable(file: Path) -> Path:
     folder = file.absolute().parent
     try:
         if file.is_dir():
-            raise ConfigurationError(f"--out {file} is a folder: name a file")
+            raise ConfigurationError(f"--output {file} is a folder: name a file")
         if not folder.is_dir():
-            raise ConfigurationError(f"--out {file}: there is no folder {folder}")
+            raise ConfigurationError(f"--output {file}: there is no folder {folder}")
         probe = _draft(file)
         probe.touch(exist_ok=False)  # rights alone do not tell it
         probe.unlink()
     except OSError as error:
-        raise ConfigurationError(f"--out {file} cannot be written: {error.strerror or error}") from None
+        raise ConfigurationError(f"--output {file} cannot be written: {error.strerror or error}") from None
     return file
 
 
@@ -77,10 +83,9 @@ def _draft(file: Path) -> Path:
 def _write(file: Path, page: str) -> None:
     """Write the page; whoever reads the file sees the old one or the new one."""
     draft = _draft(file)
-    with bad_input():
-        try:
-            draft.write_text(page, encoding="utf-8")
-            draft.replace(file)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise ConfigurationError(f"--out {file} cannot be written: {error}") from None
+    try:
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(file)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ConfigurationError(f"--output {file} cannot be written: {error}") from None

@@ -6,19 +6,19 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.bad_input import bad_input, query_failed
-from penstock.cli.progress_bar import progress_bar
-from penstock.cli.quiet_spark import quiet_session
+from penstock.cli.command import Server
+from penstock.cli.options import AsJson, DryRun, Reason, Results, Since, Until, duration
 from penstock.cli.results_place import result_settings
-from penstock.cli.settings_options import ConfigFile
-from penstock.cli.shown import shown
-from penstock.cli.spark_master import Master, check_master
+from penstock.cli.shown import progress_bar, say
+from penstock.cli.spark_session import Master, check_master, query_failed, quiet_session
 from penstock.errors import ConfigurationError
+from penstock.shown import shown, to_json
 
 if TYPE_CHECKING:
     from penstock.spark.reprocess import Reprocess, Selection, Summary
@@ -28,27 +28,27 @@ _HERE, _REPEATING = "local[*]", "local[*,4]"
 
 
 def reprocess(
+    server: Server,
     stream: Annotated[str, typer.Option(help="The stream whose messages they were.")],
     handler: Annotated[str, typer.Option(help="The batch handler, as package.module:function.")],
-    url: Annotated[str | None, typer.Option(envvar="PENSTOCK_URL", help="Where Redis is, for dead letters.")] = None,
     archive: Annotated[str | None, typer.Option(help="Messages of this archive.")] = None,
-    from_: Annotated[str | None, typer.Option("--from", help="From a time on: 2026-11-15T12:00Z, or ms.")] = None,
-    to: Annotated[str | None, typer.Option("--to", help="Before a time.")] = None,
+    since: Since = None,
+    until: Until = None,
     dead_letters: Annotated[bool, typer.Option("--dead-letters", help="The dead letters of the stream.")] = False,
-    reason: Annotated[str | None, typer.Option(help="Only dead letters of this reason.")] = None,
+    reason: Reason = None,
     where: Annotated[str | None, typer.Option(help="A condition in SQL over the columns.")] = None,
-    results: Annotated[str | None, typer.Option(help="Where results go: fs, postgres, s3, a folder or a URL.")] = None,
+    results: Results = None,
     payload: Annotated[str, typer.Option(help="How messages are encoded: json, msgpack or raw.")] = "json",
     name: Annotated[str | None, typer.Option(help="A new round: results are kept under <name>.<id>.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Messages that the handler gets at a time.")] = 100,
     max_attempts: Annotated[int, typer.Option(min=1, help="How often a message is tried.")] = 3,
-    timeout: Annotated[str | None, typer.Option(help="How long a call of the handler may take: 30s, 5m.")] = None,
+    timeout: Annotated[float | None, duration("How long a call of the handler may take.")] = None,
     purge: Annotated[bool, typer.Option("--purge", help="Delete dead letters that have a good result then.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and handle nothing.")] = False,
-    config: ConfigFile = None,
+    dry_run: DryRun = False,
     master: Master = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Run a handler over messages again, on Spark; started again, it goes on with those that have no result."""
+    """Run a handler over messages again, on Spark; started again, it continues with those that have no result."""
     from penstock.spark.prerequisites import require_pyspark
 
     require_pyspark()
@@ -57,63 +57,66 @@ def reprocess(
 
     # The handler lies where the command is run, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
-    with bad_input():
-        check_master(master)
-        selection = _selection(stream, url, archive, from_, to, dead_letters, reason, where)
-        work = Work(handler, result_settings(results, config), payload, batch_size, max_attempts, name, timeout)
-        job = Reprocess(selection, work, purge=purge)
-        job.check()
-        if not dry_run:
-            job.check_results()
+    check_master(master)
+    selection = _selection(server, stream, archive, (since, until), dead_letters, reason, where)
+    place = result_settings(results, server.settings)
+    work = Work(handler, place, payload, batch_size, max_attempts, name, None if timeout is None else f"{timeout}s")
+    job = Reprocess(selection, work, purge=purge)
+    job.check()
+    if not dry_run:
+        job.check_results()
     # A worker that must be ended leaves its task to be repeated, as on a cluster; by default Spark does not do it here.
-    _run(job, master or (_REPEATING if timeout and default_master() == _HERE else None), dry_run=dry_run)
+    chosen = master or (_REPEATING if timeout and default_master() == _HERE else None)
+    total, summary = _run(job, chosen, dry_run=dry_run)
+    if as_json:
+        print(to_json({"messages": total, "dry_run": dry_run, **asdict(summary)}))
+    elif dry_run:
+        print(f"{total:,} messages\ndry run: nothing was handled, nothing was written")
+    else:
+        _tell(summary)
 
 
 def _selection(
+    server: Server,
     stream: str,
-    url: str | None,
     archive: str | None,
-    from_: str | None,
-    to: str | None,
+    span: tuple[int | None, int | None],
     dead_letters: bool,
     reason: str | None,
     where: str | None,
 ) -> Selection:
-    from penstock.spark.archive.read import moment_ms
     from penstock.spark.reprocess import Archived, DeadLetters
 
     if (archive is not None) == dead_letters:
-        raise ConfigurationError("say which messages: one of --archive ROOT and --dead-letters")
+        raise ConfigurationError("say which messages: one of --archive PATH and --dead-letters")
     if archive is not None:
         if reason is not None:
             raise ConfigurationError("--reason is for --dead-letters: archived messages have none")
-        return Archived(archive, stream, moment_ms("--from", from_), moment_ms("--to", to), where)
-    if from_ is not None or to is not None:
-        raise ConfigurationError("--from and --to are for --archive; of dead letters choose with --reason or --where")
-    if url is None:
-        raise ConfigurationError("say where Redis is: --url redis://localhost:6379, or PENSTOCK_URL")
-    return DeadLetters({"url": url}, stream, reason, where)
+        return Archived(archive, stream, *span, where)
+    if span != (None, None):
+        raise ConfigurationError(
+            "--since and --until are for --archive; of dead letters choose with --reason or --where"
+        )
+    return DeadLetters({"url": server.url}, stream, reason, where)
 
 
-def _run(job: Reprocess, master: str | None, *, dry_run: bool) -> None:
+def _run(job: Reprocess, master: str | None, *, dry_run: bool) -> tuple[int, Summary]:
     from pyspark.errors import PySparkException
 
     from penstock.spark.master import is_connect
+    from penstock.spark.reprocess import Summary
 
     spark = quiet_session("penstock reprocess", master)
     try:
-        with bad_input():
-            total = job.count(spark)
-        print(f"{total:,} messages", flush=True)
+        total = job.count(spark)
         if dry_run:
-            print("dry run: nothing was handled, nothing was written")
-            return
+            return total, Summary()
+        say(f"{total:,} messages")
         told = None if is_connect(spark) else spark.sparkContext.accumulator(0)
         with nullcontext() if told is None else _watched(told, total):
-            summary = job.run(spark, told)
+            return total, job.run(spark, told)
     except PySparkException as error:
         raise query_failed(error) from None
-    _tell(summary)
 
 
 @contextmanager

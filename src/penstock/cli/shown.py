@@ -7,30 +7,120 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from penstock.shown import plain, shown, shown_lines, to_json
 
-__all__ = [
-    "LogFormat",
-    "cell",
-    "log_to_stderr",
-    "plain",
-    "print_error",
-    "print_table",
-    "shown",
-    "shown_lines",
-    "to_json",
-    "write_anything",
-]
+_NUMBERS = {int, float}
+WIDE = {"error", "payload", "what", "fix"}  # columns that may be wrapped on a terminal
 
 
 def cell(value: object) -> Text:
     """Return a text of others for a table of Rich, which takes a plain str for markup."""
     return Text(shown(value))
+
+
+# --- printing ---------------------------------------------------------------------------------------
+
+_is_quiet = False
+
+
+def say(text: object) -> None:
+    """Print a message about a command, to standard error; what it was asked for goes to standard output."""
+    if not _is_quiet:
+        _write_line(shown_lines(text))
+
+
+def print_error(error: object) -> None:
+    """Print what ends a command."""
+    _write_line(f"penstock: {shown_lines(error)}")
+
+
+def _write_line(text: str) -> None:
+    # At once, with its end: several processes of one command may share standard error.
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+Columns: TypeAlias = Mapping[str, str | Callable[[Any], object]]
+"""The columns of a table: by title the attribute or key of a row, or what makes the cell of a row."""
+
+
+def print_rows(rows: Iterable[object], columns: Columns, *, as_json: bool, none: str = "") -> None:
+    """Print rows as a table, or each as a line of JSON with everything in it; `none` is said if there are no rows."""
+    if as_json:
+        for row in rows:
+            print(to_json(row))
+        return
+    cells = [[_value(row, column) for column in columns.values()] for row in rows]
+    if cells:
+        print_table(_table(columns, cells))
+    elif none:
+        say(none)
+
+
+def _table(titles: Iterable[str], cells: list[list[object]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title, values in zip(titles, zip(*cells, strict=True), strict=True):
+        is_number = all(value is None or type(value) in _NUMBERS for value in values)
+        justify: JustifyMethod = "right" if is_number else "left"
+        table.add_column(title, no_wrap=title not in WIDE, overflow="fold", justify=justify)
+    for row in cells:
+        table.add_row(*(cell(_in_a_table(value)) for value in row))
+    return table
+
+
+def _value(row: object, column: str | Callable[[Any], object]) -> object:
+    if callable(column):
+        return column(row)
+    return row[column] if isinstance(row, dict) else getattr(row, column)
+
+
+def print_fields(value: object, *, as_json: bool) -> None:
+    """Print one value, as lines of names and values or as one line of JSON."""
+    if as_json:
+        print(to_json(value))
+        return
+    named = plain(value)
+    lists = {name: item for name, item in named.items() if _is_table(item)}
+    width = max(map(len, named), default=0) + 2
+    for name, item in named.items():
+        if name not in lists:
+            text = to_json(item) if isinstance(item, dict | list) else _in_a_table(item)
+            print(f"{shown(name):<{width}}{shown_lines(text, indent=width)}")
+    for name, rows in lists.items():
+        print(f"\n{shown(name)}")
+        print_table(_table(rows[0], [[_flat(item) for item in row.values()] for row in rows]))
+
+
+def _is_table(item: object) -> bool:
+    return (
+        isinstance(item, list)
+        and bool(item)
+        and all(isinstance(row, dict) and row.keys() == item[0].keys() for row in item)
+    )
+
+
+def _flat(item: object) -> object:
+    return to_json(item) if isinstance(item, dict | list) else item
+
+
+def _in_a_table(value: object) -> object:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if isinstance(value, datetime) else value
 
 
 def print_table(table: Table) -> None:
@@ -41,6 +131,20 @@ def print_table(table: Table) -> None:
     console.print(table)
 
 
+@contextmanager
+def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar while the body runs, on a terminal; yield the function that takes how far it has come."""
+    console = Console(file=sys.stderr)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    is_off = _is_quiet or not console.is_terminal
+    with Progress(TextColumn(label), *columns, console=console, disable=is_off) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done: bar.update(task, completed=min(done, total))
+
+
+# --- logging ----------------------------------------------------------------------------------------
+
+
 class LogFormat(logging.Formatter):
     """Log lines of a command: what a message brought along is escaped, lines of a traceback stay lines."""
 
@@ -49,11 +153,16 @@ class LogFormat(logging.Formatter):
         return shown_lines(super().format(record))
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Have log records printed to standard error."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(LogFormat("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
+def set_verbosity(level: int, *, is_verbose: bool, is_quiet: bool) -> None:
+    """Set what is logged to standard error; a quiet command logs errors only, and prints no messages."""
+    global _is_quiet  # noqa: PLW0603 - one command runs in a process
+    _is_quiet = is_quiet
+    chosen = logging.DEBUG if is_verbose else logging.ERROR if is_quiet else level
+    logging.getLogger("penstock").setLevel(chosen)
+    if chosen < logging.WARNING:
+        handler = logging.StreamHandler()
+        handler.setFormatter(LogFormat("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def write_anything() -> None:
@@ -64,8 +173,3 @@ def write_anything() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-
-
-def print_error(error: object) -> None:
-    """Print what ends a command."""
-    print(f"penstock: {shown_lines(error)}", file=sys.stderr)

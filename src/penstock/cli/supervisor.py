@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from penstock.cli.parent import let_go
+import typer
+
+from penstock.cli.shown import say
 from penstock.policy import doubling
 from penstock.shutdown import SignalWatch
 
 SUPERVISED = "PENSTOCK_SUPERVISED"  # tells a worker its number, and that it is to end with whoever started it
 ENOUGH = 75  # the exit code of a supervised worker whose time is up: start another one
+_STDIN = 0
 _POLL_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STEADY_S = 30.0  # a process that lived so long begins with a short pause again
@@ -170,6 +174,36 @@ def describe(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
+
+
+def supervise(processes: int, *, watch: bool, is_burst: bool, grace_s: float) -> None:
+    """Run this very command in several processes, or in one that starts anew when a file changes, until told to end."""
+    # The same words, so that no option can be forgotten here; a process that is supervised starts no others.
+    command = [sys.executable, "-m", "penstock", *sys.argv[1:]]
+    watched = Path.cwd() if watch else None
+    if not Supervisor(processes, command, say, grace_s=grace_s, is_burst=is_burst, watched=watched).run():
+        raise typer.Exit(1)
+
+
+# --- the pipe between a process and its parent ------------------------------------------------------
+
+
+def at_end_of_parent(function: Callable[[], None]) -> None:
+    """Call the function when the parent closes the pipe that is our standard input, or dies with it."""
+
+    def wait() -> None:
+        # Not through sys.stdin: the interpreter wants its lock when it ends, and aborts if a thread holds it.
+        while os.read(_STDIN, 1024):
+            pass
+        function()
+
+    threading.Thread(target=wait, name="penstock-parent", daemon=True).start()
+
+
+def let_go(child: subprocess.Popen[bytes]) -> None:
+    """Close our end of the pipe, as the parent."""
+    if child.stdin is not None:
+        child.stdin.close()
 
 
 @cache

@@ -12,6 +12,12 @@ from penstock.errors import ConfigurationError, summary_of
 from penstock.tasks.handlers import Handlers
 
 
+def is_target(text: str) -> bool:
+    """Tell whether a text has the form module:name."""
+    module, colon, name = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
+
+
 def load(target: str, what: str) -> Any:
     """Import the module and return its object; the current folder is looked in first."""
     module_name, colon, name = target.partition(":")

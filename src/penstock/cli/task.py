@@ -3,35 +3,59 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from penstock.cli.queue_options import FROM_SETTINGS, AsJson, QueueName, Url, open_queue, seconds
-from penstock.cli.shown import shown, shown_lines, to_json
+from penstock import ids, times
+from penstock.cli.command import FAILED, NOT_FOUND, Server, command, group, paged, the_one
+from penstock.cli.options import FROM_SETTINGS, AsJson, Kind, Limit, QueueName, duration, parsed, words
+from penstock.cli.shown import Columns, print_error, print_fields, print_rows, say
 from penstock.errors import ConfigurationError
+from penstock.ops.model import TaskInfo, TaskState
+from penstock.shown import shown, to_json
+from penstock.sync.ops import Inspector
 from penstock.task import Priority, Result, Status, Task
 
-task_app = typer.Typer(help="Send tasks, and look for their results.", no_args_is_help=True)
-_NOT_YET = 3
-_FAILED = 4
+app = group("Send tasks, follow them, and read their results.")
+_STATES = (TaskState.QUEUED, TaskState.RUNNING, TaskState.WAITING, TaskState.SCHEDULED, TaskState.DONE)
+_LOOKED_AT = 10_000  # tasks of each state among which the beginning of an id is looked for
+_TASKS: Columns = {
+    "id": "id",
+    "kind": "kind",
+    "state": lambda each: each.state.value,
+    "attempts": "attempts",
+    "requires": lambda each: ", ".join(each.requires),
+    "worker": "consumer",
+    "due": lambda each: None if each.due_at_ms is None else ids.moment(each.due_at_ms),
+    "result": "status",
+}
+TaskId = Annotated[str, typer.Argument(help="The id of the task.")]
 
 
-@task_app.command()
+def _due_ms(text: str) -> int:
+    found = times.milliseconds_of(text)
+    if found is None:
+        raise ConfigurationError(f"{text!r} is not a time: write 2030-01-31T12:00Z, or use --delay")
+    return found
+
+
+@command(app)
 def send(
+    server: Server,
     kind: Annotated[str, typer.Argument(help="The kind of the task.")],
     payload: Annotated[str, typer.Argument(help="The payload, a JSON object.")] = "{}",
     task_id: Annotated[str | None, typer.Option("--id", help="The id; a new one if none is given.")] = None,
-    requires: Annotated[str, typer.Option(help="Capabilities that a worker must have, with commas between.")] = "",
+    requires: Annotated[str, typer.Option(help="Capabilities that a worker must have, separated by commas.")] = "",
     priority: Annotated[Priority, typer.Option(help="Which tasks go first.")] = Priority.NORMAL,
     key: Annotated[str | None, typer.Option(help="What limits per key go by.")] = None,
     unique: Annotated[str | None, typer.Option(help="Of tasks with the same text one is open at a time.")] = None,
-    delay: Annotated[str | None, typer.Option(help="When it is due: '30s', '2h'.")] = None,
-    at: Annotated[str | None, typer.Option(help="When it is due: ISO 8601.")] = None,
-    wait: Annotated[str | None, typer.Option(help="Wait so long for the result: '30s'.")] = None,
+    delay: Annotated[float | None, duration("Run it after this time.")] = None,
+    at: Annotated[
+        int | None, typer.Option(help="Run it at this time: 2030-01-31T12:00Z.", **parsed(_due_ms, "TIME"))
+    ] = None,
+    wait: Annotated[float | None, duration("Wait for the result, this long at most, and print it.")] = None,
     queue: QueueName = FROM_SETTINGS,
-    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """Add a task to a queue and print its id."""
@@ -39,17 +63,16 @@ def send(
     task = Task(
         kind=kind,
         payload=_object(payload),
-        requires=frozenset(filter(None, requires.split(","))),
+        requires=words(requires),
         priority=priority,
         key=key,
         unique=unique,
         **names,  # type: ignore[arg-type]
     )
-    with open_queue(url, queue) as opened:
-        due = _moment(at) if at else None
-        added = opened.enqueue(task, delay=seconds(delay) if delay else None, at=due)
+    with server.task_queue(queue) as opened:
+        added = opened.enqueue(task, delay=delay, at=None if at is None else ids.moment(at))
         if wait is not None:
-            _show(opened.wait_for_result(added, seconds(wait)), added, as_json)
+            _show(opened.wait_for_result(added, wait), added, as_json)
             return
     print(to_json({"id": added, "is_new": added == task.id}) if as_json else shown(added))
 
@@ -64,49 +87,93 @@ def _object(text: str) -> dict[str, object]:
     return found
 
 
-def _moment(text: str) -> datetime:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigurationError(f"{text!r} is no moment: write it as 2030-01-31T12:00:00+00:00") from None
-    return found if found.tzinfo is not None else found.astimezone()
-
-
-@task_app.command()
-def result(
-    task_id: Annotated[str, typer.Argument(help="The id of the task.")],
+@command(app)
+def ls(
+    server: Server,
+    state: Annotated[TaskState, typer.Option(help="Where the tasks are.")] = TaskState.QUEUED,
+    pending: Annotated[bool, typer.Option("--pending", help="Those that workers hold: --state running.")] = False,
+    kind: Kind = None,
+    limit: Limit = 100,
     queue: QueueName = FROM_SETTINGS,
-    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
-    """Print the result of a task; the exit code is 3 if there is none yet, 4 if it is an error."""
-    with open_queue(url, queue) as opened:
+    """List tasks, the oldest first, of those that are done the newest."""
+    chosen = TaskState.RUNNING if pending else state
+    with server.inspector() as inspector:
+        name = server.queue_name(queue)
+        rows = paged(
+            lambda count, cursor: inspector.tasks.tasks(name, chosen, kind=kind, limit=count, cursor=cursor), limit
+        )
+        print_rows(rows, _TASKS, as_json=as_json, none=f"No {chosen.value} tasks")
+
+
+@command(app)
+def status(server: Server, task_id: TaskId, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
+    """Print where a task is; the exit code is 3 if the queue does not know it."""
+    with server.inspector() as inspector:
+        print_fields(_find(inspector, server.queue_name(queue), task_id), as_json=as_json)
+
+
+def _find(inspector: Inspector, queue: str, task_id: str) -> TaskInfo:
+    """Return the task of an id, or of the beginning of one."""
+    found = inspector.tasks.status(queue, task_id)
+    if found.state is not TaskState.UNKNOWN:
+        return found
+    known = (
+        task.id
+        for state in _STATES
+        for task in paged(
+            lambda count, cursor, state=state: inspector.tasks.tasks(queue, state, limit=count, cursor=cursor),  # type: ignore[misc]
+            _LOOKED_AT,
+        )
+    )
+    return inspector.tasks.status(queue, the_one(task_id, known, f"task in queue {queue!r}"))
+
+
+@command(app)
+def cancel(server: Server, task_id: TaskId, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
+    """Take a task off the queue that no worker has begun; the exit code is 1 if it runs or has ended."""
+    with server.inspector() as inspector:
+        name = server.queue_name(queue)
+        found = _find(inspector, name, task_id).id
+        outcome = inspector.tasks.cancel(name, found)
+    text = {"running": "runs already", "gone": "has ended"}.get(outcome, f"is {outcome}")
+    print(to_json({"id": found, "outcome": outcome}) if as_json else f"task {shown(found)} {text}")
+    if outcome != "cancelled":
+        raise typer.Exit(FAILED)
+
+
+@command(app)
+def result(server: Server, task_id: TaskId, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
+    """Print the result of a task; the exit code is 3 if there is none yet, 1 if it is an error."""
+    with server.task_queue(queue) as opened:
         _show(opened.get_result(task_id), task_id, as_json)
 
 
-@task_app.command()
+@command(app)
 def wait(
-    task_id: Annotated[str, typer.Argument(help="The id of the task.")],
-    timeout: Annotated[str, typer.Option(help="Wait so long: '30s', '5m'.")] = "60s",
+    server: Server,
+    task_id: TaskId,
+    timeout: Annotated[float, duration("Wait this long at most.", default="1m")] = 60.0,
     queue: QueueName = FROM_SETTINGS,
-    url: Url = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
     """Wait for the result of a task and print it; exit codes as `result` has them."""
-    with open_queue(url, queue) as opened:
-        _show(opened.wait_for_result(task_id, seconds(timeout)), task_id, as_json)
+    with server.task_queue(queue) as opened:
+        _show(opened.wait_for_result(task_id, timeout), task_id, as_json)
 
 
 def _show(found: Result | None, task_id: str, as_json: bool) -> None:
     if found is None:
-        none_yet = f"task {shown(task_id)} has no result yet"
-        typer.echo(to_json({"task_id": task_id, "status": None}) if as_json else none_yet, err=not as_json)
-        raise typer.Exit(_NOT_YET)
+        if as_json:
+            print(to_json({"task_id": task_id, "status": None}))
+        say(f"task {task_id} has no result yet")
+        raise typer.Exit(NOT_FOUND)
     if as_json:
         print(to_json(found))
     elif found.status is Status.OK:
         print(to_json(found.data))
     else:
-        typer.echo(f"{found.status.value}: {shown_lines(found.error)}", err=True)
+        print_error(f"{found.status.value}: {found.error}")
     if found.status is Status.ERROR:
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(FAILED)

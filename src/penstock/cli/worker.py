@@ -1,18 +1,30 @@
-"""`penstock worker`: does tasks with the handlers of a module."""
+"""`penstock worker`: runs tasks with the handlers of a module."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli import supervisor, target
-from penstock.cli.parent import at_end_of_parent
-from penstock.cli.queue_options import FROM_SETTINGS, LOOPBACK, QueueName, Url, queue_settings, seconds
-from penstock.cli.shown import log_to_stderr
+from penstock.cli.command import Server
+from penstock.cli.options import (
+    FROM_SETTINGS,
+    LOOPBACK,
+    Burst,
+    Concurrency,
+    Grace,
+    Lease,
+    Processes,
+    QueueName,
+    Results,
+    Watch,
+    duration,
+    words,
+)  # fmt: skip
+from penstock.cli.results_place import result_settings
+from penstock.cli.shown import say
 from penstock.providers import make_result_backend, make_task_queue
 from penstock.results.backend import ResultBackend
 from penstock.settings import Settings, TaskQueueSettings
@@ -20,26 +32,18 @@ from penstock.tasks import Handlers, Worker, WorkerReport
 
 
 def worker(
+    server: Server,
     handlers: Annotated[str, typer.Argument(help="The handlers, as module:name.")],
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Tasks at a time, per process.")] = 16,
-    processes: Annotated[int, typer.Option("--processes", "-p", min=1, help="Processes, supervised.")] = 1,
-    burst: Annotated[bool, typer.Option("--burst", help="End when there is nothing left to do.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Start anew when a file of this folder changes.")] = False,
-    idle_exit: Annotated[str | None, typer.Option(help="End after so long without work: '10m'.")] = None,
-    max_uptime: Annotated[str | None, typer.Option(help="End after so long; a supervised one starts anew.")] = None,
-    capabilities: Annotated[str, typer.Option(help="What this worker provides, with commas between.")] = "",
-    grace: Annotated[str, typer.Option(help="How long handlers may take to end.")] = "30s",
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="Where results are saved as well, as module:name.",
-            show_default="[result_backend] of the settings, if given",
-        ),
-    ] = None,
-    idle_ms: Annotated[
-        int | None,
-        typer.Option(min=1, help="Silent workers lose their tasks after so long.", show_default="from the settings"),
-    ] = None,
+    concurrency: Concurrency = 16,
+    processes: Processes = 1,
+    burst: Burst = False,
+    watch: Watch = False,
+    idle_exit: Annotated[float | None, duration("Exit after this long without work.")] = None,
+    max_uptime: Annotated[float | None, duration("Exit after this long; a supervised worker is started anew.")] = None,
+    capabilities: Annotated[str, typer.Option(help="What this worker provides, separated by commas.")] = "",
+    grace: Grace = 30.0,
+    results: Results = None,
+    lease: Lease = None,
     max_retry: Annotated[
         int | None, typer.Option(min=0, help="How often a task is tried again.", show_default="from the settings")
     ] = None,
@@ -47,49 +51,37 @@ def worker(
         int | None, typer.Option(min=0, max=65_535, help="Serve metrics; process n uses port + n.")
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option(help="Where metrics are served: 0.0.0.0 lets other machines ask.")
+        str, typer.Option(help="The address that metrics are served on; 0.0.0.0 admits other machines.")
     ] = LOOPBACK,
     queue: QueueName = FROM_SETTINGS,
-    url: Url = FROM_SETTINGS,
 ) -> None:
-    """Do tasks with the handlers of a module until SIGTERM or Ctrl-C.
+    """Run tasks with the handlers of a module until SIGTERM or Ctrl-C.
 
     With more than one process, or --watch, the processes are supervised: one that ends is started again.
     """
-    log_to_stderr()
     loaded = target.load_handlers(handlers)
-    settings, table = queue_settings(url, queue, idle_ms, max_retry)
+    table = server.task_queue_settings(
+        queue, idle_ms=None if lease is None else round(1000 * lease), max_retry=max_retry
+    )
     number = supervisor.supervised_number()
     if number is None and (processes > 1 or watch):
-        _supervise(processes, Path.cwd() if watch else None, is_burst=burst, grace_s=seconds(grace))
+        supervisor.supervise(processes, watch=watch, is_burst=burst, grace_s=grace)
         return
     options = {
         "concurrency": concurrency,
         "burst": burst,
-        "idle_exit_ms": round(1000 * seconds(idle_exit)) if idle_exit else None,
-        "max_uptime_ms": round(1000 * seconds(max_uptime)) if max_uptime else None,
-        "shutdown_grace_ms": round(1000 * seconds(grace)),
-        "provides": frozenset(filter(None, capabilities.split(","))),
-        "results": target.load(backend, "the back-end") if backend else _results_of(settings),
+        "idle_exit_ms": None if idle_exit is None else round(1000 * idle_exit),
+        "max_uptime_ms": None if max_uptime is None else round(1000 * max_uptime),
+        "shutdown_grace_ms": round(1000 * grace),
+        "provides": words(capabilities),
+        "results": _results(results, server.settings),
     }
     port = metrics_port + (number or 0) if metrics_port else metrics_port
     place = None if port is None else (metrics_host, port)
     report = asyncio.run(_work(table, loaded, place, options, is_supervised=number is not None))
-    typer.echo(_told(report), err=True)
+    say(_told(report))
     if report.reason == "uptime" and number is not None:
         raise typer.Exit(supervisor.ENOUGH)
-
-
-def _supervise(processes: int, watched: Path | None, *, is_burst: bool, grace_s: float) -> None:
-    # The same words, so that no option can be forgotten here; a process that is supervised starts no others.
-    command = [sys.executable, "-m", "penstock", *sys.argv[1:]]
-    made = supervisor.Supervisor(processes, command, _tell, grace_s=grace_s, is_burst=is_burst, watched=watched)
-    if not made.run():
-        raise typer.Exit(1)
-
-
-def _tell(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 async def _work(
@@ -105,20 +97,23 @@ async def _work(
             await opened.pending_count()  # a worker waits for a server that is away; whoever wants a burst is told
         made = Worker(opened, loaded, **options)
         if is_supervised:
-            at_end_of_parent(made.stop)
+            supervisor.at_end_of_parent(made.stop)
         if metrics is not None:
             from penstock.cli.task_metrics import WorkerCollector, serve
 
             server, _ = serve(*metrics, WorkerCollector(made.tally))
-            typer.echo(f"metrics on port {server.server_port}", err=True)
-        typer.echo(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}", err=True)
+            say(f"metrics on port {server.server_port}")
+        say(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}")
         return await made.run()
 
 
-def _results_of(settings: Settings) -> ResultBackend | None:
+def _results(given: str | None, settings: Settings) -> ResultBackend | None:
+    if given is not None and target.is_target(given):
+        loaded: ResultBackend = target.load(given, "the back-end")
+        return loaded
     # Only one that was asked for: by default results are in the queue alone, and a worker writes no files.
     is_given = any(item.name.startswith("result_backend.") and item.origin.source != "default" for item in settings.all)
-    return make_result_backend(settings) if is_given else None
+    return make_result_backend(result_settings(given, settings)) if given is not None or is_given else None
 
 
 def _told(report: WorkerReport) -> str:

@@ -17,7 +17,7 @@ from penstock.ops.catalogue import GroupLook, Look
 from penstock.redis.client import StreamClient
 
 _FEW = 200  # entries that are counted from each end where many groups are looked at
-NONE = Lag(0, 0.0)
+_MANY = 2_000  # that one script counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ def _after(group: GroupLook) -> str:
     return ids.after(group.last_delivered_id)
 
 
-async def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]]) -> list[_Counted]:
-    replies = await run_many(client, "streams/count_range", [([key], [start, end, _FEW]) for key, start, end in ranges])
+async def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]], most: int = _FEW) -> list[_Counted]:
+    replies = await run_many(client, "streams/count_range", [([key], [start, end, most]) for key, start, end in ranges])
     return [
         _Counted(0, "", 0, is_all=True)
         if isinstance(reply, PenstockError)
@@ -120,5 +120,9 @@ async def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]]) -
 
 
 async def added_since(client: StreamClient, streams: Sequence[tuple[str, str]]) -> list[int]:
-    """Return how many entries follow an id in each stream, for servers that do not count what is added."""
-    return [counted.count for counted in await _count(client, [(key, ids.after(last), "+") for key, last in streams])]
+    """Return how many entries follow an id in each stream, for servers that do not count what is added.
+
+    No more than some thousands are counted.
+    """
+    ranges = [(key, ids.after(last), "+") for key, last in streams]
+    return [counted.count for counted in await _count(client, ranges, _MANY)]

@@ -305,8 +305,7 @@ class RedriveReport:
 
     matched: int
     redriven: int
-    refused: int  # redriven too often already, without a payload, or open again
-    gone: int = 0  # somebody else was faster
+    refused: int  # redriven too often already, without a payload, open again, or gone
     new_ids: tuple[str, ...] = ()  # of entries, or of tasks
     is_dry_run: bool = False
     is_complete: bool = True  # false: `limit` was reached first

@@ -11,6 +11,7 @@ from penstock.keys import check_name
 from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue
 from penstock.ops.model import Page, Pending
+from penstock.policy import Reason
 from penstock.redis.aio import Command, Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import Question
@@ -133,10 +134,10 @@ class PendingMessages:
                 continue
             [entry] = await self._described(stream, group, keys.retries(group), keys.attempts(group), rows)
             found = await self._client.call(keys.stream, "XRANGE", keys.stream, entry_id, entry_id)
-            fields = found[0][1] if found else []
+            fields, reason = (found[0][1], Reason.OPERATOR) if found else ([], Reason.MISSING)
             record = dead_letter_record.record(
-                fields, keys.stream, entry_id, group, entry.consumer, "operator" if found else "missing", None,
-                entry.attempts or 0, entry.deliveries, error_text=note,
+                fields, keys.stream, entry_id, group, entry.consumer, reason, None, entry.attempts or 0,
+                entry.deliveries, error_text=note,
             )  # fmt: skip
             commands = GroupCommands(self._client, keys, group, entry.consumer, target)
             if await commands.dead_letter(entry_id, record, fields):

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
 from penstock.errors import ConfigurationError
+from penstock.times import seconds_of
 
 _Choice = TypeVar("_Choice", bound=str)
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_WORDS = {
-    "millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d",
-    "milliseconds": "ms", "seconds": "s", "minutes": "m", "hours": "h", "days": "d", "min": "m", "sec": "s",
-}  # fmt: skip
 
 
 class Options:
@@ -77,7 +72,9 @@ class Options:
             return default
         seconds = seconds_of(value)
         if seconds is None:
-            raise ConfigurationError(f"option {name}={value!r} must be a length of time such as 500ms, 30s, 15m or 1h")
+            raise ConfigurationError(
+                f"option {name}={value!r} must be a duration such as 500ms, 30s, 1h30m or 10 minutes"
+            )
         return timedelta(seconds=seconds)
 
     def starting_with(self, prefix: str) -> dict[str, str]:
@@ -97,16 +94,3 @@ class Options:
 
     def _documented(self) -> list[str]:
         return sorted(self._names.values(), key=str.lower)
-
-
-def seconds_of(text: str) -> float | None:
-    """Return a length of time such as 15m in seconds; None if it is none."""
-    text = text.strip().lower()
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
-    unit = text[len(number) :].strip()
-    factor = _UNITS_S.get(_WORDS.get(unit, unit))
-    try:
-        seconds = float(number) * (factor or 0.0)
-    except ValueError:
-        return None
-    return seconds if factor is not None and 0 <= seconds < math.inf else None

@@ -141,7 +141,7 @@ def test_no_address_is_shown_since_it_may_hold_a_password() -> None:
         ("waitForStreams = true", "mode = 'FAILFAST'", "options.mode: a pipeline chooses it itself"),
         ("waitForStreams = true", "payloadSchema = 'a int'", "options.payloadSchema: write it as schema = ... instead"),
         ('watermark = "10 minutes"', "", "f.toml: dedup needs a watermark"),
-        ('watermark = "10 minutes"', 'watermark = "soon"', "watermark = 'soon' must be a length of time"),
+        ('watermark = "10 minutes"', 'watermark = "soon"', "watermark = 'soon' must be a duration"),
         ('checkpoint = "/data/checkpoints/orders"', "", "f.toml lacks the key 'checkpoint'"),
         ('checkpoint = "/data/checkpoints/orders"', "checkpoint = 3", "f.toml:2 checkpoint = 3 must be a text"),
         ('kind = "console"', 'kind = "console"\nname = "parquet"', "f.toml: two sinks are called 'parquet'"),

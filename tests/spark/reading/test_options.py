@@ -102,7 +102,7 @@ def test_patterns() -> None:
         ({"url": URL, "streams": "a", "minRowsPerTrigger": "9", "maxRowsPerTrigger": "3"}, "no batch is both"),
         ({"url": URL, "streams": "a", "payloadSchema": "a int"}, "payload=json"),
         ({"url": URL, "streams": "a", "payload": "xml"}, "raw, json, msgpack, avro"),
-        ({"url": URL, "streams": "a", "maxTriggerDelay": "long"}, "length of time"),
+        ({"url": URL, "streams": "a", "maxTriggerDelay": "long"}, "must be a duration"),
         ({"url": URL, "streams": "a", "passwordEnv": "PENSTOCK_NO_SUCH_VARIABLE"}, "is not set"),
         ({"url": URL, "streams": "a", "passwordFile": "/no/such/file"}, "passwordFile"),
         ({"url": URL, "streams": "a", "redis.socket_timeout": "long"}, "must be a number"),

@@ -29,7 +29,7 @@ def test_an_empty_stream_has_a_page_too_and_an_old_page_is_replaced(
     stream_redis.xtrim("orders", maxlen=0, approximate=False)
     out = tmp_path / "page.html"
     out.write_text("old")
-    result = call(stream_server, "--stream", "orders", "--since", "2h", "--out", out)
+    result = call(stream_server, "--stream", "orders", "--since", "2h", "--output", out)
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{out}: 0 messages, 0 dead letters\n"
     page = Page(out.read_text())
@@ -46,7 +46,7 @@ def test_what_is_left_of_a_stream_are_dead_letters_with_bytes_that_are_no_text(
     )
     archive(opened(tmp_path / "cold"), orders(), 0, 5)
     out = tmp_path / "page.html"
-    result = call(stream_server, "--stream", "ghosts", "--archive", tmp_path / "cold", "--out", out)
+    result = call(stream_server, "--stream", "ghosts", "--archive", tmp_path / "cold", "--output", out)
     assert result.stdout == f"{out}: 0 messages, 1 dead letters\n"
     page = Page(out.read_text())
     assert page.row("1")[1:4] == ["fatal", "", "\ufffd"]
@@ -67,27 +67,26 @@ def orders() -> Stream:
         (("--stream", " "), "--stream"),
         (("--stream", "orders", "--since", "2199-01-01"), "is in the future"),
         (("--stream", "orders", "--since", "1h", "--until", "2h"), "must be before --until"),
-        (("--stream", "orders", "--since", "noon"), "'noon' is no duration"),
-        (("--stream", "orders", "--out", "{place}"), "is a folder"),
-        (("--stream", "orders", "--out", "{place}/none/page.html"), "there is no folder"),
-        (("--stream", "orders", "--out", "/dev/null/page.html"), "there is no folder"),
+        (("--stream", "orders", "--output", "{place}"), "is a folder"),
+        (("--stream", "orders", "--output", "{place}/none/page.html"), "there is no folder"),
+        (("--stream", "orders", "--output", "/dev/null/page.html"), "there is no folder"),
         (("--stream", "nobody", "--archive", "{place}"), "there is no archive"),
         (("--stream", "orders", "--archive", "{place}"), "there is no archive"),
-        (("--stream", "orders", "--since", "99999999d"), "outside the calendar"),
-        (("--stream", "orders", "--since", "0001-01-01T00:00+05:00"), "outside the calendar"),
-        (("--stream", "orders", "--out", "/proc/page.html"), "--out /proc/page.html cannot be written"),
+        (("--stream", "orders", "--output", "/proc/page.html"), "--output /proc/page.html cannot be written"),
         (("--stream", "orders", "--master", "lokal"), "--master 'lokal' must be"),
-        (("--stream", "orders", "--out", "a" * 300), "cannot be written: File name too long"),
+        (("--stream", "orders", "--output", "a" * 300), "cannot be written: File name too long"),
     ],
 )
-def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
+def test_bad_input_is_one_line_and_writes_nothing(
     words: tuple[str, ...], why: str, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     stream_redis.xadd("orders", {"data": "1"})
     monkeypatch.chdir(tmp_path)
     result = call(stream_server, *(word.format(place=tmp_path) for word in words))
-    assert result.exit_code == 2, result.output
+    assert result.exit_code == (3 if why.startswith(("there is no stream", "there is no archive")) else 2), (
+        result.output
+    )
     [line] = result.stderr.strip().splitlines()
     assert line.startswith("penstock: ")
     assert why in line

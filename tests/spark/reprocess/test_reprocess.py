@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.archive import ArchiveDamaged
 from penstock.spark.reprocess.identity import result_id
 from penstock.sync.results import FSBackend, PostgresBackend
 from penstock.task import check_id
@@ -51,7 +50,7 @@ def test_killed_and_run_again_each_message_has_one_result(
 ) -> None:
     os.mkfifo(tmp_path / "gate")
     words = ["--stream", "orders", "--handler", f"{HANDLERS}:doubled", "--archive", str(cold), "--batch-size", "10"]
-    words += ["--from", str(START_MS + 20), "--to", str(START_MS + 70), "--results", str(tmp_path / "results")]
+    words += ["--since", str(START_MS + 20), "--until", str(START_MS + 70), "--results", str(tmp_path / "results")]
     dry = call(*words, "--dry-run", "--where", "cast(data as string) like '%7,%'")
     assert dry.stdout == "5 messages\ndry run: nothing was handled, nothing was written\n"
     assert not (tmp_path / "results").exists()
@@ -94,8 +93,8 @@ def test_nothing_of_a_damaged_archive_is_handled(spark: SparkSession, cold: Path
     flip_a_bit_of_the_payload(file)
     words = ("--stream", "orders", "--handler", f"{HANDLERS}:doubled", "--archive", cold, "--where", "seq >= 0")
     result = call(*words, "--results", tmp_path / "results")
-    assert isinstance(result.exception, ArchiveDamaged)
-    assert f"{file} is damaged" in str(result.exception)
+    assert result.exit_code == 1
+    assert f"{file} is damaged" in result.stderr
     assert not (tmp_path / "journal").exists()
 
 
@@ -141,7 +140,7 @@ def test_a_handler_that_hangs_costs_its_messages_and_not_the_others(
     words: list[object] = ["--stream", "orders", "--handler", f"{HANDLERS}:stuck", "--timeout", "500ms"]
     words += ["--max-attempts", 2, "--results", tmp_path / "results"]
     if kept == "an archive":
-        words += ["--archive", cold, "--to", START_MS + 8]
+        words += ["--archive", cold, "--until", START_MS + 8]
     else:
         words += ["--dead-letters", "--url", stream_server.url]
         for n in range(8):
@@ -162,40 +161,37 @@ def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
     dead_letter(stream_redis, 1, "fatal", tmp_path)
     words = ("--stream", "orders", "--dead-letters", "--url", stream_server.url, "--results", tmp_path / "results")
     result = call(*words, "--handler", f"{HANDLERS}:talkative")
-    assert "must return a list of ids, or a mapping of ids to results, not str" in str(result.exception)
+    assert "must return a list of ids, or a mapping of ids to results, not str" in result.stderr
     assert stream_redis.xlen("orders_dlq") == 1
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((), "one of --archive ROOT and --dead-letters"),
-        (("--archive", "{cold}", "--dead-letters"), "one of --archive ROOT and --dead-letters"),
+        ((), "one of --archive PATH and --dead-letters"),
+        (("--archive", "{cold}", "--dead-letters"), "one of --archive PATH and --dead-letters"),
         (("--archive", "{cold}/none"), "there is no archive"),
         (("--archive", "{cold}", "--stream", "nobody"), "there is no stream 'nobody'"),
-        (("--archive", "{cold}", "--from", "5", "--to", "4"), "must be before"),
-        (("--archive", "{cold}", "--from", "noon"), "from='noon'"),
+        (("--archive", "{cold}", "--since", "5", "--until", "4"), "must be before"),
         (("--archive", "{cold}", "--reason", "fatal"), "--reason is for --dead-letters"),
         (("--archive", "{cold}", "--purge"), "--purge deletes dead letters"),
         (("--archive", "{cold}", "--payload", "xml"), "--payload 'xml'"),
         (("--archive", "{cold}", "--name", "a b"), "--name"),
         (("--archive", "{cold}", "--master", "lokal"), "--master 'lokal' must be local[4]"),
         (("--archive", "{cold}", "--master", "sc://127.0.0.1:1"), "no Spark Connect server can be reached"),
-        (("--archive", "{cold}", "--timeout", "soon"), "--timeout = 'soon' must be a length of time"),
-        (("--archive", "{cold}", "--timeout", "0s"), "--timeout = '0s' must be more than nothing"),
+        (("--archive", "{cold}", "--timeout", "0s"), "--timeout = '0.0s' must be more than nothing"),
         (("--archive", "{cold}", "--results", "mongo"), "mongo"),
         (("--archive", "{cold}", "--results", "/dev/null/here"), "--results /dev/null/here: /dev/null is no directory"),
         (("--archive", "{cold}", "--results", "/proc/none/here"), "nothing can be written in /proc"),
         (("--archive", "{cold}", "--handler", "nothing"), "package.module:function"),
         (("--archive", "{cold}", "--handler", "no.such.module:f"), "cannot be imported here"),
         (("--archive", "{cold}", "--handler", f"{HANDLERS}:NOT_A_FUNCTION"), "is no function"),
-        (("--dead-letters",), "say where Redis is"),
         (("--dead-letters", "--url", "{url}"), "there are no dead letters of stream 'orders'"),
         (("--dead-letters", "--url", "{url}", "--reason", "fattal"), "--reason 'fattal' is none"),
-        (("--dead-letters", "--url", "{url}", "--from", "1"), "--from and --to are for --archive"),
+        (("--dead-letters", "--url", "{url}", "--since", "1"), "--since and --until are for --archive"),
     ],
 )
-def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
+def test_bad_input_is_one_line_and_writes_nothing(
     words: tuple[str, ...], why: str, cold: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -205,7 +201,7 @@ def test_bad_input_is_one_line_and_code_2_and_writes_nothing(
     for name, value in (("--stream", "orders"), ("--handler", f"{HANDLERS}:doubled")):
         given = given if name in given else [*given, name, value]
     result = call(*given)
-    assert result.exit_code == 2, result.output
+    assert result.exit_code == (3 if why.startswith("there ") else 2), result.output
     [line] = result.stderr.strip().splitlines()
     assert line.startswith("penstock: ")
     assert why in line

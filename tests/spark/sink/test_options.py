@@ -89,7 +89,7 @@ def test_a_batch_write_without_a_name_is_at_least_once_and_cannot_be_more() -> N
         ({"batchId": 3}, "give writeId"),
         ({"onFull": "block"}, "maxLen"),
         ({"maxLen": 0}, "at least 1"),
-        ({"blockTimeout": "soon"}, "length of time"),
+        ({"blockTimeout": "soon"}, "must be a duration"),
         ({"url": None}, "url is missing"),
     ],
     ids=str,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from penstock.errors import ConfigurationError
 from penstock.spark.archive.coverage import Coverage
-from penstock.spark.archive.errors import ArchiveDamaged
+from penstock.spark.archive.errors import ArchiveDamaged, ArchiveMissing
 from penstock.spark.archive.file_entries import count_upto, group_ends, read_entries
 from penstock.spark.archive.layout import Layout
 from penstock.spark.archive.log import ManifestLog
@@ -27,7 +26,7 @@ class ColdLog:
 
     @classmethod
     def of(cls, root: str) -> ColdLog:
-        """Return the log of this process, up to date; raise ConfigurationError if there is no archive."""
+        """Return the log of this process, up to date; raise ArchiveMissing if there is none."""
         layout = Layout.of(root)
         key = (os.getpid(), str(layout.root))
         log = _opened.get(key)
@@ -40,7 +39,7 @@ class ColdLog:
     def refresh(self) -> bool:
         """Look at the manifest again; tell whether anything was new."""
         if not self._log.exists():
-            raise ConfigurationError(f"there is no archive at {self._layout.root}: start `penstock archive run` first")
+            raise ArchiveMissing(f"there is no archive at {self._layout.root}: start `penstock archive run` first")
         if self._state.seq and not self._is_same():
             self._state = State()  # another archive was put in its place
         is_new = self._log.follow(self._state)

@@ -15,11 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.errors import ConfigurationError
 from penstock.spark.archive.batch import MAX_FILE_ROWS
 from penstock.spark.archive.digest import RowDigest
 from penstock.spark.archive.durable import Step, check_writable, make_directory, no_step
-from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
+from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged, ArchiveMissing
 from penstock.spark.archive.file_writer import FileWriter, read_batches
 from penstock.spark.archive.layout import Layout, inside
 from penstock.spark.archive.log import ManifestLog
@@ -53,11 +52,11 @@ class Compaction:
 
     @classmethod
     def of(cls, root: str | Path, **settings: float) -> Compaction:
-        """Open an archive; raise ConfigurationError if there is none."""
+        """Open an archive; raise ArchiveMissing if there is none."""
         layout = Layout.of(root)
         log = ManifestLog(layout)
         if not log.exists():
-            raise ConfigurationError(f"there is no archive at {layout.root}: {layout.manifest} does not exist")
+            raise ArchiveMissing(f"there is no archive at {layout.root}: {layout.manifest} does not exist")
         check_writable(layout.root)
         return cls(layout, **settings, state=log.load())  # type: ignore[arg-type]  # the settings above
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from penstock.errors import PenstockError
+from penstock.errors import ConfigurationError, NotFound, PenstockError
+
+
+class ArchiveMissing(NotFound, ConfigurationError):
+    """There is no archive at the path that was named."""
 
 
 class ArchiveDamaged(PenstockError):

@@ -22,13 +22,13 @@ from penstock.spark.archive.run_lock import RunLock
 from penstock.spark.archive.task import ArchiveTask, StagedFile
 from penstock.spark.carried import Carried
 from penstock.spark.master import is_connect
-from penstock.spark.option_values import seconds_of
 from penstock.spark.patience import patiently
 from penstock.spark.prerequisites import has_read_limits
 from penstock.spark.reading.catalogue import look, require
 from penstock.spark.reading.offsets import IdRange, Position
 from penstock.spark.reading.options import SourceOptions
 from penstock.spark.reading.planner import pack
+from penstock.times import seconds_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -131,7 +131,7 @@ class ArchiveRun:
     def _trigger_s(self) -> float:
         found = seconds_of(self.trigger)
         if found is None:
-            raise ConfigurationError(f"--every {self.trigger!r} must be a length of time such as 30s or 10 seconds")
+            raise ConfigurationError(f"--every {self.trigger!r} must be a duration such as 30s or 10 seconds")
         return found
 
     def _options(self, layout: Layout, state: State) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import ConfigurationError
+from penstock.spark.archive.errors import ArchiveMissing
 from penstock.spark.archive.layout import Layout
 from penstock.spark.archive.log import ManifestLog
 from penstock.spark.archive.manifest import State
@@ -32,10 +32,10 @@ def is_archive(root: str | Path) -> bool:
 
 
 def load_state(root: str | Path) -> State:
-    """Return what the manifest says; raise ConfigurationError if there is no archive."""
+    """Return what the manifest says; raise ArchiveMissing if there is none."""
     log = ManifestLog(Layout.of(root))
     if not log.exists():
-        raise ConfigurationError(f"there is no archive at {log.layout.root}: {log.layout.manifest} does not exist")
+        raise ArchiveMissing(f"there is no archive at {log.layout.root}: {log.layout.manifest} does not exist")
     return log.load()
 
 

@@ -13,9 +13,8 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 
 from penstock import ids
-from penstock.errors import ConfigurationError
 from penstock.spark.archive.checkpoint import last_committed
-from penstock.spark.archive.errors import ArchiveDamaged
+from penstock.spark.archive.errors import ArchiveDamaged, ArchiveMissing
 from penstock.spark.archive.file_check import why_changed
 from penstock.spark.archive.file_writer import describe
 from penstock.spark.archive.layout import Layout, inside
@@ -67,7 +66,7 @@ def verify(root: str | Path, *, rows: bool = False) -> Report:
     layout = Layout.of(root)
     log = ManifestLog(layout)
     if not log.exists():
-        raise ConfigurationError(f"there is no archive at {layout.root}: {layout.manifest} does not exist")
+        raise ArchiveMissing(f"there is no archive at {layout.root}: {layout.manifest} does not exist")
     findings: list[Finding] = []
     state, replaced = State(), set[str]()
     commits = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.errors import ConfigurationError, summary_of
-from penstock.spark.option_values import seconds_of
+from penstock.times import seconds_of
 
 _MOST_TIMEOUT_S = 86_400.0
 
@@ -55,7 +55,7 @@ def duration_s(key: str, value: str) -> float:
     """Return a length of time in seconds; raise ConfigurationError for what is none."""
     seconds = seconds_of(value)
     if seconds is None:
-        raise ConfigurationError(f"{key} = {value!r} must be a length of time such as 500ms, 30s, 15m or 1h")
+        raise ConfigurationError(f"{key} = {value!r} must be a duration such as 500ms, 30s, 1h30m or 10 minutes")
     return seconds
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Literal, TypeAlias
 
 from penstock import envelope, ids
@@ -15,13 +15,13 @@ from penstock.spark.link import Link
 from penstock.spark.option_values import Options
 from penstock.spark.reading.catalogue import Selection
 from penstock.sync.redis.client import StreamClient
+from penstock.times import milliseconds_of
 
 View: TypeAlias = Literal["entries", "dead_letters", "pending"]
 PayloadForm: TypeAlias = Literal["raw", "json", "msgpack", "avro"]
 Mode: TypeAlias = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
 EARLIEST, LATEST, GROUP = "earliest", "latest", "group"
 _MAX_ROWS = ("maxOffsetsPerTrigger", "maxRecordsPerTrigger", "maxEntriesPerTrigger")
-_MOST_MS = (1 << 63) - 1  # of a column; ids may be greater, but nobody's time is
 _SPARKS_OWN = ("checkpointLocation", "queryName", "includeHeaders", "header")
 
 
@@ -247,16 +247,8 @@ def _place(name: str, text: str) -> str:
 
 def milliseconds(name: str, text: str) -> int:
     """Return a time that was given as a text, in milliseconds since 1970."""
-    text = text.strip()
-    try:
-        if text.isdigit():
-            found = int(text)
-        else:
-            moment = datetime.fromisoformat(text)
-            found = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-    except (ValueError, OverflowError):
-        found = -1
-    if not 0 <= found <= _MOST_MS:
+    found = milliseconds_of(text)
+    if found is None:
         raise ConfigurationError(
             f"{name}={text!r} must be milliseconds since 1970 or a time such as 2026-11-15T12:00:00Z"
         )

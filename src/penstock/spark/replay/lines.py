@@ -61,7 +61,7 @@ def _row(document: Any, place: str, number: int, *, needs_id: bool) -> dict[str,
     if ("data" in document) == ("data_base64" in document):
         raise ValueError("give the payload as data or as data_base64")
     if needs_id and "id" not in document:
-        raise ValueError("it has no id, so it is at no time: leave out --from and --to")
+        raise ValueError("it has no id, so it is at no time: leave out --since and --until")
     entry_id = str(document.get("id", f"0-{number}"))
     if not _ID.fullmatch(entry_id):
         raise ValueError(f"id {entry_id!r} is none: write it as 1794700800000-0")

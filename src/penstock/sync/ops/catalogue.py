@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from penstock import envelope
-from penstock.errors import PenstockError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.keys import StreamKeys, TaskKeys, check_name
 from penstock.keys.stream_names import queue_log, service_of, source_of_dead_letters, task_stream
 from penstock.ops.model import StreamKind
@@ -76,7 +76,8 @@ class Catalogue:
         if time.monotonic() - self._read_s > self._max_age_s or not self._max_age_s:
             prefix = f"{self._client.prefix}_" if self._client.prefix else ""
             found = stream_keys(self._client, f"{_escaped(prefix)}*")
-            self._names, self._read_s = [key.removeprefix(prefix) for key in found], time.monotonic()
+            names = [key.removeprefix(prefix) for key in found]
+            self._names, self._read_s = [name for name in names if _can_be_named(name)], time.monotonic()
         return self._names if match == "*" else [name for name in self._names if fnmatchcase(name, match)]
 
     def services(self) -> list[str]:
@@ -153,6 +154,14 @@ def _group(reply: Reply) -> GroupLook:
 
 def _counted(number: int) -> int | None:
     return None if number < 0 else int(number)
+
+
+def _can_be_named(name: str) -> bool:
+    try:
+        check_name("stream", name)
+    except ConfigurationError:
+        return False  # of somebody else's: no line of a list could show it
+    return "\N{REPLACEMENT CHARACTER}" not in name  # no UTF-8
 
 
 def _escaped(text: str) -> str:

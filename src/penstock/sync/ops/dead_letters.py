@@ -41,6 +41,7 @@ from penstock.task import LIMITS
 EVERYTHING = DeadLetterFilter()
 _PAGE = 200
 _LOOKED_AT = 1_000  # entries for one page
+_SHORT = 512  # bytes of a payload that is not shown
 _TOGETHER = 100  # ids that one command deletes
 
 
@@ -52,6 +53,7 @@ class _Place:
     key: str
     kind: StreamKind
     owner: str
+    last_id: str  # '' = there is none
 
 
 class _ServiceDeadLetters(DeadLetterStream[DeadLetter]):
@@ -126,7 +128,7 @@ class DeadLetterStreams:
             kind, owner = StreamKind.SERVICE, service
         else:
             kind = StreamKind.STREAM
-        return _Place(look.name, self._catalogue.keys(look.name).stream, kind, owner)
+        return _Place(look.name, self._catalogue.keys(look.name).stream, kind, owner, look.last_id)
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -192,7 +194,7 @@ class DeadLetterStreams:
     def records(self, stream: str, matching: DeadLetterFilter = EVERYTHING) -> Iterator[DeadLetter]:
         """Yield the whole records that match, oldest first: for an export."""
         place = self._find(stream)
-        for letter in self._scan(place, matching, 512):
+        for letter in self._scan(place, matching, _SHORT):
             rows = self._client.call(place.key, "XRANGE", place.key, letter.id, letter.id)
             if rows:
                 yield dead_letter_record.parse(letter.id, rows[0][1])
@@ -204,7 +206,7 @@ class DeadLetterStreams:
         read, cursor = 0, ""
         while read < most:
             fields = "" if matching.kind or matching.ids else dead_letter_record.MARK
-            page = self._page(place, matching, True, _PAGE, cursor, 8_192, fields)
+            page = self._page(place, matching, True, _PAGE, cursor, _SHORT, fields)
             for letter in page.items:
                 slim = replace(letter, fields=(), traceback="")
                 by_cause.setdefault(letter.fingerprint, []).append(slim)
@@ -220,7 +222,7 @@ class DeadLetterStreams:
         place, found = self._find(stream), 0
         if matching == EVERYTHING:
             return int(self._client.call(place.key, "XLEN", place.key)), True
-        for _ in self._scan(place, matching, 8_192 if matching.fingerprint else 512):
+        for _ in self._scan(place, matching, _SHORT):
             found += 1
             if found == most:
                 return found, False
@@ -251,11 +253,10 @@ class DeadLetterStreams:
             check_seconds("per_second", per_second)
         place = self._find(stream)
         store = self._store(place, to or place.owner)
-        rows = self._client.call(place.key, "XREVRANGE", place.key, "+", "-", "COUNT", 1)
         matched, refused, added = 0, 0, list[str]()
-        for letter in self._scan(place, matching, 8_192 if matching.fingerprint else 512, end=rows[0][0].decode()):
+        for letter in self._scan(place, matching, _SHORT, end=place.last_id):
             if limit is not None and matched - refused >= limit:
-                return RedriveReport(matched, len(added), refused, 0, tuple(added), dry_run, is_complete=False)
+                return RedriveReport(matched, len(added), refused, tuple(added), dry_run, is_complete=False)
             matched += 1
             if letter.redrives >= max_redrives:
                 refused += 1
@@ -265,7 +266,7 @@ class DeadLetterStreams:
                 new_ids = store.redrive([letter.id], max_redrives=max_redrives)
                 added += new_ids
                 refused += not new_ids
-        return RedriveReport(matched, len(added), refused, 0, tuple(added), dry_run)
+        return RedriveReport(matched, len(added), refused, tuple(added), dry_run)
 
     def redrive_edited(self, stream: str, record_id: str, value: Any, *, to: str | None = None) -> str:
         """Put one dead letter back with another payload; return the id of its entry, or of its task.
@@ -313,7 +314,7 @@ class DeadLetterStreams:
         place, chosen, gone = self._find(stream), list[str](), 0
         if dry_run:
             return (self.count(stream, matching))[0]
-        for letter in self._scan(place, matching, 8_192 if matching.fingerprint else 512):
+        for letter in self._scan(place, matching, _SHORT):
             if limit is not None and gone + len(chosen) >= limit:
                 break
             chosen.append(letter.id)

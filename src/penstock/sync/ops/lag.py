@@ -18,7 +18,7 @@ from penstock.sync.ops.catalogue import GroupLook, Look
 from penstock.sync.redis.client import StreamClient
 
 _FEW = 200  # entries that are counted from each end where many groups are looked at
-NONE = Lag(0, 0.0)
+_MANY = 2_000  # that one script counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ def _after(group: GroupLook) -> str:
     return ids.after(group.last_delivered_id)
 
 
-def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]]) -> list[_Counted]:
-    replies = run_many(client, "streams/count_range", [([key], [start, end, _FEW]) for key, start, end in ranges])
+def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]], most: int = _FEW) -> list[_Counted]:
+    replies = run_many(client, "streams/count_range", [([key], [start, end, most]) for key, start, end in ranges])
     return [
         _Counted(0, "", 0, is_all=True)
         if isinstance(reply, PenstockError)
@@ -121,5 +121,9 @@ def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]]) -> list
 
 
 def added_since(client: StreamClient, streams: Sequence[tuple[str, str]]) -> list[int]:
-    """Return how many entries follow an id in each stream, for servers that do not count what is added."""
-    return [counted.count for counted in _count(client, [(key, ids.after(last), "+") for key, last in streams])]
+    """Return how many entries follow an id in each stream, for servers that do not count what is added.
+
+    No more than some thousands are counted.
+    """
+    ranges = [(key, ids.after(last), "+") for key, last in streams]
+    return [counted.count for counted in _count(client, ranges, _MANY)]

@@ -9,6 +9,7 @@ from penstock import dead_letter_record, envelope
 from penstock.errors import ConfigurationError, GroupLost, NotFound
 from penstock.keys import check_name
 from penstock.ops.model import Page, Pending
+from penstock.policy import Reason
 from penstock.redis.blocking import Command, Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
@@ -130,10 +131,10 @@ class PendingMessages:
                 continue
             [entry] = self._described(stream, group, keys.retries(group), keys.attempts(group), rows)
             found = self._client.call(keys.stream, "XRANGE", keys.stream, entry_id, entry_id)
-            fields = found[0][1] if found else []
+            fields, reason = (found[0][1], Reason.OPERATOR) if found else ([], Reason.MISSING)
             record = dead_letter_record.record(
-                fields, keys.stream, entry_id, group, entry.consumer, "operator" if found else "missing", None,
-                entry.attempts or 0, entry.deliveries, error_text=note,
+                fields, keys.stream, entry_id, group, entry.consumer, reason, None, entry.attempts or 0,
+                entry.deliveries, error_text=note,
             )  # fmt: skip
             commands = GroupCommands(self._client, keys, group, entry.consumer, target)
             if commands.dead_letter(entry_id, record, fields):

@@ -39,7 +39,7 @@ class Sampler:
         self._samples: deque[Sample] = deque(maxlen=keep)
         self._points: dict[str, deque[StreamPoint]] = {}
         self._positions: dict[tuple[str, str], deque[Position]] = {}
-        self._added: dict[str, tuple[str, int]] = {}  # last id and what was ever added, where the server does not count
+        self._added: dict[str, tuple[StreamInfo, int]] = {}  # what was added since, where the server does not count
         self._keep_streams = keep_streams
         self._overview: Overview | None = None
         self._stopped, self._sampled = Event(), Event()
@@ -160,13 +160,13 @@ class Sampler:
         )  # fmt: skip
 
     def _added_by_stream(self, found: Overview) -> dict[str, int]:
-        counted = {stream.name: stream.entries_added for stream in found.streams if stream.entries_added is not None}
-        uncounted = [stream for stream in found.streams if stream.entries_added is None]
-        known = [(stream, self._added.get(stream.name, (stream.last_generated_id, 0))) for stream in uncounted]
-        keys = [(self._inspector.client.keys(stream.name).stream, last) for stream, (last, _) in known]
+        added = {stream.name: stream.entries_added or 0 for stream in found.streams}
+        uncounted = [stream for stream in found.streams if stream.entries_added is None]  # before Redis 7.0
+        known = [self._added.get(stream.name, (stream, 0)) for stream in uncounted]
+        keys = [(self._inspector.streams.key(before.name), before.last_generated_id) for before, _ in known]
         more = added_since(self._inspector.client, keys)
         self._added = {
-            stream.name: (stream.last_generated_id, so_far + new)
-            for (stream, (_, so_far)), new in zip(known, more, strict=True)
+            stream.name: (stream, so_far + max(new, stream.length - before.length))
+            for stream, (before, so_far), new in zip(uncounted, known, more, strict=True)
         }
-        return {**counted, **{name: so_far for name, (_, so_far) in self._added.items()}}
+        return added | {name: so_far for name, (_, so_far) in self._added.items()}

@@ -32,6 +32,10 @@ class Streams:
     def __init__(self, client: StreamClient, catalogue: Catalogue) -> None:
         self._client, self._catalogue = client, catalogue
 
+    def key(self, name: str) -> str:
+        """Return the key of a stream: its name behind the prefix of the client."""
+        return self._catalogue.keys(name).stream
+
     def names(self, match: str = "*") -> list[str]:
         """Return the names of the streams that a glob pattern matches, sorted."""
         return list(self._catalogue.names(match))

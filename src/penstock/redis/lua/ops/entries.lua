@@ -6,8 +6,10 @@
 -- Returns: {{{id, field, value, bytes of the value, field, ...}, ...}, id of the last entry that was looked at or '' = the range
 --       has ended}
 -- Called twice: the same again.
--- A value is cut here: an entry may have megabytes, of which a page of entries shows a few lines.
+-- A value is cut here: an entry may have megabytes, of which a page of entries shows a few lines. What a dead letter says about
+-- its failure is sent whole: failures are compared by the end of their tracebacks.
 -- include: shared/pages.lua
+local LONGEST_TRACEBACK = 32000
 local stream, from, to, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local command = ARGV[4] == '1' and 'XREVRANGE' or 'XRANGE'
 local longest, text, looks, wanted_fields = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8]
@@ -32,7 +34,8 @@ while #rows < most and bytes < ENOUGH and looked < looks do
       for i = 1, #row[2], 2 do
         local field, value = row[2][i], row[2][i + 1]
         if string.sub(field, 1, #wanted_fields) == wanted_fields then
-          shown[#shown + 1], shown[#shown + 2], shown[#shown + 3] = field, string.sub(value, 1, longest), #value
+          local kept = string.sub(field, 1, 4) == 'dlq_' and math.max(longest, LONGEST_TRACEBACK) or longest
+          shown[#shown + 1], shown[#shown + 2], shown[#shown + 3] = field, string.sub(value, 1, kept), #value
         end
       end
       rows[#rows + 1] = shown

@@ -1,0 +1,192 @@
+"""What holds for every command: where it looks, how much it says, and the code that it ends with.
+
+0 is success, 1 a failure, 2 a mistake in the arguments or the settings, 3 something that does not exist or is not
+healthy, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import Parameter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+
+from penstock.cli import shown
+from penstock.cli.options import FROM_SETTINGS, ConfigFile, Quiet, Url, Verbose
+from penstock.errors import (
+    ConfigurationError,
+    GroupLost,
+    NotFound,
+    PenstockError,
+    SettingsError,
+    StreamMissing,
+    WrongType,
+)
+from penstock.ops.model import Page
+from penstock.settings import Given, Settings, TaskQueueSettings, flag
+from penstock.sync.ops import Inspector
+from penstock.sync.providers import make_task_queue
+from penstock.sync.redis.client import StreamClient
+from penstock.sync.tasks import RedisTaskQueue
+
+FAILED, USAGE, NOT_FOUND = 1, 2, 3
+UNHEALTHY = NOT_FOUND
+_PAGE = 200
+EVERYTHING = 1 << 62  # a limit that nothing reaches
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server that a command is about, as --url, PENSTOCK_URL and the settings say, in this order."""
+
+    settings: Settings
+
+    @classmethod
+    def of(cls, url: str, config: Path | None, *flags: Given) -> Server:
+        """Read the settings, what the command line says above file and environment."""
+        given = [flag("task_queue.url", url, "--url or PENSTOCK_URL")] if url != FROM_SETTINGS else []
+        return cls(Settings.load(config, flags=[*given, *flags]))
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self.settings.task_queue.url
+
+    def client(self) -> StreamClient:
+        """Return a client, to be closed by the caller."""
+        return StreamClient.from_url(self.url)
+
+    def inspector(self) -> Inspector:
+        """Return an Inspector, to be closed by the caller."""
+        return Inspector.from_url(self.url)
+
+    def task_queue_settings(self, name: str = FROM_SETTINGS, **changes: Any) -> TaskQueueSettings:
+        """Return the settings of a task queue, with what the options of a command change."""
+        table = self.settings.task_queue
+        if table.provider == "stub":
+            raise SettingsError(
+                "task_queue.provider is 'stub', a queue in the memory of one process, which no other can reach: "
+                "use 'redis'"
+            )
+        options = {**table.options, "name": name} if name else table.options
+        return replace(table, options=options, **{key: value for key, value in changes.items() if value is not None})
+
+    def queue_name(self, name: str = FROM_SETTINGS) -> str:
+        """Return the name of the task queue: as given, or as the settings say."""
+        return str(self.task_queue_settings(name).options.get("name", "penstock"))
+
+    def task_queue(self, name: str = FROM_SETTINGS) -> RedisTaskQueue:
+        """Return a task queue, to be closed by the caller."""
+        table = self.task_queue_settings(name)
+        queue = make_task_queue(table)
+        if not isinstance(queue, RedisTaskQueue):
+            raise SettingsError(
+                f"task_queue.provider is {table.provider!r}: this command looks into queues in Redis only"
+            )
+        return queue
+
+
+def paged(read: Callable[[int, str], Page[_T]], limit: int) -> Iterator[_T]:
+    """Yield the items of a list, page by page, up to a limit; `read` takes the size of a page and a cursor."""
+    cursor = ""
+    while limit > 0:
+        page = read(min(limit, _PAGE), cursor)
+        yield from page.items[:limit]
+        limit, cursor = limit - len(page.items), page.cursor
+        if not cursor:
+            return
+
+
+def the_one(prefix: str, known: Iterable[str], what: str) -> str:
+    """Return the id that begins with what the user has given; raise NotFound, or ConfigurationError if several do."""
+    found = sorted({each for each in known if each.startswith(prefix)}) if prefix else []
+    if prefix in found or len(found) == 1:
+        return prefix if prefix in found else found[0]
+    if found:
+        raise ConfigurationError(
+            f"{prefix!r} begins {len(found)} ids, such as {found[0]} and {found[1]}: give more of it"
+        )
+    raise NotFound(f"there is no {what} {prefix!r}")
+
+
+def group(meaning: str, **options: Any) -> typer.Typer:
+    """Return a group of commands."""
+    return typer.Typer(help=meaning, no_args_is_help=True, **options)
+
+
+def command(
+    app: typer.Typer, name: str | None = None, *, logs: int = logging.WARNING, **options: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that makes a command of a function.
+
+    One whose first parameter is a Server has the options --url and --config; every one has -v and -q. `logs` is the
+    level that it logs at unless these say otherwise.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        app.command(name, **options)(_with_common_options(function, logs))
+        return function
+
+    return decorate
+
+
+_SERVER = (
+    Parameter("url", Parameter.KEYWORD_ONLY, default=FROM_SETTINGS, annotation=Url),
+    Parameter("config", Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile),
+)
+_EVERYWHERE = (
+    Parameter("verbose", Parameter.KEYWORD_ONLY, default=False, annotation=Verbose),
+    Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
+)
+
+
+def _with_common_options(function: Callable[..., None], logs: int) -> Callable[..., None]:
+    signature = inspect.signature(function, eval_str=True)
+    own = list(signature.parameters.values())
+    takes_server = bool(own) and own[0].annotation is Server
+    parameters = [*own[takes_server:], *(_SERVER if takes_server else ()), *_EVERYWHERE]
+
+    @wraps(function)
+    def run(**given: Any) -> None:
+        with errors_shown():
+            shown.set_verbosity(logs, is_verbose=given.pop("verbose"), is_quiet=given.pop("quiet"))
+            if takes_server:
+                function(Server.of(given.pop("url"), given.pop("config")), **given)
+            else:
+                function(**given)
+
+    # What Typer reads instead of the function's own.
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+@contextmanager
+def errors_shown() -> Iterator[None]:
+    """End with one line and a code for what Penstock, or the file system, raises; a bug keeps its traceback."""
+    try:
+        yield
+    except PenstockError as error:
+        for line in getattr(error, "problems", (error,)):  # a pipeline has all its faults told at once
+            shown.print_error(line)
+        raise typer.Exit(code_of(error)) from None
+    except BrokenPipeError:
+        raise  # whoever read the output has enough; Typer ends without a word
+    except OSError as error:
+        shown.print_error(error)
+        raise typer.Exit(FAILED) from None
+
+
+def code_of(error: PenstockError) -> int:
+    """Return the exit code for an error."""
+    if isinstance(error, NotFound | StreamMissing | GroupLost):
+        return NOT_FOUND
+    return USAGE if isinstance(error, ConfigurationError | WrongType) else FAILED

@@ -1,0 +1,88 @@
+"""`penstock consume`: handles the messages of a stream with a function of a module."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from penstock import ConsumerConfig, StreamClient, StreamConsumer
+from penstock.cli import supervisor, target
+from penstock.cli.command import Server
+from penstock.cli.options import Burst, Concurrency, Grace, Lease, Processes, Watch
+from penstock.cli.shown import say
+from penstock.delivery.group import ConsumerGroup
+from penstock.errors import ConfigurationError
+
+_LOOK_S = 0.2
+
+
+def consume(
+    server: Server,
+    handler: Annotated[str, typer.Argument(help="The function that handles one message, as module:name.")],
+    stream: Annotated[str, typer.Option(help="The stream.")],
+    group: Annotated[str, typer.Option(help="The consumer group; it is created if it does not exist.")],
+    concurrency: Concurrency = 16,
+    processes: Processes = 1,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="The function takes lists of messages, this long at most.")
+    ] = None,
+    burst: Burst = False,
+    watch: Watch = False,
+    lease: Lease = 10.0,
+    max_deliveries: Annotated[int, typer.Option(min=1, help="How often a message is tried.")] = 3,
+    dead_letters: Annotated[str | None, typer.Option(help="The stream that gets what was given up.")] = None,
+    grace: Grace = 30.0,
+) -> None:
+    """Handle the messages of a stream with a function of a module until SIGTERM or Ctrl-C.
+
+    With more than one process, or --watch, the processes are supervised: one that ends is started again.
+    """
+    function = target.load(handler, "the handler")
+    if not callable(function):
+        raise ConfigurationError(f"{handler!r} must be a function, not a {type(function).__name__}")
+    config = ConsumerConfig(
+        group=group,
+        dlq_stream=dead_letters,
+        batch_size=batch or ConsumerConfig.batch_size,
+        min_idle_claim_ms=round(1000 * (lease or 0)),
+        max_deliveries=max_deliveries,
+        concurrency=concurrency,
+        shutdown_grace_ms=round(1000 * grace),
+    )
+    number = supervisor.supervised_number()
+    if number is None and (processes > 1 or watch):
+        supervisor.supervise(processes, watch=watch, is_burst=burst, grace_s=grace)
+        return
+    handles = {"handler": function} if batch else {"message_handler": function}
+    asyncio.run(_consume(server.url, stream, config, handles, burst=burst, is_supervised=number is not None))
+
+
+async def _consume(
+    url: str, stream: str, config: ConsumerConfig, handles: dict[str, Any], *, burst: bool, is_supervised: bool
+) -> None:
+    async with StreamClient.from_url(url) as client:
+        group = ConsumerGroup(client, stream, config.group)
+        if burst:
+            await group.ensure()  # a consumer waits for a server that is away; whoever wants a burst is told
+        consumer = StreamConsumer(client, stream, config, **handles)
+        if is_supervised:
+            supervisor.at_end_of_parent(consumer.stop)
+        say(f"consumer {consumer.worker_name} of {stream}/{config.group}")
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(_stop_when_idle(consumer, group)) if burst else None
+            await consumer.run()
+            if watching is not None:
+                watching.cancel()
+        done = consumer.metrics()
+        say(f"ended: {done.total_acked} done, {done.total_errors} failed, {done.total_dlq} dead")
+
+
+async def _stop_when_idle(consumer: StreamConsumer, group: ConsumerGroup) -> None:
+    while True:
+        stats = await group.stats()
+        if not stats.lag and not stats.group_pel_size:
+            consumer.stop()
+            return
+        await asyncio.sleep(_LOOK_S)

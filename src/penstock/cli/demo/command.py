@@ -1,0 +1,133 @@
+"""`penstock demo`: a queue survives the killing of a worker, on a server of its own, before your eyes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, TypeAlias
+
+import typer
+from rich.console import Console
+
+from penstock import StreamClient, StreamProducer
+from penstock.cli.demo import spark as demo_spark
+from penstock.cli.demo import view as demo_view
+from penstock.cli.demo.director import Audience, Director, Summary
+from penstock.cli.demo.orders import GROUP, STREAM, WORKERS, Plan, make_plan
+from penstock.cli.demo.workers import Workers
+from penstock.cli.options import AsJson
+from penstock.cli.shown import say
+from penstock.redis.embedded import EmbeddedServer
+from penstock.shown import to_json
+
+Then: TypeAlias = Callable[[Summary, EmbeddedServer, Workers], None]
+_INTERRUPTED = 128 + signal.SIGINT  # as a shell reports it
+_TERMINATED = 128 + signal.SIGTERM
+_ORDER_EVERY_S = 0.02
+_HOW_TO_LOOK = """\
+The server stays up at {url}, with a producer and {workers} workers. Look at it from another terminal:
+
+  export PENSTOCK_URL={url}
+  penstock top
+  penstock stream ls
+  penstock dlq ls
+  penstock dashboard
+
+Ctrl-C ends everything."""
+
+
+def demo(
+    messages: Annotated[int, typer.Option(min=100, max=200_000, help="How many orders are published.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Decides which orders are bad and which worker dies.")] = 1,
+    with_spark: Annotated[
+        bool, typer.Option("--spark/--no-spark", help="Have Spark read the orders as well, if it is installed.")
+    ] = True,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Then keep the server up, with a producer and workers to look at.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish orders, kill a worker in the middle, and prove that nothing is lost.
+
+    Starts a private Redis or Valkey server, two producers and two worker processes. One worker is killed with SIGKILL,
+    another takes its place; a few orders are bad and go to the dead letters. Then Spark reads the stream, writes it to
+    Parquet and back into a stream, and the counts are compared. Everything is gone afterwards.
+    """
+    plan = make_plan(messages, seed)
+    try:
+        audience = demo_view.audience(Console(stderr=True), messages)
+        summary = play(plan, audience, with_spark, partial(_stay, plan, as_json) if stay else None)
+    except (KeyboardInterrupt, asyncio.CancelledError) as stop:
+        Console(stderr=True).print("Stopped: server and workers are gone.", highlight=False)
+        raise typer.Exit(_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else _TERMINATED) from None
+    show(summary, as_json)
+    if not summary.holds:
+        raise typer.Exit(1)
+    say("`penstock demo --stay` keeps the server up, with a producer and workers, so that you can look around.")
+
+
+def play(plan: Plan, audience: demo_view.Lines | demo_view.Bars, with_spark: bool, then: Then | None = None) -> Summary:
+    """Run the demo on a server of its own, then what else is wanted; server and workers end with it in any case."""
+    with EmbeddedServer(port=None if then is None else 0) as server, Workers(server.unix_url) as workers:
+        with audience:
+            summary = asyncio.run(_direct(server.unix_url, workers, plan, audience, with_spark))
+        if then is not None:
+            then(summary, server, workers)
+        return summary
+
+
+def _stay(plan: Plan, as_json: bool, summary: Summary, server: EmbeddedServer, workers: Workers) -> None:
+    show(summary, as_json)
+    say(_HOW_TO_LOOK.format(url=server.url, workers=WORKERS))
+    asyncio.run(_keep_busy(server.unix_url, workers, plan))
+
+
+def _end_in_order() -> None:
+    # Being told to end, and losing the terminal, are to leave as little behind as Ctrl-C does.
+    here = asyncio.current_task()
+    assert here is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, here.cancel)
+
+
+async def _keep_busy(url: str, workers: Workers, plan: Plan) -> None:
+    _end_in_order()
+    for number in range(WORKERS):
+        workers.start(f"worker-{number + 1}")
+    async with StreamClient.from_url(url) as client:
+        producer = StreamProducer(client, STREAM, GROUP)
+        for number in itertools.count():
+            await producer.push(plan.order(number % plan.messages))
+            workers.check()
+            await asyncio.sleep(_ORDER_EVERY_S)
+
+
+async def _direct(url: str, workers: Workers, plan: Plan, audience: Audience, with_spark: bool) -> Summary:
+    _end_in_order()
+    async with StreamClient.from_url(url) as client:
+        summary = await Director(client, workers, plan, audience).run()
+        if not with_spark:
+            return summary
+        if not demo_spark.is_installed():
+            audience.tell("Spark is not installed: its part is left out (pip install 'penstock[spark]')")
+            return summary
+        audience.tell("Spark starts")
+        return replace(summary, spark=await demo_spark.count(client, url, audience.tell))
+
+
+def show(summary: Summary, as_json: bool) -> None:
+    """Print the outcome: the table or the JSON to standard output, a failure to standard error."""
+    if as_json:
+        print(to_json(summary.as_json()))
+    else:
+        Console().print(demo_view.table(summary))
+    if not summary.is_finished:
+        Console(stderr=True).print("The time was up before all orders were settled: the rest is queued.")
+    if not as_json or not summary.holds:
+        Console(stderr=not summary.holds).print(
+            demo_view.verdict(summary), style="bold", highlight=False, markup=False, soft_wrap=True
+        )

@@ -1,0 +1,130 @@
+"""The options that several commands take: each is spelled here, once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from penstock import times
+from penstock.errors import ConfigurationError
+
+_T = TypeVar("_T")
+FROM_SETTINGS = ""  # what was not given is what penstock.toml or the environment says
+LOOPBACK = "127.0.0.1"
+
+
+def parsed(parse: Callable[[str], _T], metavar: str) -> dict[str, Any]:
+    """Return the arguments of an option whose text `parse` reads; its ConfigurationError is a mistake in the usage."""
+
+    def read(text: str | _T) -> _T:
+        if not isinstance(text, str):
+            return text  # a default
+        try:
+            return parse(text)
+        except ConfigurationError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return {"parser": read, "metavar": metavar}
+
+
+def duration(meaning: str, *names: str, default: str | bool = False) -> Any:
+    """Return an option that is a duration, in seconds; `default` is how its default is written."""
+    return typer.Option(*names, help=meaning, show_default=default, **parsed(times.duration_s, "DURATION"))
+
+
+def moment(meaning: str, *names: str) -> Any:
+    """Return an option that is a moment, in ms since 1970."""
+    return typer.Option(*names, help=meaning, **parsed(_moment_ms, "TIME"))
+
+
+def _moment_ms(text: str) -> int:
+    return times.moment_ms(text, time.time_ns() // 1_000_000)
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of an option that takes several, with commas between them."""
+    return frozenset(filter(None, (word.strip() for word in text.split(","))))
+
+
+# --- where ----------------------------------------------------------------------------------------
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="PENSTOCK_URL",
+        help="The Redis or Valkey server.",
+        show_default="task_queue.url of the settings",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help="The settings file.", show_default="$PENSTOCK_CONFIG, or penstock.toml if there is one"
+    ),
+]
+SetOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="A setting, above file and environment: --set task_queue.idle_ms=5000. May be repeated."
+    ),
+]
+StreamName = Annotated[str, typer.Argument(help="The stream.")]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+QueueName = Annotated[
+    str, typer.Option("--queue", help="The task queue.", show_default="from the settings, or penstock")
+]
+Archive = Annotated[str, typer.Option("--archive", help="The archive: a path that driver and executors share.")]
+Results = Annotated[
+    str | None,
+    typer.Option(
+        "--results",
+        help="Where results are saved as well: fs, postgres, s3, a folder, a URL, or module:name.",
+        show_default="[result_backend] of the settings, if given",
+    ),
+]
+Host = Annotated[str, typer.Option("--host", help="The address to listen on; 0.0.0.0 admits other machines.")]
+
+# --- which ----------------------------------------------------------------------------------------
+
+Since = Annotated[
+    int | None, moment("Only from this time on: 2026-11-15T12:00Z (UTC), or 2h for two hours ago.", "--since")
+]
+Until = Annotated[int | None, moment("Only before this time, written as for --since.", "--until")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")]
+Kind = Annotated[str | None, typer.Option(help="Only tasks of this kind.")]
+Reason = Annotated[
+    str | None, typer.Option(help="Only those given up for this reason, such as max_deliveries or fatal.")
+]
+Text = Annotated[str | None, typer.Option(help="Only those whose error or payload contains this text.")]
+
+# --- how ------------------------------------------------------------------------------------------
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+Rate = Annotated[float | None, typer.Option(min=0.001, help="At most this many a second.")]
+Once = Annotated[
+    bool, typer.Option("--once/--continuous", help="Process everything available and exit, or run until stopped.")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; standard output if left out.")]
+Concurrency = Annotated[int, typer.Option("--concurrency", "-c", min=1, help="How many at a time, in each process.")]
+Processes = Annotated[int, typer.Option("--processes", "-p", min=1, help="How many processes, supervised.")]
+Burst = Annotated[bool, typer.Option("--burst", help="Exit when there is nothing left to do.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Start anew when a Python file of this folder changes.")]
+Grace = Annotated[float, duration("How long handlers may take to end.", "--grace", default="30s")]
+Lease = Annotated[
+    float | None, duration("How long a silent worker keeps what it holds.", "--lease", default="from the settings")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to standard error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is done that cannot be undone; end the command if the answer is no."""
+    if not yes and not typer.confirm(question, err=True):
+        raise typer.Abort

@@ -1,0 +1,111 @@
+"""`penstock pending`: messages that were handed out and are not settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from penstock.cli.command import EVERYTHING, Server, command, group, paged, the_one
+from penstock.cli.options import AsJson, DryRun, GroupName, Limit, StreamName, Yes, confirm, duration
+from penstock.cli.shown import Columns, print_rows
+from penstock.ops.model import Pending
+from penstock.shown import to_json
+from penstock.sync.ops import Inspector
+
+app = group("Look at messages that consumers hold, and take them over.")
+_PENDING: Columns = {
+    "id": "id",
+    "consumer": "consumer",
+    "idle ms": "idle_ms",
+    "deliveries": "deliveries",
+    "attempts": "attempts",
+    "due in ms": "due_in_ms",
+}
+Ids = Annotated[list[str] | None, typer.Argument(help="Ids; all pending messages that match if none is given.")]
+Consumer = Annotated[str | None, typer.Option(help="Only those that this consumer holds.")]
+Idle = Annotated[float, duration("Only those whose holder has been silent for this long.", "--idle", default="0s")]
+
+
+def _of(
+    inspector: Inspector, stream: str, name: str, consumer: str | None, idle_s: float, limit: int
+) -> Iterator[Pending]:
+    return paged(
+        lambda count, cursor: inspector.pending.page(
+            stream, name, consumer=consumer, min_idle_ms=round(1000 * idle_s), limit=count, cursor=cursor
+        ),
+        limit,
+    )
+
+
+@command(app)
+def ls(
+    server: Server,
+    stream: StreamName,
+    name: GroupName,
+    consumer: Consumer = None,
+    idle: Idle = 0.0,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List pending messages, oldest first, and who holds them."""
+    with server.inspector() as inspector:
+        rows = _of(inspector, stream, name, consumer, idle, limit)
+        print_rows(rows, _PENDING, as_json=as_json, none="nothing is pending")
+
+
+def _chosen(
+    inspector: Inspector, stream: str, name: str, ids: list[str] | None, consumer: str | None, idle_s: float
+) -> list[str]:
+    known = [each.id for each in _of(inspector, stream, name, consumer, idle_s, EVERYTHING)]
+    return known if not ids else [the_one(given, known, f"pending message of {stream}/{name}") for given in ids]
+
+
+@command(app)
+def claim(
+    server: Server,
+    stream: StreamName,
+    name: GroupName,
+    to: Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer that gets them.")],
+    ids: Ids = None,
+    consumer: Consumer = None,
+    idle: Idle = 0.0,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Hand pending messages to another consumer; who held them loses them."""
+    with server.inspector() as inspector:
+        chosen = _chosen(inspector, stream, name, ids, consumer, idle)
+        claimed = chosen
+        if not dry_run and chosen:
+            confirm(f"Hand {len(chosen):,} messages of {stream}/{name} to {to}?", yes=yes)
+            claimed = inspector.pending.claim(stream, name, chosen, to, min_idle_ms=round(1000 * idle))
+    _tell(f"{'would claim' if dry_run else 'claimed'} {len(claimed):,} messages", claimed, dry_run, as_json)
+
+
+@command(app)
+def retry(
+    server: Server,
+    stream: StreamName,
+    name: GroupName,
+    ids: Ids = None,
+    consumer: Consumer = None,
+    idle: Idle = 0.0,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make pending messages due at once; a consumer that still works on one loses it."""
+    with server.inspector() as inspector:
+        chosen = _chosen(inspector, stream, name, ids, consumer, idle)
+        due = chosen
+        if not dry_run and chosen:
+            confirm(f"Take {len(chosen):,} messages of {stream}/{name} from their consumers?", yes=yes)
+            due = inspector.pending.retry(stream, name, chosen, min_idle_ms=round(1000 * idle))
+    _tell(f"{len(due):,} messages {'would be' if dry_run else 'are'} due now", due, dry_run, as_json)
+
+
+def _tell(text: str, ids: list[str], dry_run: bool, as_json: bool) -> None:
+    print(to_json({"ids": ids, "dry_run": dry_run}) if as_json else text)

@@ -1,0 +1,112 @@
+"""The Spark sessions of commands: on which master, how quiet, and what is shown of a query that failed."""
+
+from __future__ import annotations
+
+import re
+import socket
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from penstock.errors import ConfigurationError, PenstockError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_OF_PENSTOCK = re.compile(r"penstock(?:\.\w+)*\.(\w+): (.+)")
+_SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC"}
+# What ends a command is told in a line of ours, where Java would say it in hundreds.
+_QUIET = {
+    "spark.log.level": "FATAL",
+    "spark.ui.showConsoleProgress": "false",
+    # Else a condition with a query in it makes a folder where the command is run.
+    "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "penstock-spark-warehouse"),
+}
+_CONNECT, _CONNECT_PORT, _PATIENCE_S = "sc://", 15002, 10.0
+# Half a minute. Spark's client would try for ten; but a server that dies has forgotten its sessions.
+_TRIES, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 10, 200, 5_000
+_MASTER = re.compile(r"local(\[.+\])?$|local-cluster\[.+\]$|spark://.+:\d+|yarn$|k8s://.+|mesos://.+|sc://.+")
+Master = Annotated[
+    str | None,
+    typer.Option(
+        help="Spark's master, such as local[4], spark://host:7077, yarn, k8s://..., sc://host; "
+        "all cores of this machine if left out.",
+    ),
+]
+
+
+def is_remote(master: str | None) -> bool:
+    """Tell whether the master is a Spark Connect server."""
+    return master is not None and master.startswith(_CONNECT)
+
+
+def check_master(master: str | None, *, needs_classic: bool = False) -> None:
+    """Raise ConfigurationError at once for what Spark would refuse, or wait for, when its Java is there."""
+    if master is None:
+        return
+    if not _MASTER.match(master):
+        raise ConfigurationError(
+            f"--master {master!r} must be local[4], spark://host:7077, yarn, k8s://..., sc://host or the like"
+        )
+    if not is_remote(master):
+        return
+    if needs_classic:
+        raise ConfigurationError(
+            f"--master {master}: this command does not run through Spark Connect; name local[4], spark://host:7077, "
+            "yarn or k8s://..."
+        )
+    parts = urlsplit(master)  # a client of Spark Connect tries for minutes, without a word
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or _CONNECT_PORT), _PATIENCE_S).close()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--master {master}: no Spark Connect server can be reached ({error})") from None
+
+
+def notice_a_dead_server(spark: SparkSession) -> None:
+    """Let a client of Spark Connect give up after half a minute without its server, and tell it in a line of ours."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")
+    patience = DefaultPolicy(
+        max_retries=_TRIES, initial_backoff=_FIRST_PAUSE_MS, max_backoff=_LONGEST_PAUSE_MS, backoff_multiplier=2
+    )
+    _client(spark).set_retry_policies([patience])
+
+
+def leave(spark: SparkSession) -> None:
+    """End a client of Spark Connect, whose server may be gone."""
+    _client(spark).set_retry_policies([])
+    spark.stop()
+
+
+def _client(spark: SparkSession) -> Any:
+    return spark.client  # sessions of Connect have one
+
+
+def quiet_session(name: str, master: str | None = None, *, is_long: bool = False) -> SparkSession:
+    """Start a session on the master, or on all cores of this machine; a long one computes faster and starts slower."""
+    from penstock.spark.master import is_local
+    from penstock.spark.session import session
+
+    if is_remote(master):
+        spark = session(name, master, conf=_SAME_EVERYWHERE)
+        notice_a_dead_server(spark)
+        return spark
+    is_here = master is None or is_local(master)
+    return session(name, master, short=is_here and not is_long, conf=_SAME_EVERYWHERE | _QUIET)
+
+
+class QueryFailed(PenstockError):
+    """A Spark query ended with an error."""
+
+
+def query_failed(error: BaseException) -> QueryFailed:
+    """Return an error with our own words out of the long text that Spark wraps them in."""
+    from penstock.spark.spark_errors import one_line
+
+    told = [match[2] for match in _OF_PENSTOCK.finditer(str(error))]
+    return QueryFailed(told[-1].strip() if told else one_line(error))

@@ -1,0 +1,224 @@
+"""`penstock stream`: the streams of a server and what is in them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from penstock import ids
+from penstock.cli.command import Server, command, group, paged
+from penstock.cli.options import AsJson, DryRun, Limit, Since, StreamName, Until, Yes, confirm, duration
+from penstock.cli.shown import Columns, print_fields, print_rows, say
+from penstock.errors import ConfigurationError
+from penstock.model import Lag
+from penstock.ops.model import Entry, RetentionPolicy, StreamKind
+from penstock.shown import shown, to_json
+from penstock.sync import StreamProducer
+
+app = group("Look at streams, publish to them and trim them.")
+_LOOK_S = 0.2
+_BEGINNING = 1_000  # bytes of a payload that a table shows
+
+
+def lag_text(lag: Lag | None) -> object:
+    """Return a lag for a table: one that is a lower bound ends with a +."""
+    return None if lag is None else f"{lag.count:,}{'' if lag.is_exact else '+'}"
+
+
+_STREAMS: Columns = {
+    "stream": "name",
+    "kind": lambda each: each.kind.value,
+    "entries": "length",
+    "groups": "groups_count",
+    "lag": lambda each: lag_text(each.lag),
+    "pending": "pending",
+    "dead letters": "dead_letters",
+    "last added": "last_added_at",
+}
+
+
+def entry_row(entry: Entry) -> dict[str, Any]:
+    """Return an entry as `--json` prints it."""
+    return {
+        "stream": entry.stream,
+        "id": entry.id,
+        "added_at": entry.added_at,
+        "message_id": entry.message_id,
+        "key": entry.key,
+        "headers": entry.headers,
+        "form": entry.payload.form,
+        "payload": entry.payload.value,
+        "note": entry.payload.note,
+        "size": entry.size,
+        "fields": {each.name: each.value for each in entry.fields},
+    }
+
+
+def payload_text(entry: Any) -> str:
+    """Return the beginning of a payload in one line."""
+    payload = entry.payload
+    text = to_json(payload.value) if payload.value is not None else f"({payload.form}) {payload.note}"
+    return text if len(text) <= _BEGINNING else f"{text[:_BEGINNING]}..."
+
+
+_ENTRIES: Columns = {
+    "id": "id",
+    "added": "added_at",
+    "key": "key",
+    "payload": payload_text,
+}
+
+
+@command(app)
+def ls(
+    server: Server,
+    match: Annotated[str, typer.Argument(help="A glob pattern.")] = "*",
+    kind: Annotated[StreamKind | None, typer.Option(help="Only streams of this kind.")] = None,
+    limit: Limit = 1_000,
+    as_json: AsJson = False,
+) -> None:
+    """List streams: what they are, how long, and how far their groups are behind."""
+    with server.inspector() as inspector:
+        rows = paged(lambda count, cursor: inspector.streams.page(match, kind, limit=count, cursor=cursor), limit)
+        print_rows(rows, _STREAMS, as_json=as_json, none="no stream matches")
+
+
+@command(app)
+def info(server: Server, stream: StreamName, as_json: AsJson = False) -> None:
+    """Print everything about one stream, with its groups."""
+    with server.inspector() as inspector:
+        print_fields(inspector.streams.info(stream), as_json=as_json)
+
+
+@command(app)
+def peek(
+    server: Server,
+    stream: StreamName,
+    entry: Annotated[str | None, typer.Argument(help="The id of one entry, which is printed whole.")] = None,
+    since: Since = None,
+    until: Until = None,
+    oldest: Annotated[bool, typer.Option("--oldest", help="Oldest first.")] = False,
+    text: Annotated[str, typer.Option(help="Only entries that contain this text.")] = "",
+    limit: Limit = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Print entries, the newest first; nothing is taken."""
+    with server.inspector() as inspector:
+        if entry is not None:
+            print_fields(entry_row(inspector.streams.entry(stream, entry)), as_json=as_json)
+            return
+        start, end = ids.ZERO if since is None else str(since), "+" if until is None else str(max(0, until - 1))
+        found = paged(
+            lambda count, cursor: inspector.streams.entries(
+                stream, start=start, end=end, newest_first=not oldest, text=text, limit=count, cursor=cursor
+            ),
+            limit,
+        )
+        _print_entries(found, as_json)
+
+
+def _print_entries(found: Iterator[Entry], as_json: bool) -> None:
+    if as_json:
+        for entry in found:
+            print(to_json(entry_row(entry)))
+    else:
+        print_rows(found, _ENTRIES, as_json=False, none="no entry matches")
+
+
+@command(app)
+def tail(
+    server: Server,
+    stream: StreamName,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many entries to begin with.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for new entries until Ctrl-C.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Print the newest entries, then new ones as they come."""
+    with server.inspector() as inspector:
+        last = inspector.streams.info(stream, memory=False).last_generated_id
+        newest = inspector.streams.entries(stream, end=last, limit=limit).items if limit else ()
+        _print_lines(reversed(newest), as_json)
+        while follow:
+            for entry in inspector.streams.entries(stream, start=ids.after(last), newest_first=False, limit=100).items:
+                _print_lines(iter([entry]), as_json)
+                last = entry.id
+            time.sleep(_LOOK_S)
+
+
+def _print_lines(entries: Iterator[Entry], as_json: bool) -> None:
+    for entry in entries:
+        # A line each as they come: a table would not know how wide its columns are.
+        line = f"{entry.id}  {shown(entry.key or '-')}  {shown(payload_text(entry))}"
+        print(to_json(entry_row(entry)) if as_json else line, flush=True)
+
+
+@command(app)
+def publish(
+    server: Server,
+    stream: Annotated[str, typer.Argument(help="The stream; it is created if it does not exist.")],
+    payload: Annotated[str, typer.Argument(help="The payload in JSON; - reads one payload a line.")],
+    key: Annotated[str | None, typer.Option(help="The key of the messages.")] = None,
+    header: Annotated[list[str] | None, typer.Option(help="A header, name=value. May be repeated.")] = None,
+    dedup_key: Annotated[
+        str | None, typer.Option(help="Of messages with this key one is added within the window.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish messages, and print their ids."""
+    headers = dict(map(_header, header or []))
+    if payload == "-" and dedup_key is not None:
+        raise ConfigurationError("--dedup-key is for one message: of several lines all but the first would be left out")
+    messages = [_message(line) for line in (sys.stdin if payload == "-" else [payload]) if line.strip()]
+    with server.client() as client:
+        producer = StreamProducer(client, stream, max_len=None)
+        for message in messages:
+            entry_id = producer.push(message, key=key, headers=headers or None, dedup_key=dedup_key)
+            print(to_json({"stream": stream, "id": entry_id}) if as_json else entry_id)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigurationError(f"--header {text!r} must be written as name=value")
+    return name, value
+
+
+def _message(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the payload is not JSON: {error}") from None
+
+
+@command(app)
+def trim(
+    server: Server,
+    stream: StreamName,
+    max_age: Annotated[float | None, duration("Trim what is older.")] = None,
+    max_length: Annotated[int | None, typer.Option(min=0, help="Keep this many entries.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(min=0, help="Keep about this many bytes.")] = None,
+    archived_only: Annotated[bool, typer.Option("--archived-only", help="Trim what the archive has.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Trim what no group, Spark query or archive needs any more, within the limits that are given."""
+    policy = RetentionPolicy(max_age, max_length, max_bytes, archived_only)
+    with server.inspector() as inspector:
+        report = inspector.retention.trim(stream, policy, dry_run=True)
+        if not dry_run and report.entries:
+            confirm(f"Trim {report.entries:,} entries of {stream}?", yes=yes)
+            report = inspector.retention.trim(stream, policy)
+    if as_json:
+        print(to_json(report))
+        return
+    print(f"{'would trim' if dry_run else 'trimmed'} {report.entries:,} entries of {shown(stream)}")
+    if report.held_by:
+        say(f"groups that need the rest: {', '.join(report.held_by)}")
+    if report.note:
+        say(report.note)

@@ -1,0 +1,241 @@
+"""Dead letters of streams, queues, tasks and balanced services are read, redriven, edited and purged alike."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+import redis
+
+from penstock import DeadLetters, Protection, RedisMessageQueue, StreamClient, StreamProducer
+from penstock.errors import ConfigurationError, NotFound
+from penstock.ops import DeadLetterFilter, Inspector, StreamKind
+from penstock.tasks import RedisTaskQueue, Task
+from tests.ops.stage import DEAD_LETTERS, GROUP, STREAM, give_up
+
+pytestmark = pytest.mark.usefixtures("default_server")
+
+
+async def dead_task(client: StreamClient, **options: object) -> str:
+    """Adds a task and gives it up; returns its id."""
+    queue = RedisTaskQueue(client, "jobs")
+    await queue.enqueue(Task(kind="render", payload={"page": 7}))
+    task = await queue.pop()
+    assert task is not None
+    await queue.dead_letter(task.id, error="ValueError", text="no such page: 7")
+    return task.id
+
+
+async def dead_message(client: StreamClient) -> None:
+    """Publishes a message to a queue and gives it up."""
+    queue = RedisMessageQueue("mail", client=client, max_delivery_count=1)
+    await queue.publish({"to": "you"})
+    with contextlib.suppress(ValueError):
+        async with queue.process_message():
+            raise ValueError("no such address")
+
+
+# --- which there are ------------------------------------------------------------------------------
+
+
+async def test_dead_letters_of_all_parts_are_found(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    await give_up(client, [1, 2])
+    await dead_message(client)
+    await dead_task(client)
+    raw.xadd("{svc-input}_dlq", {"lbs-input": "{}", "dlq_reason": "decode_error"})
+    raw.xadd("graveyard", {"data": "x", "dlq_reason": "fatal", "dlq_source": "elsewhere"})
+    found = {each.stream: (each.kind, each.owner, each.count) for each in await inspector.dead_letters.streams()}
+    assert found == {
+        "orders_dlq": (StreamKind.STREAM, "orders", 2),
+        "mail::dlq": (StreamKind.QUEUE, "mail", 1),
+        "jobs.dead": (StreamKind.TASKS, "jobs", 1),
+        "{svc-input}_dlq": (StreamKind.SERVICE, "svc", 1),
+        "graveyard": (StreamKind.STREAM, "", 1),
+    }
+
+
+@pytest.mark.parametrize("name", ["orders", "orders_dlq"])
+async def test_they_are_meant_by_their_name_or_by_that_of_their_owner(
+    client: StreamClient, inspector: Inspector, name: str
+) -> None:
+    await give_up(client, [1])
+    assert await inspector.dead_letters.resolve(name) == DEAD_LETTERS
+    assert len((await inspector.dead_letters.page(name)).items) == 1
+
+
+async def test_unknown_dead_letters_are_not_found(client: StreamClient, inspector: Inspector) -> None:
+    await StreamProducer(client, STREAM).push(1)
+    with pytest.raises(NotFound, match="has no dead letters"):
+        await inspector.dead_letters.page(STREAM)
+    with pytest.raises(NotFound, match="no dead letters called 'nothing'"):
+        await inspector.dead_letters.page("nothing")
+    await give_up(client, [1])
+    with pytest.raises(NotFound, match="has no dead letter '1-1'"):
+        await inspector.dead_letters.show(STREAM, "1-1")
+    with pytest.raises(NotFound, match="has no dead letter 'x'"):
+        await inspector.dead_letters.show(STREAM, "x")
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+async def test_a_dead_letter_tells_what_happened(client: StreamClient, inspector: Inspector) -> None:
+    await give_up(client, [1])
+    [letter] = (await inspector.dead_letters.page(STREAM)).items
+    assert (letter.reason, letter.error, letter.source_stream, letter.group) == ("fatal", "FatalError", STREAM, GROUP)
+    assert "order 1 is odd" in letter.error_text
+    assert "KeyError" in letter.traceback
+    assert letter.payload.value == 1
+    assert (await inspector.dead_letters.show(STREAM, letter.id)).id == letter.id
+
+
+async def test_pages_go_on_and_match(client: StreamClient, inspector: Inspector) -> None:
+    await give_up(client, list(range(10)))
+    first = await inspector.dead_letters.page(STREAM, limit=4)
+    second = await inspector.dead_letters.page(STREAM, limit=10, cursor=first.cursor)
+    assert [letter.payload.value for letter in (*first.items, *second.items)] == list(range(9, -1, -1))
+    assert second.cursor == ""
+    found = await inspector.dead_letters.page(STREAM, DeadLetterFilter(text="order 7"))
+    assert [letter.payload.value for letter in found.items] == [7]
+    assert (await inspector.dead_letters.page(STREAM, DeadLetterFilter(reason="expired"))).items == ()
+    assert (await inspector.dead_letters.page(STREAM, DeadLetterFilter(since_ms=1 << 42))).items == ()
+
+
+async def test_failures_of_one_cause_are_one_group(client: StreamClient, inspector: Inspector) -> None:
+    await give_up(client, list(range(7)))
+    found = await inspector.dead_letters.failures(STREAM)
+    assert [(group.count, group.error_text[:11]) for group in found.groups] == [(4, "order 6 is "), (3, "order 5 is ")]
+    assert (found.read, found.is_complete) == (7, True)
+    odd = DeadLetterFilter(fingerprint=found.groups[1].fingerprint)
+    assert await inspector.dead_letters.count(STREAM, odd) == (3, True)
+    assert await inspector.dead_letters.count(STREAM) == (7, True)
+
+
+async def test_a_long_traceback_makes_no_other_cause(inspector: Inspector, raw: redis.Redis) -> None:
+    for line in (10, 11):
+        frames = "".join(f'  File "/app/deep.py", line {n}, in dive\n' for n in range(150))
+        traceback = f'{frames}  File "/app/orders.py", line {line}, in ship\nValueError: no stock'
+        raw.xadd(DEAD_LETTERS, {"data": "x" * 9_000, "dlq_reason": "fatal", "dlq_traceback": traceback})
+    raw.xadd(DEAD_LETTERS, {"data": "x", "dlq_reason": "fatal", "dlq_traceback": frames})
+    found = await inspector.dead_letters.failures(DEAD_LETTERS)
+    assert [group.count for group in found.groups] == [2, 1]
+    page = await inspector.dead_letters.page(DEAD_LETTERS, DeadLetterFilter(fingerprint=found.groups[0].fingerprint))
+    assert len(page.items) == 2
+    assert page.items[0].traceback.endswith("no stock")
+
+
+async def test_whole_records_are_read_for_an_export(client: StreamClient, inspector: Inspector) -> None:
+    await give_up(client, [1, 2, 3])
+    chosen = [letter.data async for letter in inspector.dead_letters.records(STREAM, DeadLetterFilter(text="is odd"))]
+    assert chosen == [b"1", b"3"]
+
+
+# --- changing -------------------------------------------------------------------------------------
+
+
+async def test_a_dry_run_changes_nothing(client: StreamClient, inspector: Inspector) -> None:
+    await give_up(client, [1, 2, 3])
+    report = await inspector.dead_letters.redrive(STREAM, dry_run=True)
+    assert (report.matched, report.redriven, report.is_dry_run) == (3, 0, True)
+    assert await inspector.dead_letters.purge(STREAM, dry_run=True) == 3
+    assert await DeadLetters(client, STREAM).count() == 3
+
+
+async def test_those_that_match_are_redriven_up_to_a_limit(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    await give_up(client, list(range(6)))
+    before = raw.xlen(STREAM)
+    odd = DeadLetterFilter(text="is odd")
+    report = await inspector.dead_letters.redrive(STREAM, odd, limit=2, per_second=1_000)
+    assert (report.redriven, report.is_complete) == (2, False)
+    assert raw.xlen(STREAM) == before + 2
+    left = [letter.payload.value for letter in (await inspector.dead_letters.page(STREAM)).items]
+    assert left == [5, 4, 2, 0]
+    chosen = frozenset(letter.id for letter in (await inspector.dead_letters.page(STREAM, limit=2)).items)
+    assert (await inspector.dead_letters.redrive(STREAM, DeadLetterFilter(ids=chosen))).redriven == 2
+
+
+async def test_one_that_was_redriven_too_often_stays(client: StreamClient, inspector: Inspector) -> None:
+    await give_up(client, [2])
+    await inspector.dead_letters.redrive(STREAM)
+    await give_up(client, [])
+    report = await inspector.dead_letters.redrive(STREAM, max_redrives=1)
+    assert (report.matched, report.redriven, report.refused) == (1, 0, 1)
+
+
+async def test_a_message_of_a_queue_is_redriven(client: StreamClient, inspector: Inspector) -> None:
+    await dead_message(client)
+    assert (await inspector.dead_letters.redrive("mail")).redriven == 1
+    assert await inspector.queues.peek("mail") == ['{"to": "you"}']
+
+
+async def test_a_task_is_found_by_its_id_and_redriven(client: StreamClient, inspector: Inspector) -> None:
+    task_id = await dead_task(client)
+    letter = await inspector.dead_letters.show("jobs", task_id)
+    assert (letter.task_id, letter.task_kind, letter.error) == (task_id, "render", "ValueError")
+    report = await inspector.dead_letters.redrive("jobs", DeadLetterFilter(kind="render"))
+    assert report.new_ids == (task_id,)
+    assert (await inspector.tasks.status("jobs", task_id)).state == "queued"
+
+
+async def test_a_stream_of_a_balanced_service_is_put_back(inspector: Inspector, raw: redis.Redis) -> None:
+    raw.xadd("{svc-input}_dlq", {"lbs-input": '{"DataStreamName": "session"}', "dlq_reason": "max_deliveries"})
+    assert (await inspector.dead_letters.redrive("{svc-input}_dlq")).redriven == 1
+    [(_, fields)] = raw.xrange("svc-input")
+    assert fields[b"lbs-input"] == b'{"DataStreamName": "session"}'
+
+
+async def test_where_the_name_does_not_tell_one_must_say_where_to(inspector: Inspector, raw: redis.Redis) -> None:
+    raw.xadd("graveyard", {"data": "1", "dlq_reason": "fatal", "dlq_source": "orders"})
+    with pytest.raises(ConfigurationError, match="say it with `to`"):
+        await inspector.dead_letters.redrive("graveyard")
+    assert (await inspector.dead_letters.redrive("graveyard", to="orders")).redriven == 1
+    assert raw.xlen("orders") == 1
+
+
+async def test_a_payload_is_edited_and_redriven(client: StreamClient, inspector: Inspector, raw: redis.Redis) -> None:
+    await give_up(client, [1])
+    [letter] = (await inspector.dead_letters.page(STREAM)).items
+    new_id = await inspector.dead_letters.redrive_edited(STREAM, letter.id, {"order": 2})
+    [(_, fields)] = raw.xrange(STREAM, new_id, new_id)
+    assert (fields[b"data"], fields[b"redrives"]) == (b'{"order":2}', b"1")
+    with pytest.raises(NotFound):
+        await inspector.dead_letters.redrive_edited(STREAM, letter.id, {"order": 2})
+
+
+async def test_an_edited_payload_is_protected_again(redis_url: str) -> None:
+    protection = Protection("sign", {"one": b"k" * 32})
+    async with StreamClient.from_url(redis_url, protection=protection) as client:
+        await give_up(client, [1])
+        inspector = Inspector(client)
+        [letter] = (await inspector.dead_letters.page(STREAM)).items
+        new_id = await inspector.dead_letters.redrive_edited(STREAM, letter.id, 8)
+        assert (await inspector.streams.entry(STREAM, new_id)).payload.value == 8
+
+
+async def test_the_payload_of_a_task_is_edited(client: StreamClient, inspector: Inspector) -> None:
+    task_id = await dead_task(client)
+    letter = await inspector.dead_letters.show("jobs", task_id)
+    assert await inspector.dead_letters.redrive_edited("jobs", letter.id, {"page": 8}) == task_id
+    task = await RedisTaskQueue(client, "jobs").pop()
+    assert task is not None
+    assert (task.id, task.payload) == (task_id, {"page": 8})
+
+
+async def test_those_that_match_are_purged(client: StreamClient, inspector: Inspector) -> None:
+    await give_up(client, list(range(6)))
+    assert await inspector.dead_letters.purge(STREAM, DeadLetterFilter(text="is odd"), limit=2) == 2
+    assert await inspector.dead_letters.purge(STREAM) == 4
+    assert await DeadLetters(client, STREAM).count() == 0
+
+
+async def test_a_hostile_record_is_shown_and_harms_nobody(inspector: Inspector, raw: redis.Redis) -> None:
+    raw.xadd(DEAD_LETTERS, {"data": b"\xff" * 100, "dlq_reason": b"\xfe<b>", "dlq_attempts": "9" * 500})
+    raw.xadd(DEAD_LETTERS, {"data": msgspec.msgpack.encode({"a": 1}), "dlq_time": "soon", b"\xff": "x"})
+    newest, oldest = (await inspector.dead_letters.page(DEAD_LETTERS)).items
+    assert (newest.payload.value, newest.dead_at_ms > 0) == ({"a": 1}, True)
+    assert (oldest.attempts, oldest.payload.form) == (0, "binary")

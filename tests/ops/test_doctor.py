@@ -1,0 +1,58 @@
+"""The doctor examines a real server."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from penstock import StreamClient
+from penstock.ops import Inspector, Severity
+from penstock.tasks import RedisTaskQueue, Task
+from tests.docs.pages import ROOT
+from tests.ops.stage import STREAM, add, give_up, read_as
+
+pytestmark = pytest.mark.every_server
+
+
+async def test_findings_name_the_fix_and_a_page_that_exists(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    await give_up(client, [1])
+    await RedisTaskQueue(client, "jobs").enqueue(Task(kind="render"))
+    raw.xgroup_create("svc-input", "svc-group", "0", mkstream=True)
+    raw.xadd("late", {"data": "x"}, id="1-0")
+    read_as(raw, "someone", 1, "late", "first")
+    raw.xgroup_create("late", "gone", "0")
+    found = await inspector.doctor()
+    checks = {finding.check for finding in found}
+    assert {"persistence", "keyspace-events", "no-consumer", "pinned"} <= checks
+    severities = [finding.severity for finding in found]
+    assert severities == sorted(severities, key=[Severity.ERROR, Severity.WARNING, Severity.INFO].index)
+    for finding in found:
+        assert finding.fix
+        assert (ROOT / "docs" / finding.link).is_file(), finding
+
+
+async def test_an_eviction_policy_that_loses_streams_is_an_error(inspector: Inspector, raw: redis.Redis) -> None:
+    raw.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        found = await inspector.doctor()
+    finally:
+        raw.config_set("maxmemory-policy", "noeviction")
+    [finding] = [each for each in found if each.check == "eviction-policy"]
+    assert finding.severity is Severity.ERROR
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_the_rights_of_a_user_are_examined(redis_url: str, inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 1)
+    rules = ["on", ">secret", "~*", "+@all", "-xreadgroup"]
+    raw.execute_command("ACL", "SETUSER", "half", *rules)
+    try:
+        async with Inspector.from_url(redis_url, username="half", password="secret") as half:
+            [finding] = [each for each in await half.doctor() if each.check == "rights"]
+    finally:
+        raw.execute_command("ACL", "DELUSER", "half")
+    assert finding.where == "user half"
+    assert "XREADGROUP" in finding.what
+    assert STREAM in await inspector.streams.names()

@@ -1,0 +1,97 @@
+"""Groups are moved and deleted, and their consumers are told apart: active, idle, dead."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from penstock import ConsumerConfig, ConsumerGroup, StreamClient, StreamConsumer, StreamProducer
+from penstock.errors import ConfigurationError, NotFound
+from penstock.ops import ConsumerState, Inspector
+from tests.ops.stage import GROUP, STREAM, add, read_as
+
+pytestmark = pytest.mark.usefixtures("default_server")
+
+
+async def test_consumers_are_active_idle_or_dead(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 2)
+    read_as(raw, "busy", 1)
+    raw.xgroup_createconsumer(STREAM, GROUP, "idler")
+    found = (await inspector.groups.consumers(STREAM, GROUP)).items
+    assert [(each.name, each.state) for each in found] == [
+        ("busy", ConsumerState.ACTIVE), ("idler", ConsumerState.IDLE),
+    ]  # fmt: skip
+    dead = await inspector.groups.consumers(STREAM, GROUP, dead_after_ms=-1, state=ConsumerState.DEAD)
+    assert [each.name for each in dead.items] == ["busy", "idler"]
+    assert (await inspector.groups.consumers(STREAM, GROUP, limit=1)).cursor == "busy"
+    assert [each.name for each in (await inspector.groups.consumers(STREAM, GROUP, cursor="busy")).items] == ["idler"]
+
+
+async def test_a_worker_is_one_however_many_streams_it_reads(inspector: Inspector, raw: redis.Redis) -> None:
+    for stream in ("a", "b"):
+        add(raw, 1, stream)
+        read_as(raw, "worker-1", 1, stream)
+    raw.xgroup_createconsumer("a", GROUP, "worker-2")
+    found = (await inspector.workers.page()).items
+    assert [(each.name, each.streams, each.pending, each.state) for each in found] == [
+        ("worker-1", ("a", "b"), 2, ConsumerState.ACTIVE), ("worker-2", ("a",), 0, ConsumerState.IDLE),
+    ]  # fmt: skip
+    assert [each.name for each in (await inspector.workers.page(state=ConsumerState.IDLE)).items] == ["worker-2"]
+    assert (await inspector.workers.page(limit=1)).cursor == "worker-1"
+
+
+async def test_dead_consumers_that_hold_nothing_are_removed(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 1)
+    read_as(raw, "busy", 1)
+    raw.xgroup_createconsumer(STREAM, GROUP, "idler")
+    assert await inspector.groups.remove_dead_consumers(STREAM, GROUP, idle_ms=0) == ["idler"]
+
+
+@pytest.mark.parametrize(("to", "unread"), [("-", 5), ("+", 0), (2, 3)])
+async def test_a_group_is_moved(inspector: Inspector, raw: redis.Redis, to: str | int, unread: int) -> None:
+    ids = add(raw, 5)
+    read_as(raw, "someone", 1)
+    position = ids[1] if to == 2 else to
+    await inspector.groups.seek(STREAM, GROUP, position)
+    assert len(read_as(raw, "someone", 10)) == unread
+
+
+async def test_a_group_is_moved_to_a_time(inspector: Inspector, raw: redis.Redis) -> None:
+    for ms in (1_000, 2_000, 3_000):
+        raw.xadd(STREAM, {"data": "x"}, id=f"{ms}-0")
+    raw.xgroup_create(STREAM, GROUP, "$")
+    await inspector.groups.seek(STREAM, GROUP, 2_000)
+    assert read_as(raw, "someone", 10) == ["2000-0", "3000-0"]
+    with pytest.raises(ConfigurationError, match="no stream id"):
+        await inspector.groups.seek(STREAM, GROUP, "noon")
+
+
+async def test_a_group_with_pending_messages_is_deleted_only_by_force(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    await StreamProducer(client, STREAM).push_many([1, 2])
+
+    async def fail(message: object) -> None:
+        raise ValueError("not now")
+
+    await StreamConsumer(client, STREAM, ConsumerConfig(group=GROUP, block_ms=10), message_handler=fail).run_once()
+    with pytest.raises(ConfigurationError, match="2 pending messages"):
+        await inspector.groups.delete(STREAM, GROUP)
+    assert await inspector.groups.delete(STREAM, GROUP, force=True) == 2
+    assert raw.xinfo_groups(STREAM) == []
+    assert [key for key in raw.scan_iter() if GROUP.encode() in key] == []
+    with pytest.raises(NotFound):
+        await inspector.groups.delete(STREAM, GROUP)
+
+
+async def test_what_waits_for_a_retry_is_counted(client: StreamClient, inspector: Inspector) -> None:
+    await StreamProducer(client, STREAM).push(1)
+    await ConsumerGroup(client, STREAM, GROUP).ensure()
+
+    async def fail(message: object) -> None:
+        raise ValueError("not now")
+
+    config = ConsumerConfig(group=GROUP, block_ms=10, retry_initial_delay_ms=60_000, retry_max_delay_ms=60_000)
+    await StreamConsumer(client, STREAM, config, message_handler=fail).run_once()
+    info = await inspector.groups.info(STREAM, GROUP)
+    assert (info.pending, info.retries_waiting, info.lag.count) == (1, 1, 0)

@@ -1,0 +1,146 @@
+"""The lag of a group is true on every server, whatever was trimmed and deleted."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import redis
+
+from penstock import Lag, StreamClient
+from penstock.errors import NotFound
+from penstock.ops import Inspector
+from penstock.ops.lag import Position, Rates, drain_s, rates
+from tests.helpers.round_trips import count_round_trips
+from tests.ops.stage import GROUP, STREAM, add, read_as
+
+pytestmark = pytest.mark.every_server
+OPERATIONS = ("add", "read", "delete", "delete", "trim", "ack", "seek")
+
+
+def brute_force(raw: redis.Redis) -> tuple[int, str]:
+    """Returns how many entries the group has not been handed, and the first of them, by reading all."""
+    [info] = raw.xinfo_groups(STREAM)
+    unread = raw.xrange(STREAM, f"({info['last-delivered-id'].decode()}")
+    return len(unread), unread[0][0].decode() if unread else ""
+
+
+def change(raw: redis.Redis, chance: random.Random) -> None:
+    what, present = chance.choice(OPERATIONS), [row[0] for row in raw.xrange(STREAM)]
+    if what == "add":
+        add(raw, chance.randrange(1, 30))
+    elif what == "read":
+        read_as(raw, "someone", chance.randrange(1, 20))
+    elif what == "delete" and present:
+        raw.xdel(STREAM, *chance.sample(present, min(len(present), chance.randrange(1, 5))))
+    elif what == "trim" and present:
+        raw.xtrim(STREAM, maxlen=chance.randrange(len(present) + 1), approximate=False)
+    elif what == "ack":
+        pending = raw.xpending_range(STREAM, GROUP, "-", "+", 10)
+        if pending:
+            raw.xack(STREAM, GROUP, *(row["message_id"] for row in pending))
+    elif what == "seek" and present:
+        raw.xgroup_setid(STREAM, GROUP, chance.choice([*present, "0", "$"]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_lag_is_what_a_brute_force_count_finds(inspector: Inspector, raw: redis.Redis, seed: int) -> None:
+    chance = random.Random(seed)
+    add(raw, 20)
+    read_as(raw, "someone", 5)
+    for _ in range(60):
+        change(raw, chance)
+        count, first = brute_force(raw)
+        [group] = await inspector.groups.of(STREAM)
+        assert group.lag.is_exact
+        assert group.lag.count == count
+        assert first or group.lag.age_s == 0
+        assert (await inspector.groups.lag(STREAM, GROUP)).count == count
+
+
+async def test_a_long_backlog_is_counted_from_the_end_that_is_near(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 3_000)
+    read_as(raw, "someone", 50)
+    raw.xtrim(STREAM, maxlen=2_960, approximate=False)
+    [group] = await inspector.groups.of(STREAM)
+    assert (group.lag.count, group.lag.is_exact) == (2_950, True)
+
+
+async def test_in_a_list_a_lag_that_takes_long_to_count_is_a_bound(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 2_000)
+    read_as(raw, "someone", 1_000)
+    raw.xtrim(STREAM, maxlen=1_990, approximate=False)
+    [group] = await inspector.groups.of(STREAM)
+    assert not group.lag.is_exact
+    assert group.lag.count >= 1_000
+    exact = await inspector.groups.lag(STREAM, GROUP)
+    assert (exact.count, exact.is_exact) == (1_000, True)
+
+
+async def test_the_age_is_that_of_the_oldest_unread_entry(inspector: Inspector, raw: redis.Redis) -> None:
+    now_ms = int(time.time() * 1000)
+    for age_s in (100, 50, 10):
+        raw.xadd(STREAM, {"data": "x"}, id=f"{now_ms - age_s * 1000}-0")
+    read_as(raw, "someone", 1)
+    assert (await inspector.groups.lag(STREAM, GROUP)).age_s == pytest.approx(50, abs=5)
+
+
+async def test_rates_come_from_two_samples(inspector: Inspector, raw: redis.Redis, client: StreamClient) -> None:
+    add(raw, 10)
+    read_as(raw, "someone", 4)
+    lag = await inspector.groups.lag(STREAM, GROUP, over_s=0.01)
+    assert (lag.count, lag.in_per_s, lag.out_per_s, lag.drain_s) == (6, 0, 0, None)
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_the_lags_of_many_streams_take_few_round_trips(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(20):
+        add(raw, 10, f"stream-{n}")
+        read_as(raw, "someone", 4, f"stream-{n}")
+        raw.xtrim(f"stream-{n}", maxlen=9, approximate=False)
+    await inspector.groups.lags()
+    trips = count_round_trips(monkeypatch, await client.connection(STREAM))
+    assert [lag.count for lag in await inspector.groups.lags()] == [6] * 20
+    assert len(trips) <= 10
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_group_that_does_not_exist_is_not_found(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 1)
+    with pytest.raises(NotFound, match="has no group 'nobody'"):
+        await inspector.groups.lag(STREAM, "nobody")
+    with pytest.raises(NotFound, match="there is no stream 'nothing'"):
+        await inspector.groups.lag("nothing", GROUP)
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_group_that_has_read_all_has_no_lag(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 3)
+    read_as(raw, "someone", 3)
+    [group] = await inspector.groups.of(STREAM)
+    assert group.lag == Lag(0, 0.0)
+    assert (await inspector.groups.lag(STREAM, GROUP)).drain_s == 0
+
+
+# --- rates, without a server ----------------------------------------------------------------------
+
+
+def test_what_came_and_is_not_unread_went_out() -> None:
+    assert rates(Position(0, 100, 50), Position(10, 200, 30)) == Rates(10.0, 12.0, 15.0)
+
+
+def test_a_backlog_that_grows_never_drains() -> None:
+    found = rates(Position(0, 100, 50), Position(10, 200, 120))
+    assert found == Rates(10.0, 3.0, None)
+
+
+@pytest.mark.parametrize("after", [Position(0, 100, 0), Position(5, 20, 0)])
+def test_without_time_or_with_a_new_stream_there_is_no_rate(after: Position) -> None:
+    assert rates(Position(0, 50 if after.at_s == 0 else 100, 0), after) is None
+
+
+def test_nothing_unread_is_drained_already() -> None:
+    assert drain_s(0, 5.0, 0.0) == 0.0

@@ -1,0 +1,81 @@
+"""A Sampler keeps points, tells rates, and survives a server that goes away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from penstock import StreamClient
+from penstock.errors import NotFound
+from penstock.ops import Inspector, Sampler
+from penstock.redis.embedded import EmbeddedServer
+from tests.ops.stage import GROUP, STREAM, add, read_as
+
+pytestmark = pytest.mark.every_server
+
+
+async def test_rates_are_those_between_samples(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 10)
+    read_as(raw, "someone", 2)
+    sampler = Sampler(inspector)
+    await sampler.sample()
+    assert sampler.lag(STREAM, GROUP).in_per_s is None
+    add(raw, 100)
+    read_as(raw, "someone", 50)
+    raw.xtrim(STREAM, maxlen=105, approximate=False)
+    await sampler.sample()
+    lag = sampler.lag(STREAM, GROUP)
+    assert lag.count == 58
+    assert lag.in_per_s is not None
+    assert lag.out_per_s is not None
+    assert lag.in_per_s / lag.out_per_s == pytest.approx(2.0)
+    assert lag.drain_s is None
+    first, last = sampler.points(STREAM)
+    assert (first.lag, last.lag, last.length) == (8, 58, 105)
+    assert last.in_per_s == pytest.approx(lag.in_per_s)
+    assert sampler.samples[-1].in_per_s == pytest.approx(lag.in_per_s)
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_stream_that_begins_anew_has_no_rate(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 10)
+    read_as(raw, "someone", 2)
+    sampler = Sampler(inspector)
+    await sampler.sample()
+    raw.delete(STREAM)
+    add(raw, 5)
+    read_as(raw, "someone", 1)
+    await sampler.sample()
+    assert sampler.lag(STREAM, GROUP).in_per_s is None
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_it_samples_by_itself_and_keeps_so_many(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 1)
+    async with Sampler(inspector, every_s=0.001, keep=3, keep_streams=2) as sampler:
+        for _ in range(5):
+            assert await sampler.wait(60)
+    assert len(sampler.samples) == 3
+    assert len(sampler.points(STREAM)) == 2
+    assert sampler.overview is not None
+    assert sampler.overview.totals.entries == 1
+    raw.delete(STREAM)
+    await sampler.sample()
+    assert sampler.points(STREAM) == ()
+    with pytest.raises(NotFound):
+        sampler.lag(STREAM, GROUP)
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_server_that_is_away_gives_a_sample_with_an_error(
+    start_server: Callable[..., EmbeddedServer],
+) -> None:
+    server = start_server()
+    async with StreamClient.from_url(server.unix_url) as client:
+        sampler = Sampler(Inspector(client))
+        assert not (await sampler.sample()).error
+        server.kill()
+        assert (await sampler.sample()).error
+    assert len(sampler.samples) == 2

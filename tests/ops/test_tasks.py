@@ -1,0 +1,143 @@
+"""Task queues are looked into by state, and tasks that nobody works on are cancelled."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from penstock import StreamClient
+from penstock.errors import ConfigurationError, NotFound
+from penstock.ops import Inspector, TaskState
+from penstock.tasks import Handlers, RedisTaskQueue, Result, Task, Worker
+from tests.helpers.aio import eventually, join, start
+
+pytestmark = pytest.mark.usefixtures("default_server")
+QUEUE = "jobs"
+
+
+@pytest.fixture
+async def queue(client: StreamClient) -> RedisTaskQueue:
+    return RedisTaskQueue(client, QUEUE)
+
+
+async def ids(inspector: Inspector, state: TaskState, **options: object) -> list[str]:
+    """Returns the ids of the tasks in a state, page by page."""
+    found, cursor = list[str](), ""
+    while True:
+        page = await inspector.tasks.tasks(QUEUE, state, limit=2, cursor=cursor, **options)  # type: ignore[arg-type]
+        found += [task.id for task in page.items]
+        cursor = page.cursor
+        if not cursor:
+            return found
+
+
+async def test_tasks_are_listed_by_their_state(inspector: Inspector, queue: RedisTaskQueue) -> None:
+    for n in range(3):
+        await queue.enqueue(Task(kind="a", id=f"running-{n}"))
+    for _ in range(3):
+        assert await queue.pop() is not None
+    await queue.nack("running-2", delay=60)
+    for n in range(5):
+        await queue.enqueue(Task(kind="b", id=f"queued-{n}", priority="high" if n % 2 else "normal"))
+        await queue.enqueue(Task(kind="b", id=f"scheduled-{n}"), delay=60 + n)
+    await queue.push_result(Result(task_id="done", kind="a", data=7))
+    assert await ids(inspector, TaskState.RUNNING) == ["running-0", "running-1"]
+    assert await ids(inspector, TaskState.WAITING) == ["running-2"]
+    assert sorted(await ids(inspector, TaskState.QUEUED)) == [f"queued-{n}" for n in range(5)]
+    assert await ids(inspector, TaskState.SCHEDULED) == [f"scheduled-{n}" for n in range(5)]
+    assert await ids(inspector, TaskState.DONE) == ["done"]
+    assert await ids(inspector, TaskState.QUEUED, kind="a") == []
+    info = await inspector.tasks.info(QUEUE)
+    assert (info.queued, info.running, info.waiting, info.scheduled, info.open) == (5, 2, 1, 5, 13)
+    assert info.open_by_kind == {"a": 3, "b": 10}
+    assert await inspector.tasks.names() == [QUEUE]
+    with pytest.raises(ConfigurationError, match="state='dead'"):
+        await inspector.tasks.tasks(QUEUE, TaskState.DEAD)
+
+
+async def test_the_status_of_a_task_follows_its_life(inspector: Inspector, queue: RedisTaskQueue) -> None:
+    async def state() -> str:
+        return (await inspector.tasks.status(QUEUE, "one")).state.value
+
+    await queue.enqueue(Task(kind="a", id="other"))
+    assert await state() == "unknown"
+    await queue.pop()
+    await queue.enqueue(Task(kind="a", id="one", payload={"page": 7}))
+    assert await state() == "queued"
+    await queue.pop()
+    running = await inspector.tasks.status(QUEUE, "one")
+    assert (running.state, running.consumer, running.payload) == ("running", queue.consumer, {"page": 7})
+    await queue.nack("one", delay=60)
+    assert await state() == "waiting"
+    await queue.ack("one")
+    await queue.push_result(Result(task_id="one", kind="a", data=9))
+    done = await inspector.tasks.status(QUEUE, "one")
+    assert (done.state, done.status, done.result) == ("done", "ok", 9)
+    result = await inspector.tasks.result(QUEUE, "one")
+    assert result is not None
+    assert result.data == 9
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+async def test_a_task_that_nobody_works_on_is_cancelled(
+    inspector: Inspector, queue: RedisTaskQueue, raw: redis.Redis, delay: float
+) -> None:
+    await queue.enqueue(Task(kind="a", id="one", unique="once"), delay=delay)
+    assert await inspector.tasks.cancel(QUEUE, "one") == "cancelled"
+    assert await queue.pop(block=False) is None
+    status = await inspector.tasks.status(QUEUE, "one")
+    assert (status.state, status.status, status.error) == ("done", "skip", "cancelled")
+    assert await inspector.tasks.cancel(QUEUE, "one") == "gone"
+    info = await inspector.tasks.info(QUEUE)
+    assert (info.open, info.open_by_kind["a"], raw.xlen("jobs.tasks")) == (0, 0, 0)
+    assert await queue.enqueue(Task(kind="a", id="two", unique="once")) == "two"
+
+
+async def test_a_task_that_waits_is_cancelled_and_one_that_runs_is_not(
+    inspector: Inspector, queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    await queue.enqueue(Task(kind="a", id="one"))
+    await queue.pop()
+    assert await inspector.tasks.cancel(QUEUE, "one") == "running"
+    await queue.nack("one", delay=60)
+    assert await inspector.tasks.cancel(QUEUE, "one") == "cancelled"
+    assert raw.xpending("jobs.tasks", QUEUE)["pending"] == 0
+
+
+async def test_a_schedule_is_seen_by_its_next_task_and_run_at_once(inspector: Inspector, queue: RedisTaskQueue) -> None:
+    handlers, seen = Handlers(), list[object]()
+
+    @handlers.task("clean")
+    async def clean(task: Task) -> None:
+        seen.append(task.payload)
+
+    handlers.schedule("0 3 * * *", "clean", name="nightly", payload={"deep": True})
+    await queue.enqueue(Task(kind="clean", id="first", payload={"deep": False}))
+    worker = Worker(queue, handlers)
+    run = start(worker.run)
+    schedules = await eventually(lambda: inspector.tasks.schedules(QUEUE))
+    assert [(each.name, each.kind) for each in schedules] == [("nightly", "clean")]
+    assert schedules[0].next_at_ms > 0
+    await inspector.tasks.run_schedule(QUEUE, "nightly")
+    await eventually(lambda: {"deep": True} in seen)
+    worker.stop()
+    await join(run)
+    with pytest.raises(NotFound, match="no schedule 'daily'"):
+        await inspector.tasks.run_schedule(QUEUE, "daily")
+
+
+async def test_an_unknown_queue_is_not_found(inspector: Inspector) -> None:
+    assert await inspector.tasks.all() == []
+    for call in (inspector.tasks.info, inspector.tasks.tasks, inspector.tasks.schedules):
+        with pytest.raises(NotFound, match="no task queue 'nothing'"):
+            await call("nothing")
+
+
+async def test_an_entry_that_is_no_task_is_shown_with_the_reason(
+    inspector: Inspector, queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    await queue.enqueue(Task(kind="a", id="one"))
+    raw.xadd("jobs.tasks", {"data": b"\xff", "task_id": "bad", "kind": "a"})
+    page = await inspector.tasks.tasks(QUEUE)
+    assert [task.id for task in page.items] == ["one", "bad"]
+    assert page.items[1].error

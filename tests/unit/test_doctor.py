@@ -1,0 +1,203 @@
+"""The doctor finds what is dangerous, and nothing where all is well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.model import Lag
+from penstock.ops import doctor
+from penstock.ops.model import (
+    Consumer,
+    ConsumerState,
+    DeadLetterStreamInfo,
+    Finding,
+    GroupInfo,
+    GroupKind,
+    OwnedStream,
+    Pin,
+    RetentionInfo,
+    ServerInfo,
+    ServiceInfo,
+    Severity,
+    StreamInfo,
+    StreamKind,
+)
+from penstock.ops.rights import Place, RoleName, missing_commands, rights_of
+
+HEALTHY = ServerInfo(
+    address="localhost:6379",
+    product="Valkey",
+    version="9.1.0",
+    role="master",
+    uptime_s=100,
+    used_memory=1,
+    max_memory=100,
+    peak_memory=1,
+    eviction_policy="noeviction",
+    is_append_only=True,
+    fsync="everysec",
+    snapshots=True,
+    unsaved_changes=0,
+    last_save_ok=True,
+    replicas=1,
+    min_replicas=1,
+    clients=1,
+    blocked_clients=0,
+    ops_per_s=0,
+    keys=1,
+    keyspace_events="Ex",
+    is_cluster=False,
+    clock_skew_s=0.01,
+)
+SERVICE = ServiceInfo("svc", 1, 0)
+LATE = Lag(7, 1_000.0)
+
+
+def group(lag: Lag = LATE, **changes: Any) -> GroupInfo:
+    return GroupInfo("orders", "shipping", GroupKind.CONSUMERS, 1, 0, "1-0", lag, **changes)
+
+
+def stream(name: str = "orders", kind: StreamKind = StreamKind.STREAM, *groups: GroupInfo) -> StreamInfo:
+    return StreamInfo(name, kind, "", 7, "1-0", "7-0", "7-0", 7, groups, len(groups))
+
+
+def consumer(state: ConsumerState, pending: int = 0, idle_ms: int = 1_000_000, name: str = "one") -> Consumer:
+    return Consumer("orders", "shipping", name, pending, idle_ms, state)
+
+
+def checks(findings: list[Finding]) -> list[tuple[str, Severity]]:
+    return [(finding.check, finding.severity) for finding in findings]
+
+
+def test_nothing_is_wrong_with_a_healthy_server() -> None:
+    assert doctor.server_findings(HEALTHY) == doctor.known_holes(HEALTHY) == []
+    assert doctor.keyspace_events(HEALTHY, [SERVICE]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "severity"),
+    [
+        ({"eviction_policy": "allkeys-lru"}, "eviction-policy", Severity.ERROR),
+        ({"eviction_policy": "volatile-ttl"}, "eviction-policy", Severity.WARNING),
+        ({"used_memory": 95}, "memory", Severity.ERROR),
+        ({"last_save_ok": False}, "persistence", Severity.ERROR),
+        ({"is_append_only": False}, "persistence", Severity.WARNING),
+        ({"is_append_only": False, "snapshots": False}, "persistence", Severity.WARNING),
+        ({"fsync": "no"}, "persistence", Severity.INFO),
+        ({"replicas": 0}, "replicas", Severity.INFO),
+        ({"min_replicas": 0}, "replicas", Severity.WARNING),
+        ({"clock_skew_s": 3.0}, "clock-skew", Severity.WARNING),
+        ({"clock_skew_s": -60.0}, "clock-skew", Severity.ERROR),
+    ],
+)
+def test_what_is_dangerous_in_a_server_is_found(changes: dict[str, Any], check: str, severity: Severity) -> None:
+    [finding] = doctor.server_findings(replace(HEALTHY, **changes))
+    assert (finding.check, finding.severity) == (check, severity)
+    assert finding.fix
+    assert finding.link.endswith(".md")
+
+
+@pytest.mark.parametrize(
+    ("product", "version", "is_found"),
+    [
+        ("Redis", "6.2.14", True),
+        ("Redis", "6.2.20", False),
+        ("Redis", "7.0.15", True),
+        ("Redis", "8.2.2", False),
+        ("Redis", "8.6.3", False),
+        ("Valkey", "8.1.3", True),
+        ("Valkey", "9.1.2", False),
+        ("Redis", "unknown", False),
+    ],
+)
+def test_servers_with_a_known_hole_are_found(product: str, version: str, is_found: bool) -> None:
+    assert bool(doctor.known_holes(replace(HEALTHY, product=product, version=version))) == is_found
+
+
+@pytest.mark.parametrize(("events", "is_found"), [("", True), ("E", True), ("AKE", False), ("Kx", False)])
+def test_a_balancer_without_notices_is_found(events: str, is_found: bool) -> None:
+    assert bool(doctor.keyspace_events(replace(HEALTHY, keyspace_events=events), [SERVICE])) == is_found
+    assert doctor.keyspace_events(replace(HEALTHY, keyspace_events=events), []) == []
+
+
+def test_a_stream_without_a_hash_tag_is_found() -> None:
+    found = doctor.hash_tags([stream("orders", StreamKind.STREAM, group()), stream("{a}", StreamKind.STREAM, group())])
+    assert [finding.where for finding in found] == ["stream orders"]
+
+
+def test_locks_that_run_out_before_a_failover_are_found() -> None:
+    owned = [OwnedStream("svc", "a", "1-0", "one", 3_000, 1, 0), OwnedStream("svc", "b", "2-0", "", None, 1, 0)]
+    assert checks(doctor.short_locks("svc", owned, 15_000)) == [("leases", Severity.WARNING)]
+    assert doctor.short_locks("svc", owned, 2_000) == doctor.short_locks("svc", [], 2_000) == []
+
+
+@pytest.mark.parametrize(
+    ("pin", "is_found"),
+    [
+        (Pin("g", GroupKind.CONSUMERS, "1-0", 0, 5, 1_000.0, is_lowest=True, is_dead=True), True),
+        (Pin("g", GroupKind.POSITION, "1-0", 0, 5, 100_000.0, is_lowest=True), True),
+        (Pin("g", GroupKind.CONSUMERS, "1-0", 0, 5, 1_000.0, is_lowest=False, is_dead=True), False),
+        (Pin("g", GroupKind.CONSUMERS, "1-0", 0, 5, 1_000.0, is_lowest=True), False),
+    ],
+)
+def test_a_group_that_pins_a_stream_is_found(pin: Pin, is_found: bool) -> None:
+    info = RetentionInfo("orders", StreamKind.STREAM, 50_000, 1, "1-0", 0, 0, True, (pin,))
+    assert bool(doctor.pinned(info)) == is_found
+
+
+def test_dead_consumers_that_hold_messages_are_found() -> None:
+    found = doctor.consumer_findings([], [consumer(ConsumerState.DEAD, pending=3), consumer(ConsumerState.IDLE)])
+    assert checks(found) == [("dead-consumers", Severity.ERROR)]
+    assert "1 dead consumers hold 3 messages" in found[0].what
+    assert doctor.consumer_findings([], [consumer(ConsumerState.DEAD)]) == []
+    many = [consumer(ConsumerState.DEAD, name=f"pod-{n}") for n in range(101)]
+    assert checks(doctor.consumer_findings([], many)) == [("dead-consumers", Severity.WARNING)]
+
+
+def test_messages_that_nobody_reads_are_found() -> None:
+    late = stream("orders", StreamKind.STREAM, group())
+    assert checks(doctor.unread_by_anybody([late], [])) == [("no-consumer", Severity.ERROR)]
+    assert checks(doctor.unread_by_anybody([late], [consumer(ConsumerState.DEAD)])) == [("no-consumer", Severity.ERROR)]
+    assert doctor.unread_by_anybody([late], [consumer(ConsumerState.IDLE)]) == []
+    assert doctor.unread_by_anybody([stream("orders", StreamKind.STREAM, group(Lag(7, 10.0)))], []) == []
+
+
+def test_tasks_of_a_kind_that_no_worker_knows_are_found() -> None:
+    lane = stream("jobs.tasks.normal:kind=render", StreamKind.TASKS, group())
+    [finding] = doctor.unread_by_anybody([lane], [])
+    assert finding.check == "unknown-kind"
+    assert "7 tasks of kind 'render'" in finding.what
+
+
+def test_dead_letters_that_nothing_limits_are_found() -> None:
+    few = DeadLetterStreamInfo("orders_dlq", StreamKind.STREAM, "orders", 5, "1000-0", "2000-0")
+    assert doctor.unbounded_dead_letters([few], 3_000) == []
+    assert checks(doctor.unbounded_dead_letters([few], 40 * 86_400_000)) == [("dead-letters", Severity.WARNING)]
+    assert checks(doctor.unbounded_dead_letters([replace(few, count=200_000)], 3_000)) == [
+        ("dead-letters", Severity.WARNING)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "lacks"),
+    [
+        ("+@all", False),
+        ("-@all +xadd", True),
+        ("+@all -xreadgroup", True),
+        ("-@all +@stream +@read", False),  # which says nothing certain
+    ],
+)
+def test_what_a_user_lacks_is_read_from_its_rules(rules: str, lacks: bool) -> None:
+    rights = rights_of(RoleName.WORKER, Place(streams=("orders",)))
+    assert bool(missing_commands(rights, rules)) == lacks
+
+
+def test_a_user_with_all_rights_of_a_role_lacks_nothing() -> None:
+    rights = rights_of(RoleName.WORKER, Place(streams=("orders",)))
+    rules = " ".join(
+        word for word in rights.rules({name.partition(" ")[0] for name in rights.commands}) if "~" not in word
+    )
+    assert missing_commands(rights, rules) == []
