@@ -63,7 +63,7 @@ def check(server: EmbeddedServer) -> Callable[[str], None]:
             for words in (
                 ("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "SET", "save", ""), ("DEL", "others"), ("ACL", "LIST"),
                 ("XADD", "others", "*", "data", "1"), ("XRANGE", "others", "-", "+"), ("GET", "{others}:dedup:a"),
-                ("XGROUP", "DESTROY", "orders", "workers"), ("CLIENT", "KILL", "TYPE", "normal"),
+                ("XGROUP", "DESTROY", "others", "workers"), ("CLIENT", "KILL", "TYPE", "normal"),
             ):  # fmt: skip
                 with pytest.raises(PermissionDenied):
                     client.call("others", *words)
@@ -246,7 +246,16 @@ def test_a_reader_looks_and_changes_nothing(as_user: As, check: Check, raw: redi
 
 
 @pytest.mark.parametrize(
-    "name", ["streams/count_range", "queue/handed_out", "queue/stats", "tasks/gauges", "queue/unread"]
+    "name",
+    [
+        "streams/count_range",
+        "queue/handed_out",
+        "queue/stats",
+        "tasks/gauges",
+        "queue/unread",
+        "ops/look",
+        "ops/entries",
+    ],
 )
 def test_a_reader_may_do_what_the_scripts_that_read_do(name: str) -> None:
     place = Place(streams=("orders",))
@@ -334,6 +343,10 @@ FORBIDDEN: dict[RoleName, list[tuple[str, ...]]] = {
         ("XREADGROUP", "GROUP", "workers", "me", "STREAMS", "orders", ">"), ("XACK", "orders", "workers", "1-0"),
         ("XGROUP", "CREATE", "orders", "mine", "0"), ("EVAL", "return redis.call('DEL', KEYS[1])", "1", "orders"),
     ],
+    RoleName.OPERATOR: [
+        ("XADD", "elsewhere", "*", "data", "1"), ("RENAME", "orders", "orders_dlq"), ("KEYS", "*"),
+        ("XREAD", "STREAMS", "elsewhere", "0"), ("ACL", "LIST"),
+    ],
 }  # fmt: skip
 
 
@@ -347,7 +360,9 @@ def test_a_role_cannot_do_what_is_for_others(role: RoleName, as_user: As, check:
     }.get(role, ("--stream", "orders"))  # fmt: skip
     url = as_user(role.value, *where)
     with SyncClient.from_url(url) as client:
-        for words in (*FORBIDDEN[role], ("EVAL", "return redis.call('FLUSHALL')", "0"), ("CONFIG", "GET", "*")):
+        of_operators = [] if role is RoleName.OPERATOR else [("XGROUP", "DESTROY", "orders", "workers")]
+        of_nobody = [("EVAL", "return redis.call('FLUSHALL')", "0"), ("CONFIG", "GET", "*")]
+        for words in (*FORBIDDEN[role], *of_operators, *of_nobody):
             with pytest.raises(PermissionDenied):
                 client.call("orders", *words)
     raw.execute_command("ACL", "LOG", "RESET")

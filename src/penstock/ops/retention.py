@@ -51,9 +51,7 @@ class Retention:
         floors = [floor_of(look) for look in looks]
         # What is finished lies before the floor: counted as if a group had read up to there.
         marks = [
-            (key, look, GroupLook("", 0, 0, ids.before(floor), None, None, "?", "", 0))
-            for key, look, floor in zip(keys, looks, floors, strict=True)
-            if floor
+            (key, look, _read_up_to(look, floor)) for key, look, floor in zip(keys, looks, floors, strict=True) if floor
         ]
         needed = iter(await measure(client, marks))
         memory = await ask(client, [(key, ("MEMORY", "USAGE", key, "SAMPLES", _SAMPLES)) for key in keys])
@@ -144,6 +142,12 @@ def floor_of(look: Look) -> str:
     """Return the first id that some group needs; '' = the stream has no group."""
     floors = [needed_by(group) for group in look.groups]
     return min(floors, key=ids.parse) if floors and look.groups_count == len(look.groups) else ""
+
+
+def _read_up_to(look: Look, floor: str) -> GroupLook:
+    is_all_needed = not look.first_id or ids.parse(floor) <= ids.parse(look.first_id)
+    unread = look.first_id if is_all_needed else "?"
+    return GroupLook("", 0, 0, ids.before(floor), None, None, unread, "", 0)
 
 
 def needed_by(group: GroupLook) -> str:

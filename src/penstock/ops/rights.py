@@ -25,6 +25,7 @@ _LOOKING = (
     "XLEN", "XRANGE", "XREVRANGE", "XPENDING", "XINFO STREAM", "XINFO GROUPS", "XINFO CONSUMERS", "TIME", "TYPE",
     "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCORE", "SMEMBERS",
 )  # fmt: skip
+_INSPECTING = ("SCAN", "MEMORY USAGE", "INFO")  # SCAN shows the names of all keys
 _DURABLE = ("WAIT", "WAITAOF", "INFO", "COMMAND INFO")
 _CONSUMING = (
     "XREADGROUP", "XACK", "XADD", "XDEL", "XTRIM", "XGROUP CREATE", "XGROUP DELCONSUMER", "SET", "DEL",
@@ -42,6 +43,7 @@ class RoleName(StrEnum):
     BALANCER = "balancer"
     SPARK = "spark"
     READONLY = "readonly"
+    OPERATOR = "operator"
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,10 @@ _COMMANDS: dict[RoleName, tuple[str, ...]] = {
     RoleName.SPARK: (
         *_LOOKING, *_DURABLE, "XADD", "XDEL", "XGROUP CREATE", "XGROUP SETID", "SADD", "EXPIRE", "HSETNX",
     ),
-    RoleName.READONLY: _LOOKING,
+    RoleName.READONLY: (*_LOOKING, *_INSPECTING),
+    RoleName.OPERATOR: (
+        *_LOOKING, *_INSPECTING, *_CONSUMING, "XCLAIM", "XGROUP SETID", "XGROUP DESTROY", "HDEL", "SMISMEMBER",
+    ),
 }  # fmt: skip
 # Of the scripts a reader has those without a write: they need no more than he may do anyway.
 _FOLDERS: dict[RoleName, tuple[str, ...]] = {
@@ -118,6 +123,7 @@ _FOLDERS: dict[RoleName, tuple[str, ...]] = {
     RoleName.BALANCER: ("shared", "balancer"),
     RoleName.SPARK: ("shared", "spark"),
     RoleName.READONLY: (),
+    RoleName.OPERATOR: ("shared", "streams", "queue", "tasks", "balancer", "ops"),
 }
 
 
@@ -157,11 +163,12 @@ def missing_commands(rights: Rights, rules: str) -> list[str]:
 
 def _keys(role: RoleName, place: Place) -> list[str]:
     found: list[str] = []
-    if role in (RoleName.PRODUCER, RoleName.WORKER, RoleName.SPARK, RoleName.READONLY):
+    sees_all = role in (RoleName.READONLY, RoleName.OPERATOR)
+    if sees_all or role in (RoleName.PRODUCER, RoleName.WORKER, RoleName.SPARK):
         found += [key for stream in place.streams for key in _stream_keys(role, stream, place)]
-    if role in (RoleName.TASKS, RoleName.READONLY):
+    if sees_all or role is RoleName.TASKS:
         found += [key for queue in place.queues for key in _queue_keys(queue, place)]
-    if role in (RoleName.BALANCER, RoleName.READONLY):
+    if sees_all or role is RoleName.BALANCER:
         found += [key for service in place.services for key in _service_keys(service, place)]
     if role is RoleName.SPARK:
         found += [*(key for queue in place.queues for key in _queue_keys(queue, place)), "{penstock}:spark:*"]

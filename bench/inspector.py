@@ -1,0 +1,169 @@
+"""What the Inspector costs a server that has much on it: 1,000 streams, 10,000 consumers, 1,000,000 pending entries.
+
+    python -m bench.inspector [--streams 1000] [--strict]
+
+Prints for each call how long it took, for how long the server was busy with it, and the slowest command or script by
+the server's own slow log. With --strict the exit code is 1 when a limit is exceeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.redis.embedded import EmbeddedServer
+from penstock.sync import StreamClient
+from penstock.sync.ops import Inspector, Sampler
+
+BIG = "big"  # one stream has half of everything
+GROUP = "workers"
+OVERVIEW_MS, PAGE_MS, COMMAND_MS, SAMPLER_SHARE = 500.0, 200.0, 10.0, 0.02
+_SLOW_US = 500  # commands that take longer are logged
+_FILL = """
+for i = 1, tonumber(ARGV[1]) do redis.call('XADD', KEYS[1], '*', 'data', '{"order": ' .. i .. '}', 'message_id', i) end
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call cost."""
+
+    name: str
+    took_ms: float
+    server_ms: float
+    slowest_ms: float
+    slowest: str
+    limit_ms: float
+
+    @property
+    def is_within(self) -> bool:
+        """Whether no limit is exceeded."""
+        return self.server_ms <= self.limit_ms and self.slowest_ms <= COMMAND_MS
+
+
+class Scale:
+    """A server with much on it."""
+
+    def __init__(self, client: StreamClient, streams: int) -> None:
+        self.client, self._streams = client, streams
+
+    def fill(self) -> None:
+        """Put half of the entries and a tenth of the consumers into one stream, the rest into all others."""
+        self._fill(BIG, 500 * self._streams, self._streams)
+        for n in range(self._streams - 1):
+            self._fill(f"stream-{n:04}", 501, 9)
+        for n in range(0, self._streams, 10):  # some have been trimmed, some have a backlog
+            self.client.call("", "XTRIM", f"stream-{n:04}", "MAXLEN", 400)
+            self.client.call("", "EVAL", _FILL, 1, f"stream-{n + 1:04}", 300)
+
+    def _fill(self, stream: str, entries: int, consumers: int) -> None:
+        client = self.client
+        for start in range(0, entries, 10_000):
+            client.call("", "EVAL", _FILL, 1, stream, min(10_000, entries - start))
+        client.call("", "XGROUP", "CREATE", stream, GROUP, "0")
+        connection, share = client.connection(""), entries // consumers
+        for n in range(consumers):
+            command = ("XREADGROUP", "GROUP", GROUP, f"consumer-{n}", "COUNT", share + 1, "STREAMS", stream, ">")
+            connection.pipeline([command])
+
+    def cost(self, name: str, call: Callable[[], object], limit_ms: float = PAGE_MS) -> Cost:
+        """Make a call twice, the first time to load its scripts, and return what the second one costs."""
+        call()
+        self.client.call("", "SLOWLOG", "RESET")
+        busy_us, began_s = self._busy_us(), time.perf_counter()
+        call()
+        took_ms = (time.perf_counter() - began_s) * 1000
+        server_ms = (self._busy_us() - busy_us) / 1000
+        slow = [(entry[2] / 1000, entry[3]) for entry in self.client.call("", "SLOWLOG", "GET", 1_000)]
+        slowest_ms, command = max(slow, default=(0.0, []))
+        return Cost(name, took_ms, server_ms, slowest_ms, _shown(command), limit_ms)
+
+    def _busy_us(self) -> int:
+        # At most: what scripts call counts twice, as a part of the script and by itself.
+        lines = self.client.call("", "INFO", "commandstats").decode().splitlines()
+        stats = dict(line.removeprefix("cmdstat_").split(":", 1) for line in lines if line.startswith("cmdstat_"))
+        return sum(
+            int(value.partition("usec=")[2].partition(",")[0])
+            for name, value in stats.items()
+            if not name.startswith(("slowlog", "info"))
+        )
+
+
+def _shown(command: list[bytes]) -> str:
+    words = [word.decode(errors="replace")[:24] for word in command[:5]]
+    return " ".join(words)
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--streams", type=int, default=1_000, help="how many; with 1,000 entries each")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a limit is exceeded")
+    options = parser.parse_args()
+    server = EmbeddedServer()
+    server.start()
+    try:
+        with StreamClient.from_url(server.unix_url, socket_timeout=300) as client:
+            return measure(Scale(client, options.streams), is_strict=options.strict)
+    finally:
+        server.stop()
+
+
+def measure(scale: Scale, *, is_strict: bool) -> int:
+    """Fill the server, print what calls cost, and return the exit code."""
+    client, began_s = scale.client, time.perf_counter()
+    scale.fill()
+    inspector = Inspector(client, names_max_age_s=60)
+    totals = inspector.overview().totals
+    print(
+        f"{totals.streams:,} streams, {totals.consumers:,} consumers, {totals.pending:,} pending entries; filled in "
+        f"{time.perf_counter() - began_s:.0f} s\n"
+    )
+    client.call("", "CONFIG", "SET", "slowlog-log-slower-than", _SLOW_US)
+    client.call("", "CONFIG", "SET", "slowlog-max-len", 1_000)
+    costs = [
+        scale.cost("overview", inspector.overview, OVERVIEW_MS),
+        scale.cost("find the names", Inspector(client).streams.names),
+        scale.cost("streams.page", inspector.streams.page),
+        scale.cost("streams.info", lambda: inspector.streams.info(BIG)),
+        scale.cost("streams.entries", lambda: inspector.streams.entries(BIG)),
+        scale.cost("streams.entries, text", lambda: inspector.streams.entries(BIG, text="nowhere")),
+        scale.cost("groups.lag", lambda: inspector.groups.lag(BIG, GROUP)),
+        scale.cost("groups.lags", inspector.groups.lags, OVERVIEW_MS),
+        scale.cost("groups.consumers", lambda: inspector.groups.consumers(BIG, GROUP)),
+        scale.cost("pending.page", lambda: inspector.pending.page(BIG, GROUP)),
+        scale.cost("pending.page, idle", lambda: inspector.pending.page(BIG, GROUP, min_idle_ms=10**9)),
+        scale.cost("pending.page, consumer", lambda: inspector.pending.page(BIG, GROUP, consumer="consumer-7")),
+        scale.cost("workers.page", inspector.workers.page, OVERVIEW_MS),
+        scale.cost("dead_letters.streams", inspector.dead_letters.streams, OVERVIEW_MS),
+        scale.cost("retention.page", inspector.retention.page),
+        scale.cost("retention.report", lambda: inspector.retention.report(BIG)),
+        scale.cost("doctor", inspector.doctor, 10 * PAGE_MS),
+    ]
+    print(f"{'call':24}{'took ms':>10}{'server ms':>11}{'slowest command':>18}")
+    for cost in costs:
+        mark = "" if cost.is_within else "   <- too much"
+        print(
+            f"{cost.name:24}{cost.took_ms:10.1f}{cost.server_ms:11.1f}{cost.slowest_ms:15.2f} ms   {cost.slowest}{mark}"
+        )
+    share = sampler_share(scale, inspector)
+    print(f"\na Sampler takes {100 * share:.2f} % of a core of the server")
+    is_within = all(cost.is_within for cost in costs) and share <= SAMPLER_SHARE
+    return 0 if is_within or not is_strict else 1
+
+
+def sampler_share(scale: Scale, inspector: Inspector, seconds: float = 20.0) -> float:
+    """Return which part of the server's main thread a Sampler with its usual interval takes."""
+    [before] = inspector.servers.all()
+    began_s = time.perf_counter()
+    with Sampler(inspector):
+        time.sleep(seconds)
+    [after] = inspector.servers.all()
+    return (after.cpu_s - before.cpu_s) / (time.perf_counter() - began_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
