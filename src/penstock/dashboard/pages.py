@@ -202,7 +202,7 @@ async def dead_letter(view: View) -> Values:
 async def queues(view: View) -> Values:
     """Return the message queues."""
     found = await view.inspector.queues.all()
-    return {"queues": [{"queue": each, "keys": _queue_streams(each.name)} for each in found], "group": GROUP}
+    return {"queues": [{"queue": each, "streams": _queue_streams(each.name)} for each in found], "group": GROUP}
 
 
 def _queue_streams(name: str) -> dict[str, str]:

@@ -178,7 +178,8 @@
     const form = event.target.closest("form[data-confirm]");
     if (!form) return;
     event.preventDefault();
-    const url = new URL(event.submitter?.formAction || form.action);
+    // Of a button without the attribute, formAction is the address of the page.
+    const url = new URL(event.submitter?.hasAttribute("formaction") ? event.submitter.formAction : form.action);
     for (const [name, value] of new FormData(form, event.submitter)) url.searchParams.append(name, value);
     htmx.ajax("GET", url.pathname + url.search, { target: "#dialog", select: ".confirm" });
   });
