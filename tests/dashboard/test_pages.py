@@ -82,7 +82,9 @@ def test_bad_parameters_are_a_400_that_names_them(start_dashboard: StartDashboar
         assert word in page.text
 
 
-def test_the_overview_counts_what_is_there(start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis) -> None:
+def test_the_overview_counts_what_is_there(
+    start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis
+) -> None:
     found = start_dashboard().get("/overview.json").json()
     assert found["totals"]["dead_letters"] == raw.xlen("orders_dlq") + raw.xlen("jobs.dead")
     rows = {row["stream"]["name"]: row for row in found["rows"]}
@@ -90,7 +92,9 @@ def test_the_overview_counts_what_is_there(start_dashboard: StartDashboard, worl
     assert rows["invoices"]["state"] == {"text": "no consumers", "tone": "bad"}
 
 
-def test_an_entry_is_shown_decoded_and_raw(start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis) -> None:
+def test_an_entry_is_shown_decoded_and_raw(
+    start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis
+) -> None:
     entry_id = raw.xrevrange("orders", count=1)[0][0].decode()
     page = start_dashboard().get("/entry", params={"stream": "orders", "id": entry_id}).text
     assert "&#34;order&#34;: 119" in page

@@ -10,7 +10,14 @@ import redis
 
 from penstock import StreamMessage
 from penstock.errors import FatalError
-from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamBalancer, StreamClient, StreamConsumer, StreamProducer
+from penstock.sync import (
+    ConsumerConfig,
+    RedisMessageQueue,
+    StreamBalancer,
+    StreamClient,
+    StreamConsumer,
+    StreamProducer,
+)
 from penstock.sync.tasks import RedisTaskQueue, Task
 from penstock.tasks import Result
 

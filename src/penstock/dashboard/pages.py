@@ -118,7 +118,7 @@ async def stream(view: View) -> Values:
         newest_first=order != "oldest",
         text=view.text("text"),
         limit=view.number("limit", 20, 200),
-        cursor=view.cursor(),
+        cursor=view.id_cursor(),
     )
     filters = {key: view.text(key) for key in ("name", "from", "to", "text", "order", "show", "limit")}
     return {
@@ -146,7 +146,7 @@ async def group(view: View) -> Values:
         consumer=view.text("consumer") or None,
         min_idle_ms=view.milliseconds("idle"),
         limit=_ROWS,
-        cursor=view.cursor(),
+        cursor=view.id_cursor(),
     )
     try:
         rates = view.live.sampler.lag(stream_name, name)
@@ -181,7 +181,7 @@ async def dead_letters(view: View) -> Values:
         "title": f"Dead letters of {chosen}",
         "stream": chosen,
         "failures": await view.inspector.dead_letters.failures(chosen, matching),
-        "page": await view.inspector.dead_letters.page(chosen, matching, limit=_ROWS, cursor=view.cursor()),
+        "page": await view.inspector.dead_letters.page(chosen, matching, limit=_ROWS, cursor=view.id_cursor()),
     }
 
 
@@ -193,6 +193,8 @@ async def dead_letter(view: View) -> Values:
         value = value.get("payload")  # of a task, that is what can be edited
     is_whole = not any(field.is_cut for field in found.fields)
     is_editable = is_whole and found.payload.form in {"json", "msgpack", "text", "task"}
+    if isinstance(value, str) and not value.replace("\n", "").replace("\t", "").isprintable():
+        is_editable = False  # a browser would send back something else
     return {"title": found.id, "letter": found, "is_editable": is_editable, "editable": value if is_editable else None}
 
 
@@ -257,7 +259,7 @@ async def balancer(view: View) -> Values:
     values: Values = {"services": found, "service": None, "owner": owner, "by_owner": {}, "page": None}
     if not name:
         return values
-    page = await view.inspector.services.streams(name, owner=owner or None, limit=_MAPPED, cursor=view.cursor())
+    page = await view.inspector.services.streams(name, owner=owner or None, limit=_MAPPED, cursor=view.id_cursor())
     by_owner: dict[str, list[Any]] = {}
     for each in page.items:
         by_owner.setdefault(each.owner, []).append(each)
@@ -286,7 +288,7 @@ async def server(view: View) -> Values:
 
 async def audit(view: View) -> Values:
     """Return what operators have done."""
-    records, cursor = await view.audit.page(view.cursor(), _ROWS)
+    records, cursor = await view.audit.page(view.id_cursor(), _ROWS)
     return {"records": records, "cursor": cursor}
 
 

@@ -71,8 +71,15 @@ class View:
         return value
 
     def cursor(self, name: str = "cursor") -> str:
-        """Return where a page begins."""
+        """Return where a page begins, of a list by name."""
         return self.text(name)
+
+    def id_cursor(self) -> str:
+        """Return where a page begins, of a list by id; raise ConfigurationError for what is none."""
+        text = self.text("cursor")
+        if text:
+            ids.parse(text)
+        return text
 
     def milliseconds(self, name: str) -> int:
         """Return a duration in ms; 0 where it is missing."""
