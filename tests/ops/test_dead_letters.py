@@ -197,6 +197,22 @@ async def test_where_the_name_does_not_tell_one_must_say_where_to(inspector: Ins
     assert raw.xlen("orders") == 1
 
 
+@pytest.mark.parametrize(("present", "owner"), [("{session}", "{session}"), ("session", "session"), ("other", "")])
+async def test_a_hash_tag_around_the_whole_name_is_understood_by_what_there_is(
+    inspector: Inspector, raw: redis.Redis, present: str, owner: str
+) -> None:
+    raw.xadd("{session}_dlq", {"data": "1", "dlq_reason": "fatal"})
+    raw.xadd(present, {"data": "1"})
+    [found] = await inspector.dead_letters.streams()
+    assert found.owner == owner
+    if owner:
+        await inspector.dead_letters.redrive("{session}_dlq")
+        assert raw.xlen(owner) == 2
+    else:
+        with pytest.raises(ConfigurationError, match="say it with `to`"):
+            await inspector.dead_letters.redrive("{session}_dlq")
+
+
 async def test_a_payload_is_edited_and_redriven(client: StreamClient, inspector: Inspector, raw: redis.Redis) -> None:
     await give_up(client, [1])
     [letter] = (await inspector.dead_letters.page(STREAM)).items

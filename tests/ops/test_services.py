@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
-from penstock import StreamBalancer, StreamClient
+from penstock import StreamBalancer, StreamClient, StreamDisowned, StreamExpired
 from penstock.errors import NotFound
 from penstock.ops import Inspector
-from tests.helpers.aio import eventually
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -41,21 +42,28 @@ async def test_a_stream_that_nobody_has_read_yet_waits(
     assert (info.streams, info.waiting) == (0, 1)
 
 
-async def test_a_released_stream_goes_to_another_consumer(client: StreamClient, inspector: Inspector) -> None:
-    first = StreamBalancer(client, "svc", id="first", recovery_interval_ms=100)
+async def test_a_released_stream_is_lost_by_its_owner_and_goes_to_another_consumer(
+    client: StreamClient, inspector: Inspector
+) -> None:
+    times: dict[str, Any] = {"heartbeat_interval_ms": 50, "recovery_interval_ms": 100}
+    first = StreamBalancer(client, "svc", id="first", **times)
     async with first as notices:
         await first.add_stream("session-1")
         await anext(notices)
-        owner = await inspector.services.release("svc", "session-1")
-        assert owner.endswith("first")
-        await eventually(lambda: _is_waiting_or_claimed(inspector))
+        second = StreamBalancer(client, "svc", id="second", **times)
+        async with second as others:
+            assert (await inspector.services.release("svc", "session-1")).endswith("first")
+            expired = await anext(others)
+            assert isinstance(expired, StreamExpired)
+            await second.claim(expired.payload)
+            notice = await anext(notices)
+            while isinstance(notice, StreamExpired):  # it may be offered to the first one, too
+                notice = await anext(notices)
+            assert isinstance(notice, StreamDisowned)
+            [stream] = (await inspector.services.streams("svc")).items
+            assert stream.owner.endswith("second")
     with pytest.raises(NotFound, match="nobody owns data stream 'session-9'"):
         await inspector.services.release("svc", "session-9")
-
-
-async def _is_waiting_or_claimed(inspector: Inspector) -> bool:
-    page = await inspector.services.streams("svc")
-    return all(not stream.owner for stream in page.items)
 
 
 async def test_an_unknown_service_is_not_found(inspector: Inspector, raw: redis.Redis) -> None:

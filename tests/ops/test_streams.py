@@ -16,7 +16,7 @@ from penstock import (
     StreamProducer,
 )
 from penstock.errors import ConfigurationError, NotFound
-from penstock.ops import GroupKind, Inspector, StreamKind
+from penstock.ops import GroupKind, Inspector, Sampler, StreamKind
 from penstock.serializers import MsgpackSerializer
 from penstock.tasks import RedisTaskQueue, Task
 from tests.ops.stage import GROUP, STREAM, add, give_up, read_as
@@ -176,6 +176,24 @@ async def test_of_a_long_value_only_the_beginning_is_read(inspector: Inspector, 
     assert "10000002 bytes" in entry.payload.note
     whole = await inspector.streams.value(STREAM, entry.id)
     assert len(whole) == 10_000_002
+
+
+async def test_entries_of_megabytes_are_not_read_to_look_at_their_stream(
+    inspector: Inspector, raw: redis.Redis
+) -> None:
+    for _ in range(3):
+        add(raw, 1, data=b"x" * 5_000_000)
+    read_as(raw, "someone", 1)
+    calls = raw.info("commandstats")
+    info = await inspector.streams.info(STREAM)
+    after = raw.info("commandstats")
+    for command in ("xrange", "xinfo|stream", "xinfo"):
+        assert after.get(f"cmdstat_{command}", {}).get("calls") == calls.get(f"cmdstat_{command}", {}).get("calls")
+    assert (info.length, info.pending, info.first_id, info.has_huge_entries) == (3, 1, "", True)
+    assert info.lag is not None
+    assert info.lag.count == 2
+    assert (await inspector.retention.report(STREAM)).finished == 0
+    assert (await Sampler(inspector).sample()).totals.lag == 2
 
 
 @pytest.mark.parametrize(

@@ -37,5 +37,10 @@ def source_of_dead_letters(name: str) -> str | None:
     if not name.endswith(_DEAD_LETTERS) or len(name) == len(_DEAD_LETTERS):
         return None
     source = name.removesuffix(_DEAD_LETTERS)
-    # Of a service, and of a balanced stream in a cluster, the tag was put around the whole name.
-    return source[1:-1] if hash_tag(source) == source[1:-1] else source
+    inside = without_tag(source)
+    return inside if inside and service_of(inside) else source  # of a service the tag is put around the whole name
+
+
+def without_tag(name: str) -> str | None:
+    """Return the name inside a hash tag that is all of a name; None = it is not."""
+    return name[1:-1] if hash_tag(name) == name[1:-1] else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock import envelope
 from penstock.balancer.commands import BalancerCommands
 from penstock.balancer.config import BalancerConfig
-from penstock.balancer.messages import LBSInfo
+from penstock.balancer.messages import LBSInfo, LBSInputMessage
 from penstock.errors import NotFound, PenstockError
 from penstock.keys import BalancerKeys
 from penstock.keys.stream_names import service_of
@@ -14,8 +14,12 @@ from penstock.ops.catalogue import Catalogue, Look
 from penstock.ops.lag import measure
 from penstock.ops.model import BalancerPeer, OwnedStream, Page, ServiceInfo
 from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
 
 _PAGE = 500
+_RELEASED = "released"  # the consumer under whose name a stream waits that was taken from its owner
+_LONG_IDLE_MS = 86_400_000  # as long as any consumer wants an entry to be idle before it claims it
+_TRIES = 10
 
 
 class Services:
@@ -109,12 +113,24 @@ class Services:
             page = await self.streams(service, limit=_PAGE, cursor=cursor)
             for stream in page.items:
                 if stream.data_stream == data_stream and stream.owner:
-                    commands = BalancerCommands(self._client, BalancerKeys.of(service), stream.owner, BalancerConfig())
-                    await commands.release([LBSInfo(data_stream, stream.entry_id)])
+                    await self._take(BalancerKeys.of(service), stream)
                     return stream.owner
             cursor = page.cursor
             if not cursor:
                 raise NotFound(f"nobody owns data stream {data_stream!r} of service {service!r}")
+
+    async def _take(self, keys: BalancerKeys, stream: OwnedStream) -> None:
+        client, lock = self._client, BalancerKeys.lock(stream.data_stream, stream.entry_id)
+        names = [keys.stream] if client.is_cluster else [keys.stream, lock]
+        args: list[str | int] = [keys.group, stream.owner, stream.entry_id, _RELEASED, _LONG_IDLE_MS]
+        for _ in range(_TRIES):
+            await client.run("ops/release", names, args, Repeat.IDEMPOTENT)
+            if client.is_cluster:
+                await client.run("balancer/unlock", [lock], [stream.owner, 1], Repeat.IDEMPOTENT)
+            # To ask for it makes the server notice that the time of the lock is over. In a cluster the owner may have
+            # renewed it between the two steps.
+            if await client.call(lock, "GET", lock) != stream.owner.encode():
+                return
 
 
 def _service(look: Look) -> str:
@@ -133,8 +149,6 @@ def _peer(name: bytes, told: bytes, now_ms: int) -> BalancerPeer | None:
 
 
 def _info_of(entry_id: str, fields: list[bytes] | None) -> LBSInfo | None:
-    from penstock.balancer.messages import LBSInputMessage
-
     try:
         return None if fields is None else LBSInfo(LBSInputMessage.of_entry(fields).data_stream_name, entry_id)
     except PenstockError:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from penstock import envelope
-from penstock.errors import ConfigurationError, PenstockError
-from penstock.keys import StreamKeys, TaskKeys, check_name
+from penstock import envelope, ids
+from penstock.errors import ConfigurationError, GroupLost, NotFound, PenstockError, ServerError
+from penstock.keys import StreamKeys, TaskKeys, check_name, is_utf8
 from penstock.keys.stream_names import queue_log, service_of, source_of_dead_letters, task_stream
 from penstock.ops.batches import ask, run_many
 from penstock.ops.model import StreamKind
@@ -51,6 +52,25 @@ class Look:
     now_ms: int
     groups_count: int
     groups: tuple[GroupLook, ...]
+
+    @property
+    def has_huge_entries(self) -> bool:
+        """Whether entries have megabytes: then none was looked at, and ids are unknown."""
+        return self.length > 0 and not self.last_id
+
+
+@contextmanager
+def group_must_exist(stream: str, group: str) -> Iterator[None]:
+    """Raise NotFound where the server says that there is no such stream or group."""
+    check_name("group", group)
+    try:
+        yield
+    except (GroupLost, ServerError) as error:
+        if isinstance(error, ServerError) and "no such key" not in str(error):
+            raise
+        raise NotFound(
+            f"stream {stream!r} has no group {group!r}; `penstock group ls {stream}` shows its groups"
+        ) from None
 
 
 class Catalogue:
@@ -107,6 +127,19 @@ class Catalogue:
         marks = [self.task_keys(root).lanes for root in roots]
         replies = await ask(self._client, [(mark, ("EXISTS", mark)) for mark in marks])
         return {root for root, reply in zip(roots, replies, strict=True) if reply == 1}
+
+
+def checked_id(entry_id: str) -> str:
+    """Return an id if it is one; raise ConfigurationError for anything else."""
+    ids.parse(entry_id)
+    return entry_id
+
+
+def checked_text(text: str) -> str:
+    """Return a text to search for; raise ConfigurationError for one that cannot be sent."""
+    if not is_utf8(text):
+        raise ConfigurationError(f"text={text[:40]!r} must be text that UTF-8 can hold, without lone surrogates")
+    return text
 
 
 def kind_of(look: Look, task_queues: Collection[str]) -> tuple[StreamKind, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,23 +13,22 @@ from penstock import task as task_values
 from penstock.delivery.dead_letters import DeadLetters, DeadLetterStream
 from penstock.errors import ConfigurationError, NotFound
 from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
-from penstock.keys.stream_names import queue_log, service_of, task_stream
+from penstock.keys.stream_names import queue_log, service_of, task_stream, without_tag
 from penstock.model import DeadLetter
 from penstock.number_checks import check_number, check_seconds
-from penstock.ops.catalogue import Catalogue, Look, kind_of
-from penstock.ops.failures import fingerprint
+from penstock.ops.catalogue import Catalogue, Look, checked_id, checked_text, kind_of
+from penstock.ops.failures import failure_group, letter_of, matches
 from penstock.ops.model import (
     DeadLetterFilter,
     DeadLetterInfo,
     DeadLetterStreamInfo,
-    FailureGroup,
     FailureGroups,
     FieldValue,
     Page,
     RedriveReport,
     StreamKind,
 )
-from penstock.ops.payloads import encoded, fields_of, shown
+from penstock.ops.payloads import encoded, shown
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.runtime.aio import pause
@@ -52,7 +51,7 @@ class _Place:
     key: str
     kind: StreamKind
     owner: str
-    last_id: str  # '' = there is none
+    last_id: str  # '' = not known
 
 
 class _ServiceDeadLetters(DeadLetterStream[DeadLetter]):
@@ -89,9 +88,10 @@ class DeadLetterStreams:
         names = await self._catalogue.names(match)
         task_queues = await self._catalogue.task_queues()
         found: list[DeadLetterStreamInfo] = []
-        for look in (await self._catalogue.look(names, most_groups=1)).values():
+        looks = await self._catalogue.look(names, most_groups=1)
+        for look in looks.values():
             if look.length and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
-                place = self._place(look, task_queues)
+                place = self._place(look, task_queues, looks)
                 found.append(
                     DeadLetterStreamInfo(look.name, place.kind, place.owner, look.length, look.first_id, look.last_id)
                 )
@@ -111,14 +111,16 @@ class DeadLetterStreams:
         for name in names:
             look = looks.get(name)
             if look is not None and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
-                return self._place(look, task_queues)
+                source = kind_of(look, task_queues)[1]
+                candidates = [source, inside] if (inside := without_tag(source)) else []
+                return self._place(look, task_queues, await self._catalogue.look(candidates))
         if stream in looks:
             raise NotFound(
                 f"stream {stream!r} has no dead letters; name the stream that they are in, if it has another name"
             )
         raise NotFound(f"there are no dead letters called {stream!r}; `penstock dlq ls` shows which there are")
 
-    def _place(self, look: Look, task_queues: set[str]) -> _Place:
+    def _place(self, look: Look, task_queues: set[str], present: Collection[str]) -> _Place:
         _, owner = kind_of(look, task_queues)
         of_tasks = task_stream(look.name)
         if of_tasks and of_tasks[0] in task_queues:
@@ -129,6 +131,9 @@ class DeadLetterStreams:
             kind, owner = StreamKind.SERVICE, service
         else:
             kind = StreamKind.STREAM
+            if owner not in present and (inside := without_tag(owner)):
+                # `{session}_dlq` is of the stream `{session}` or, in a cluster, of a balanced stream `session`.
+                owner = inside if inside in present else ""
         return _Place(look.name, self._catalogue.keys(look.name).stream, kind, owner, look.last_id)
 
     # --- reading ------------------------------------------------------------------------------------
@@ -154,15 +159,15 @@ class DeadLetterStreams:
         start = f"{matching.since_ms}-0" if matching.since_ms else "-"
         end = str(matching.until_ms) if matching.until_ms is not None else "+"
         if cursor:
-            ids.parse(cursor)
+            checked_id(cursor)
             start, end = (start, f"({cursor}") if newest_first else (f"({cursor}", end)
         ends = (end, start) if newest_first else (start, end)
         args: list[str | int] = [
-            *ends, limit, int(newest_first), max_value_bytes, matching.text or "", _LOOKED_AT, fields,
+            *ends, limit, int(newest_first), max_value_bytes, checked_text(matching.text or ""), _LOOKED_AT, fields,
         ]  # fmt: skip
         rows, further = await self._client.run("ops/entries", [place.key], args, Repeat.READ)
-        letters = [self._letter(place, row) for row in rows]
-        return Page(tuple(letter for letter in letters if _matches(letter, matching)), further.decode())
+        letters = [letter_of(place.stream, row, self._client.protection) for row in rows]
+        return Page(tuple(letter for letter in letters if matches(letter, matching)), further.decode())
 
     async def show(self, stream: str, record_id: str, *, max_value_bytes: int = 1 << 20) -> DeadLetterInfo:
         """Return one dead letter, by the id of its record or of its task; raise NotFound if there is none."""
@@ -171,7 +176,7 @@ class DeadLetterStreams:
             args: list[str | int] = [record_id, record_id, 1, 0, max_value_bytes, "", 1, ""]
             rows, _ = await self._client.run("ops/entries", [place.key], args, Repeat.READ)
             if rows:
-                return self._letter(place, rows[0])
+                return letter_of(place.stream, rows[0], self._client.protection)
         else:
             async for letter in self._scan(place, DeadLetterFilter(ids=frozenset({record_id})), max_value_bytes):
                 return letter
@@ -216,7 +221,7 @@ class DeadLetterStreams:
             read, cursor = read + len(page.items), page.cursor
             if not cursor:
                 break
-        groups = [_failure_group(letters) for letters in by_cause.values()]
+        groups = [failure_group(letters) for letters in by_cause.values()]
         groups.sort(key=lambda group: (-group.count, group.fingerprint))
         return FailureGroups(tuple(groups), read, is_complete=not cursor)
 
@@ -259,7 +264,7 @@ class DeadLetterStreams:
         place = await self._find(stream)
         store = self._store(place, to or place.owner)
         matched, refused, added = 0, 0, list[str]()
-        async for letter in self._scan(place, matching, _SHORT, end=place.last_id):
+        async for letter in self._scan(place, matching, _SHORT, end=place.last_id or await self._newest(place)):
             if limit is not None and matched - refused >= limit:
                 return RedriveReport(matched, len(added), refused, tuple(added), dry_run, is_complete=False)
             matched += 1
@@ -272,6 +277,10 @@ class DeadLetterStreams:
                 added += new_ids
                 refused += not new_ids
         return RedriveReport(matched, len(added), refused, tuple(added), dry_run)
+
+    async def _newest(self, place: _Place) -> str:
+        rows = await self._client.call(place.key, "XREVRANGE", place.key, "+", "-", "COUNT", 1)
+        return rows[0][0].decode() if rows else ids.ZERO
 
     async def redrive_edited(self, stream: str, record_id: str, value: Any, *, to: str | None = None) -> str:
         """Put one dead letter back with another payload; return the id of its entry, or of its task.
@@ -342,54 +351,3 @@ class DeadLetterStreams:
                 f"the name of {place.stream!r} does not tell which stream its dead letters go back to: say it with `to`"
             )
         return DeadLetters(self._client, to, place.stream)
-
-    def _letter(self, place: _Place, row: Sequence[bytes]) -> DeadLetterInfo:
-        fields = fields_of(row)
-        by_name = {each.name: each for each in fields}
-        record = dead_letter_record.parse(
-            row[0].decode(), [part for each in fields for part in (envelope.field_bytes(each.name), each.value)]
-        )
-        return DeadLetterInfo(
-            stream=place.stream,
-            id=record.id,
-            reason=record.reason,
-            error=record.error,
-            error_text=record.error_text,
-            traceback=record.traceback,
-            source_stream=record.source_stream,
-            source_id=record.source_id,
-            group=record.group,
-            consumer=record.consumer,
-            attempts=record.attempts,
-            deliveries=record.deliveries,
-            redrives=record.redrives,
-            dead_at_ms=record.dead_at_ms or ids.parse(record.id)[0],
-            message_id=record.message_id,
-            task_id=envelope.text(record.fields.get("task_id"), 512),
-            task_kind=envelope.text(record.fields.get("kind"), 512) if place.kind is StreamKind.TASKS else "",
-            cut=record.cut,
-            fingerprint=fingerprint(record.reason, record.error, record.error_text, record.traceback),
-            payload=shown(by_name, record.source_stream, self._client.protection),
-            fields=fields,
-        )
-
-
-def _matches(letter: DeadLetterInfo, wanted: DeadLetterFilter) -> bool:
-    return (
-        (not wanted.ids or letter.id in wanted.ids or letter.task_id in wanted.ids)
-        and wanted.reason in {None, letter.reason}
-        and wanted.error in {None, letter.error}
-        and wanted.kind in {None, letter.task_kind}
-        and wanted.fingerprint in {None, letter.fingerprint}
-        and wanted.source in {None, letter.source_stream}
-    )
-
-
-def _failure_group(letters: Sequence[DeadLetterInfo]) -> FailureGroup:
-    newest = letters[0]
-    times = [letter.dead_at_ms for letter in letters]
-    sources = sorted({letter.source_stream for letter in letters})
-    return FailureGroup(
-        newest.fingerprint, newest.reason, newest.error, newest.error_text, len(letters), min(times), max(times),
-        newest.id, tuple(sources),
-    )  # fmt: skip

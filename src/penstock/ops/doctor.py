@@ -1,52 +1,34 @@
-"""Doctor: what is wrong or dangerous on a server, with the fix and the page that explains it."""
+"""Doctor: examines a server and what is on it; `findings.py` decides what is wrong."""
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock import ids
-from penstock.errors import ClusterSlotError, PenstockError
-from penstock.keys import check_same_slot
-from penstock.keys.stream_names import task_stream
-from penstock.ops.model import (
-    Consumer,
-    ConsumerState,
-    DeadLetterStreamInfo,
-    Finding,
-    OwnedStream,
-    RetentionInfo,
-    ServerInfo,
-    ServiceInfo,
-    Severity,
-    StreamInfo,
-    StreamKind,
+from penstock.errors import PermissionDenied, ServerError
+from penstock.ops.findings import (
+    consumer_findings,
+    hash_tags,
+    keyspace_events,
+    known_holes,
+    lacking,
+    open_server,
+    pinned,
+    roles_in_use,
+    server_findings,
+    short_locks,
+    unbounded_dead_letters,
+    unread_by_anybody,
 )
-from penstock.ops.rights import Place, RoleName, missing_commands, rights_of
-from penstock.ops.workers import MOST_CONSUMERS
-from penstock.tasks.lanes import Lane
+from penstock.ops.model import Finding, ServiceInfo, Severity, StreamInfo
+from penstock.ops.rights import Place, missing_commands, rights_of
 
 if TYPE_CHECKING:
     from penstock.ops.inspector import Inspector
 
 _ORDER = [Severity.ERROR, Severity.WARNING, Severity.INFO, Severity.OK]
-_SKEW_S, _GREAT_SKEW_S = 1.0, 30.0
-_STUCK_S = 300.0  # an entry that is unread for so long, and nobody reads
-_PINNED_S, _PINNED_ENTRIES = 86_400.0, 10_000
-_DEAD_CONSUMERS = 100  # of one group: names of pods that are gone
-_MANY_DEAD_LETTERS, _OLD_DEAD_LETTERS_S = 100_000, 30 * 86_400.0  # the usual limits
 _MOST_LOCKS = 500
-_GUARANTEES = "explanation/delivery-guarantees.md"
-_CLUSTER = "how-to/cluster-sentinel-tls.md"
-_FULL = 0.9  # of the memory limit
-# The first release of each series without CVE-2025-49844: a script can leave its sandbox.
-_SCRIPTS_ARE_SAFE = {
-    "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
-    "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
-}
-_FIXED_FROM = {"Redis": (8, 3), "Valkey": (9, 0)}
 
 
 class Doctor:
@@ -84,292 +66,24 @@ class Doctor:
         try:
             user = (await client.call("", "ACL", "WHOAMI")).decode(errors="replace")
             told = await client.call("", "ACL", "GETUSER", user)
-        except PenstockError:
+        except (PermissionDenied, ServerError):
             return []  # a user who may not ask has few rights, as it should be
         described = {told[i]: told[i + 1] for i in range(0, len(told), 2)}
         rules = described.get(b"commands", b"").decode(errors="replace")
-        found = _open_server(user, described.get(b"flags", []))
-        for role in _roles_in_use(streams, services):
+        found = open_server(user, described.get(b"flags", []))
+        for role in roles_in_use(streams, services):
             rights = rights_of(role, Place(("*",), ("*",), ("*",), is_cluster=client.is_cluster))
-            missing = missing_commands(rights, rules)
-            if missing:
-                found.append(
-                    Finding(
-                        "rights", Severity.WARNING, f"user {user}",
-                        f"lacks commands that a {role} needs: {', '.join(missing[:8])}",
-                        f"penstock acl --role {role} prints the rights", "how-to/rights.md",
-                    )
-                )  # fmt: skip
+            found += lacking(user, role, missing_commands(rights, rules))
         return found
 
     async def _short_locks(self, services: Sequence[ServiceInfo]) -> list[Finding]:
         client, found = self._inspector.client, list[Finding]()
         try:
             reply = await client.call("", "CONFIG", "GET", "cluster-node-timeout")
-        except PenstockError:
+        except (PermissionDenied, ServerError):
             return []
         timeout_ms = int(reply[1]) if len(reply) > 1 else 0
         for service in services:
             page = await self._inspector.services.streams(service.name, is_waiting=False, limit=_MOST_LOCKS)
             found += short_locks(service.name, page.items, timeout_ms)
         return found
-
-
-# --- servers --------------------------------------------------------------------------------------
-
-
-def server_findings(server: ServerInfo) -> list[Finding]:
-    """Return what is dangerous in how a server keeps its data."""
-    return [*_memory(server), *_persistence(server), *_replicas(server), *_clock(server)]
-
-
-def _memory(server: ServerInfo) -> list[Finding]:
-    found, policy = [], server.eviction_policy or ""
-    what = "whole streams" if policy.startswith("allkeys") else "locks and deduplication keys"
-    if policy.startswith(("allkeys", "volatile")):
-        severity = Severity.ERROR if policy.startswith("allkeys") else Severity.WARNING
-        found.append(
-            Finding(
-                "eviction-policy", severity, server.address, f"maxmemory-policy {policy}: a full server deletes {what}",
-                "CONFIG SET maxmemory-policy noeviction", _GUARANTEES,
-            )
-        )  # fmt: skip
-    if server.max_memory and server.used_memory > _FULL * server.max_memory:
-        used = 100 * server.used_memory // server.max_memory
-        found.append(
-            Finding(
-                "memory", Severity.ERROR, server.address, f"{used} % of maxmemory are used: soon nothing can be added",
-                "penstock retention shows what could go", "how-to/retention-and-full-streams.md",
-            )
-        )  # fmt: skip
-    return found
-
-
-def _persistence(server: ServerInfo) -> list[Finding]:
-    def finding(severity: Severity, what: str, fix: str) -> Finding:
-        return Finding("persistence", severity, server.address, what, fix, _GUARANTEES)
-
-    found = []
-    if not server.last_save_ok:
-        found.append(finding(Severity.ERROR, "the last save failed", "look for the reason in the log of the server"))
-    if server.is_append_only is False:
-        what = "only snapshots are taken" if server.snapshots else "nothing is saved"
-        lost = "the messages since the last one" if server.snapshots else "all messages"
-        what = f"appendonly is off and {what}: a crash loses {lost}"
-        found.append(finding(Severity.WARNING, what, "CONFIG SET appendonly yes"))
-    elif server.is_append_only and server.fsync == "no":
-        what = "appendfsync no: a crash of the machine may lose half a minute"
-        found.append(finding(Severity.INFO, what, "CONFIG SET appendfsync everysec"))
-    return found
-
-
-def _replicas(server: ServerInfo) -> list[Finding]:
-    if server.role != "master":
-        return []
-    if not server.replicas:
-        what, fix = "nothing takes over when the server is gone", "add a replica and Sentinel, or use a cluster"
-        return [Finding("replicas", Severity.INFO, server.address, f"no replica: {what}", fix, _CLUSTER)]
-    if server.min_replicas != 0:
-        return []
-    what = "min-replicas-to-write is 0: a failover loses what no replica has yet"
-    fix = "CONFIG SET min-replicas-to-write 1, or publish with durability='replicated'"
-    return [Finding("replicas", Severity.WARNING, server.address, what, fix, _GUARANTEES)]
-
-
-def _clock(server: ServerInfo) -> list[Finding]:
-    skew_s = abs(server.clock_skew_s)
-    if skew_s <= _SKEW_S:
-        return []
-    severity = Severity.ERROR if skew_s > _GREAT_SKEW_S else Severity.WARNING
-    direction = "ahead of" if server.clock_skew_s > 0 else "behind"
-    what = f"its clock is {skew_s:.1f} s {direction} this machine's: expiry times and ages are wrong by that much"
-    return [
-        Finding("clock-skew", severity, server.address, what, "run NTP on both", "explanation/leases-and-fencing.md")
-    ]
-
-
-def known_holes(server: ServerInfo) -> list[Finding]:
-    """Return holes of the version of a server that scripts can be used for."""
-    numbers = [int(part) for part in re.findall(r"\d+", server.version)[:3]]
-    if len(numbers) < 3 or tuple(numbers[:2]) >= _FIXED_FROM.get(server.product, (0, 0)):
-        return []
-    fixed = _SCRIPTS_ARE_SAFE.get(server.product, {}).get((numbers[0], numbers[1]))
-    if fixed is not None and numbers[2] >= fixed:
-        return []
-    newer = f"{numbers[0]}.{numbers[1]}.{fixed}" if fixed is not None else "a newer series"
-    return [
-        Finding(
-            "known-holes", Severity.WARNING, server.address,
-            f"{server.product} {server.version} has CVE-2025-49844: whoever may run scripts can run code on the server",
-            f"upgrade to {newer}, unless your distribution has patched it", "how-to/rights.md",
-        )
-    ]  # fmt: skip
-
-
-def keyspace_events(server: ServerInfo, services: Sequence[ServiceInfo]) -> list[Finding]:
-    """Return whether consumers of balanced services are told when a lock runs out."""
-    events = server.keyspace_events
-    if not services or events is None:
-        return []
-    if ("x" in events or "A" in events) and ("E" in events or "K" in events):
-        return []
-    return [
-        Finding(
-            "keyspace-events", Severity.WARNING, server.address,
-            f"notify-keyspace-events is {events!r}: streams of a dead consumer wait for the next sweep",
-            "CONFIG SET notify-keyspace-events Ex", "how-to/balancer.md",
-        )
-    ]  # fmt: skip
-
-
-def _open_server(user: str, flags: Iterable[bytes]) -> list[Finding]:
-    if user != "default" or b"nopass" not in set(flags):
-        return []
-    return [
-        Finding(
-            "rights", Severity.WARNING, "user default", "has no password: whoever reaches the server may do anything",
-            "make a user for each role with penstock acl, then ACL SETUSER default off", "how-to/rights.md",
-        )
-    ]  # fmt: skip
-
-
-def _roles_in_use(streams: Sequence[StreamInfo], services: Sequence[ServiceInfo]) -> list[RoleName]:
-    kinds = {stream.kind for stream in streams}
-    roles = [RoleName.WORKER] if kinds & {StreamKind.STREAM, StreamKind.QUEUE} else []
-    roles += [RoleName.TASKS] if StreamKind.TASKS in kinds else []
-    return [*roles, *([RoleName.BALANCER] if services else [])]
-
-
-# --- streams, groups, consumers -------------------------------------------------------------------
-
-
-def hash_tags(streams: Sequence[StreamInfo]) -> list[Finding]:
-    """Return the streams whose dead letters a cluster keeps elsewhere, so that no script can move one there."""
-    found = []
-    for stream in streams:
-        if stream.kind is StreamKind.STREAM and stream.groups:
-            try:
-                check_same_slot(stream.name, f"{stream.name}_dlq", "dlq_stream")
-            except ClusterSlotError:
-                found.append(
-                    Finding(
-                        "hash-tags", Severity.WARNING, f"stream {stream.name}",
-                        "has no hash tag: its dead letters are in another slot, and nothing can be dead-lettered",
-                        f"name it '{{{stream.name}}}', or its dead letters with the same hash tag",
-                        "how-to/cluster-sentinel-tls.md",
-                    )
-                )  # fmt: skip
-    return found
-
-
-def short_locks(service: str, owned: Sequence[OwnedStream], failover_ms: int) -> list[Finding]:
-    """Return whether the locks of a service run out before a failover is over."""
-    left = [stream.lock_ms for stream in owned if stream.lock_ms is not None]
-    if not left or max(left) >= failover_ms:
-        return []
-    return [
-        Finding(
-            "leases", Severity.WARNING, f"service {service}",
-            f"its locks last {max(left)} ms at most, and a failover takes {failover_ms} ms: all streams change owners",
-            "a longer lease_ms, or a shorter cluster-node-timeout", "how-to/balancer.md",
-        )
-    ]  # fmt: skip
-
-
-def pinned(info: RetentionInfo) -> list[Finding]:
-    """Return the groups that keep a stream from being trimmed though nobody reads through them, or hardly."""
-    found = []
-    for pin in info.pins:
-        is_old = pin.is_lowest and pin.age_s > _PINNED_S and info.length > _PINNED_ENTRIES
-        if (pin.is_dead and pin.is_lowest and pin.age_s > _STUCK_S) or is_old:
-            why = "its consumers are gone" if pin.is_dead else f"it is {pin.age_s / 3600:.0f} hours behind"
-            found.append(
-                Finding(
-                    "pinned", Severity.WARNING, f"stream {info.stream}, group {pin.group}",
-                    f"pins {info.length - info.finished} entries: {why}",
-                    f"start its consumers, or penstock group delete {info.stream} {pin.group}",
-                    "how-to/retention-and-full-streams.md",
-                )
-            )  # fmt: skip
-    return found
-
-
-def consumer_findings(streams: Sequence[StreamInfo], consumers: Sequence[Consumer]) -> list[Finding]:
-    """Return groups in which dead consumers hold messages that nobody recovers, or in which their names pile up."""
-    by_group: dict[tuple[str, str], list[Consumer]] = {}
-    for consumer in consumers:
-        by_group.setdefault((consumer.stream, consumer.group), []).append(consumer)
-    found = []
-    for (stream, group), members in by_group.items():
-        dead = [each for each in members if each.state is ConsumerState.DEAD]
-        holding = [each for each in dead if each.pending and each.idle_ms > 1000 * _STUCK_S]
-        where = f"stream {stream}, group {group}"
-        if holding:
-            held = sum(each.pending for each in holding)
-            found.append(
-                Finding(
-                    "dead-consumers", Severity.ERROR, where,
-                    f"{len(holding)} dead consumers hold {held} messages, and nobody takes them over",
-                    "start a consumer of the group", "explanation/leases-and-fencing.md",
-                )
-            )  # fmt: skip
-        if len(dead) > _DEAD_CONSUMERS:
-            found.append(_many_consumers(where, len(dead), "dead consumers"))
-    return found + [
-        _many_consumers(f"stream {info.name}, group {each.name}", each.consumers, "consumers")
-        for info in streams
-        for each in info.groups
-        if each.consumers > MOST_CONSUMERS
-    ]
-
-
-def _many_consumers(where: str, count: int, what: str) -> Finding:
-    return Finding(
-        "dead-consumers", Severity.WARNING, where, f"{count} {what}: names of processes that are gone slow XINFO down",
-        "penstock removes them after consumer_ttl_ms; for others, XGROUP DELCONSUMER", "reference/consumer-config.md",
-    )  # fmt: skip
-
-
-def unread_by_anybody(streams: Sequence[StreamInfo], consumers: Sequence[Consumer]) -> list[Finding]:
-    """Return groups whose messages wait while no consumer is alive; of tasks, kinds that no worker knows."""
-    alive = {(each.stream, each.group) for each in consumers if each.state is not ConsumerState.DEAD}
-    found = []
-    for stream in streams:
-        for group in stream.groups:
-            is_stuck = group.lag.count and group.lag.age_s > _STUCK_S and group.kind == "consumers"
-            if not is_stuck or (stream.name, group.name) in alive:
-                continue
-            kind = _kind_of_lane(stream)
-            what = f"{group.lag.count} messages wait, the oldest for {group.lag.age_s:.0f} s, and no consumer is alive"
-            fix, link = "start a consumer of the group", "how-to/deploy-many-workers.md"
-            if kind is not None:
-                what = f"{group.lag.count} tasks of kind {kind!r} wait, and no worker knows that kind"
-                fix, link = "start a worker with a handler for it, or cancel them", "how-to/worker.md"
-            check = "unknown-kind" if kind is not None else "no-consumer"
-            found.append(Finding(check, Severity.ERROR, f"stream {stream.name}, group {group.name}", what, fix, link))
-    return found
-
-
-def _kind_of_lane(stream: StreamInfo) -> str | None:
-    of_tasks = task_stream(stream.name)
-    if stream.kind is not StreamKind.TASKS or of_tasks is None:
-        return None
-    lane = Lane.parse(stream.name.removeprefix(f"{of_tasks[0]}.tasks").removeprefix("."))
-    return lane.kind if lane is not None else None
-
-
-def unbounded_dead_letters(found: Sequence[DeadLetterStreamInfo], now_ms: int) -> list[Finding]:
-    """Return streams of dead letters that nobody looks at: many, or old."""
-    findings = []
-    for each in found:
-        age_s = (now_ms - ids.parse(each.first_id)[0]) / 1000 if each.first_id else 0.0
-        if each.count > _MANY_DEAD_LETTERS or age_s > _OLD_DEAD_LETTERS_S:
-            findings.append(
-                Finding(
-                    "dead-letters", Severity.WARNING, f"stream {each.stream}",
-                    f"{each.count} dead letters, the oldest {age_s / 86_400:.0f} days old: nothing limits them",
-                    f"penstock dlq ls {each.stream}; then redrive or purge them, and set dead_letter_limits",
-                    "how-to/dead-letters.md",
-                )
-            )  # fmt: skip
-    return findings

@@ -1,10 +1,17 @@
-"""Which dead letters have one cause: a fingerprint that leaves out what differs from message to message."""
+"""What a dead letter tells: read from a record, compared with a filter, grouped by cause."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 
+from penstock import dead_letter_record, envelope, ids
+from penstock.ops.model import DeadLetterFilter, DeadLetterInfo, FailureGroup
+from penstock.ops.payloads import fields_of, shown
+from penstock.protection import Protection
+
+_LONGEST_NAME = 512
 _FRAME = re.compile(r'^  File "(?:[^"]*[/\\])?([^"/\\]+)", line \d+, in (.+)$', re.MULTILINE)
 # Ids, numbers and quoted values: they tell one message from another, not one cause.
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
@@ -19,3 +26,58 @@ def fingerprint(reason: str, error: str, error_text: str, traceback: str) -> str
     pattern = _NUMBERS.sub("#", _QUOTED.sub("'#'", error_text[:_LONGEST]))
     told = repr((reason, error, place, pattern))
     return hashlib.sha256(told.encode(errors="replace")).hexdigest()[:12]
+
+
+def letter_of(stream: str, row: Sequence[bytes], protection: Protection | None) -> DeadLetterInfo:
+    """Read a row of `ops/entries` of a stream of dead letters, whoever has written it."""
+    fields = fields_of(row)
+    by_name = {each.name: each for each in fields}
+    record = dead_letter_record.parse(
+        row[0].decode(), [part for each in fields for part in (envelope.field_bytes(each.name), each.value)]
+    )
+    return DeadLetterInfo(
+        stream=stream,
+        id=record.id,
+        reason=record.reason,
+        error=record.error,
+        error_text=record.error_text,
+        traceback=record.traceback,
+        source_stream=record.source_stream,
+        source_id=record.source_id,
+        group=record.group,
+        consumer=record.consumer,
+        attempts=record.attempts,
+        deliveries=record.deliveries,
+        redrives=record.redrives,
+        dead_at_ms=record.dead_at_ms or ids.parse(record.id)[0],
+        message_id=record.message_id,
+        task_id=envelope.text(record.fields.get("task_id"), _LONGEST_NAME),
+        task_kind=envelope.text(record.fields.get("kind"), _LONGEST_NAME),
+        cut=record.cut,
+        fingerprint=fingerprint(record.reason, record.error, record.error_text, record.traceback),
+        payload=shown(by_name, record.source_stream, protection),
+        fields=fields,
+    )
+
+
+def matches(letter: DeadLetterInfo, wanted: DeadLetterFilter) -> bool:
+    """Tell whether a dead letter is meant."""
+    return (
+        (not wanted.ids or letter.id in wanted.ids or letter.task_id in wanted.ids)
+        and wanted.reason in {None, letter.reason}
+        and wanted.error in {None, letter.error}
+        and wanted.kind in {None, letter.task_kind}
+        and wanted.fingerprint in {None, letter.fingerprint}
+        and wanted.source in {None, letter.source_stream}
+    )
+
+
+def failure_group(letters: Sequence[DeadLetterInfo]) -> FailureGroup:
+    """Return dead letters of one cause, the newest first, as a group."""
+    newest = letters[0]
+    times = [letter.dead_at_ms for letter in letters]
+    sources = sorted({letter.source_stream for letter in letters})
+    return FailureGroup(
+        newest.fingerprint, newest.reason, newest.error, newest.error_text, len(letters), min(times), max(times),
+        newest.id, tuple(sources),
+    )  # fmt: skip

@@ -7,8 +7,9 @@ from datetime import datetime
 
 from penstock import envelope, ids
 from penstock.delivery.group import ConsumerGroup
-from penstock.errors import ConfigurationError, GroupLost, NotFound
-from penstock.ops.catalogue import Catalogue
+from penstock.errors import ConfigurationError, NotFound
+from penstock.keys import check_name
+from penstock.ops.catalogue import Catalogue, group_must_exist
 from penstock.ops.lag import Position, added_since, rates
 from penstock.ops.model import Consumer, ConsumerState, GroupInfo, GroupKind, GroupLag, Page, ReaderPosition
 from penstock.ops.streams import Bound, Streams
@@ -36,6 +37,7 @@ class Groups:
         return found if found.lag.is_exact else replace(found, lag=await self._group(stream, group).lag())
 
     async def _known(self, stream: str, group: str) -> GroupInfo:
+        check_name("group", group)
         for found in await self.of(stream):
             if found.name == group:
                 return found
@@ -96,10 +98,8 @@ class Groups:
     ) -> Page[Consumer]:
         """Return the consumers of a group by name; raise NotFound if there is no such group."""
         key = self._catalogue.keys(stream).stream
-        try:
+        with group_must_exist(stream, group):
             rows = await self._client.call(key, "XINFO", "CONSUMERS", key, group)
-        except GroupLost:
-            raise NotFound(f"stream {stream!r} has no group {group!r}") from None
         found = [
             consumer
             for consumer in sorted(consumers_of(stream, group, rows, dead_after_ms), key=lambda each: each.name)

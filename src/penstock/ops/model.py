@@ -15,6 +15,7 @@ from penstock import ids
 from penstock.model import Lag
 
 Item = TypeVar("Item")
+MOST_CONSUMERS = 2_000  # of one group: to list more takes the server longer than it may be held up
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class StreamInfo:
     kind: StreamKind
     owner: str  # the queue or service that it belongs to, the source of dead letters; '' for a plain stream
     length: int
-    first_id: str  # '' = the stream is empty
+    first_id: str  # '' = the stream is empty, or has huge entries
     last_id: str
     last_generated_id: str
     entries_added: int | None  # since the stream exists; None = the server does not count (before 7.0)
@@ -86,6 +87,7 @@ class StreamInfo:
     dead_letters_stream: str = ""  # by the usual name; '' = there is none
     dead_letters: int = 0
     memory_bytes: int | None = None  # an estimate by samples; None = not asked for, or the user may not ask
+    has_huge_entries: bool = False  # of megabytes: they are not looked at for ids, and lags are bounds
 
     @property
     def pending(self) -> int:

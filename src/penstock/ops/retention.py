@@ -12,13 +12,22 @@ from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue, GroupLook, Look, kind_of
 from penstock.ops.groups import DEAD_AFTER_MS, consumers_of
 from penstock.ops.lag import measure
-from penstock.ops.model import ConsumerState, GroupKind, Page, Pin, RetentionInfo, RetentionPolicy, TrimReport
+from penstock.ops.model import (
+    MOST_CONSUMERS,
+    ConsumerState,
+    GroupKind,
+    Page,
+    Pin,
+    RetentionInfo,
+    RetentionPolicy,
+    TrimReport,
+)
 from penstock.ops.streams import group_kind
-from penstock.ops.workers import MOST_CONSUMERS
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 
 _SAMPLES = 5
+_MANY_GROUPS = 1_000  # of one stream
 
 
 class Retention:
@@ -29,7 +38,7 @@ class Retention:
 
     async def report(self, stream: str) -> RetentionInfo:
         """Return who pins a stream and what could go, counted; raise NotFound if there is no such stream."""
-        looks = await self._catalogue.look([stream])
+        looks = await self._catalogue.look([stream], _MANY_GROUPS)
         if stream not in looks:
             raise NotFound(f"there is no stream {stream!r}")
         [found] = await self._described([looks[stream]])
@@ -97,7 +106,8 @@ class Retention:
                 check_number(name, value, is_whole=name != "max_age_s", may_be_zero=True)
         found = await self.report(stream)
         if not found.floor_id:
-            return TrimReport(stream, 0, 0, True, dry_run, note="the stream has no group: all of it counts as unread")
+            why = "has no group: all of it counts as unread" if not found.pins else "has too many groups to look at"
+            return TrimReport(stream, 0, 0, True, dry_run, note=f"the stream {why}")
         if policy.archived_only and not any(pin.kind is GroupKind.ARCHIVE for pin in found.pins):
             return TrimReport(stream, 0, 0, True, dry_run, note="no archive has a group on the stream")
         finished, is_exact = await self._finished(found)
@@ -146,7 +156,7 @@ def floor_of(look: Look) -> str:
 
 def _read_up_to(look: Look, floor: str) -> GroupLook:
     is_all_needed = not look.first_id or ids.parse(floor) <= ids.parse(look.first_id)
-    unread = look.first_id if is_all_needed else "?"
+    unread = look.first_id if is_all_needed and not look.has_huge_entries else "?"
     return GroupLook("", 0, 0, ids.before(floor), None, None, unread, "", 0)
 
 

@@ -11,7 +11,7 @@ from penstock.errors import NotFound, PenstockError
 from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
 from penstock.model import Lag
 from penstock.ops.batches import ask, number_or
-from penstock.ops.catalogue import Catalogue, GroupLook, Look, kind_of
+from penstock.ops.catalogue import Catalogue, GroupLook, Look, checked_id, checked_text, kind_of
 from penstock.ops.lag import measure
 from penstock.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
 from penstock.ops.payloads import fields_of, shown
@@ -59,8 +59,12 @@ class Streams:
         """Return one stream and its groups, with the memory that it takes; raise NotFound if there is none."""
         found = await self.look([name], await self._catalogue.task_queues([name]))
         if not found:
-            raise NotFound(f"there is no stream {name!r}; `penstock stream ls` shows the streams")
+            raise self._missing(name)
         return replace(found[0], memory_bytes=await self.memory(name)) if memory else found[0]
+
+    @staticmethod
+    def _missing(name: str) -> NotFound:
+        return NotFound(f"there is no stream {name!r}; `penstock stream ls` shows the streams")
 
     async def memory(self, name: str) -> int | None:
         """Return the bytes that a stream takes, estimated by the server; None = the user may not ask."""
@@ -88,6 +92,7 @@ class Streams:
                 StreamInfo(
                     look.name, kind, owner, look.length, look.first_id, look.last_id, look.last_generated_id,
                     look.entries_added, described, look.groups_count, dead_letters if count else "", count,
+                    has_huge_entries=look.has_huge_entries,
                 )
             )  # fmt: skip
         return found
@@ -129,15 +134,18 @@ class Streams:
         """
         key, first, last = self._catalogue.keys(name).stream, bound(start), bound(end)
         if cursor:
+            checked_id(cursor)
             first, last = (first, f"({cursor}") if newest_first else (f"({cursor}", last)
         ends = (last, first) if newest_first else (first, last)
-        args: list[str | int] = [*ends, limit, int(newest_first), max_value_bytes, text, _LOOKED_AT, ""]
+        args: list[str | int] = [*ends, limit, int(newest_first), max_value_bytes, checked_text(text), _LOOKED_AT, ""]
         rows, further = await self._client.run("ops/entries", [key], args, Repeat.READ)
+        if not rows and not further and not await self._client.call(key, "EXISTS", key):
+            raise self._missing(name)
         return Page(tuple(self._entry(name, key, row) for row in rows), further.decode())
 
     async def entry(self, name: str, entry_id: str, *, max_value_bytes: int = 1 << 20) -> Entry:
         """Return one entry; raise NotFound if it is not in the stream."""
-        ids.parse(entry_id)
+        checked_id(entry_id)
         page = await self.entries(name, start=entry_id, end=entry_id, limit=1, max_value_bytes=max_value_bytes)
         if not page.items:
             raise NotFound(f"stream {name!r} has no entry {entry_id}: it was deleted or trimmed, or never added")
@@ -146,7 +154,7 @@ class Streams:
     async def value(self, name: str, entry_id: str, field: str = envelope.DATA) -> bytes:
         """Return one whole value of an entry, for a download; raise NotFound if there is none."""
         key = self._catalogue.keys(name).stream
-        ids.parse(entry_id)
+        checked_id(entry_id)
         rows = await self._client.call(key, "XRANGE", key, entry_id, entry_id, "COUNT", 1)
         value = envelope.as_mapping(rows[0][1]).get(field) if rows else None
         if value is None:

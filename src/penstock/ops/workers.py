@@ -6,10 +6,8 @@ from penstock.errors import PenstockError
 from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue
 from penstock.ops.groups import DEAD_AFTER_MS, consumers_of, state_of
-from penstock.ops.model import Consumer, ConsumerState, Page, WorkerInfo
+from penstock.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
 from penstock.redis.client import StreamClient
-
-MOST_CONSUMERS = 2_000  # of one group: to list more takes the server longer than it may be held up
 
 
 class Workers:

@@ -196,6 +196,22 @@ def test_where_the_name_does_not_tell_one_must_say_where_to(inspector: Inspector
     assert raw.xlen("orders") == 1
 
 
+@pytest.mark.parametrize(("present", "owner"), [("{session}", "{session}"), ("session", "session"), ("other", "")])
+def test_a_hash_tag_around_the_whole_name_is_understood_by_what_there_is(
+    inspector: Inspector, raw: redis.Redis, present: str, owner: str
+) -> None:
+    raw.xadd("{session}_dlq", {"data": "1", "dlq_reason": "fatal"})
+    raw.xadd(present, {"data": "1"})
+    [found] = inspector.dead_letters.streams()
+    assert found.owner == owner
+    if owner:
+        inspector.dead_letters.redrive("{session}_dlq")
+        assert raw.xlen(owner) == 2
+    else:
+        with pytest.raises(ConfigurationError, match="say it with `to`"):
+            inspector.dead_letters.redrive("{session}_dlq")
+
+
 def test_a_payload_is_edited_and_redriven(client: StreamClient, inspector: Inspector, raw: redis.Redis) -> None:
     give_up(client, [1])
     [letter] = (inspector.dead_letters.page(STREAM)).items

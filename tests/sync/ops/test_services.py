@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
 from penstock.errors import NotFound
-from penstock.sync import StreamBalancer, StreamClient
+from penstock.sync import StreamBalancer, StreamClient, StreamDisowned, StreamExpired
 from penstock.sync.ops import Inspector
-from tests.helpers.threads import eventually
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -40,21 +41,28 @@ def test_a_stream_that_nobody_has_read_yet_waits(client: StreamClient, inspector
     assert (info.streams, info.waiting) == (0, 1)
 
 
-def test_a_released_stream_goes_to_another_consumer(client: StreamClient, inspector: Inspector) -> None:
-    first = StreamBalancer(client, "svc", id="first", recovery_interval_ms=100)
+def test_a_released_stream_is_lost_by_its_owner_and_goes_to_another_consumer(
+    client: StreamClient, inspector: Inspector
+) -> None:
+    times: dict[str, Any] = {"heartbeat_interval_ms": 50, "recovery_interval_ms": 100}
+    first = StreamBalancer(client, "svc", id="first", **times)
     with first as notices:
         first.add_stream("session-1")
         next(notices)
-        owner = inspector.services.release("svc", "session-1")
-        assert owner.endswith("first")
-        eventually(lambda: _is_waiting_or_claimed(inspector))
+        second = StreamBalancer(client, "svc", id="second", **times)
+        with second as others:
+            assert (inspector.services.release("svc", "session-1")).endswith("first")
+            expired = next(others)
+            assert isinstance(expired, StreamExpired)
+            second.claim(expired.payload)
+            notice = next(notices)
+            while isinstance(notice, StreamExpired):  # it may be offered to the first one, too
+                notice = next(notices)
+            assert isinstance(notice, StreamDisowned)
+            [stream] = (inspector.services.streams("svc")).items
+            assert stream.owner.endswith("second")
     with pytest.raises(NotFound, match="nobody owns data stream 'session-9'"):
         inspector.services.release("svc", "session-9")
-
-
-def _is_waiting_or_claimed(inspector: Inspector) -> bool:
-    page = inspector.services.streams("svc")
-    return all(not stream.owner for stream in page.items)
 
 
 def test_an_unknown_service_is_not_found(inspector: Inspector, raw: redis.Redis) -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from datetime import datetime
 
 from penstock import envelope, ids
-from penstock.errors import ConfigurationError, GroupLost, NotFound
+from penstock.errors import ConfigurationError, NotFound
+from penstock.keys import check_name
 from penstock.ops.model import Consumer, ConsumerState, GroupInfo, GroupKind, GroupLag, Page, ReaderPosition
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.sync.delivery.group import ConsumerGroup
-from penstock.sync.ops.catalogue import Catalogue
+from penstock.sync.ops.catalogue import Catalogue, group_must_exist
 from penstock.sync.ops.lag import Position, added_since, rates
 from penstock.sync.ops.streams import Bound, Streams
 from penstock.sync.redis.client import StreamClient
@@ -37,6 +38,7 @@ class Groups:
         return found if found.lag.is_exact else replace(found, lag=self._group(stream, group).lag())
 
     def _known(self, stream: str, group: str) -> GroupInfo:
+        check_name("group", group)
         for found in self.of(stream):
             if found.name == group:
                 return found
@@ -97,10 +99,8 @@ class Groups:
     ) -> Page[Consumer]:
         """Return the consumers of a group by name; raise NotFound if there is no such group."""
         key = self._catalogue.keys(stream).stream
-        try:
+        with group_must_exist(stream, group):
             rows = self._client.call(key, "XINFO", "CONSUMERS", key, group)
-        except GroupLost:
-            raise NotFound(f"stream {stream!r} has no group {group!r}") from None
         found = [
             consumer
             for consumer in sorted(consumers_of(stream, group, rows, dead_after_ms), key=lambda each: each.name)

@@ -76,13 +76,20 @@ def measure(client: StreamClient, groups: Sequence[tuple[str, Look, GroupLook]])
     Where neither the counters are certain nor an end of the stream is near, the lag is a bound.
     """
     known = [certain(look, group) for _, look, group in groups]
-    unknown = [place for place, count in enumerate(known) if count is None or groups[place][2].first_unread_id == "?"]
+    unknown = [
+        place
+        for place, (_, look, group) in enumerate(groups)
+        if not look.has_huge_entries and (known[place] is None or group.first_unread_id == "?")
+    ]
     behind = _count(client, [(groups[at][0], _after(groups[at][2]), "+") for at in unknown])
     left = [at for at, counted in zip(unknown, behind, strict=True) if not counted.is_all]
     ahead = _count(client, [(groups[at][0], "-", groups[at][2].last_delivered_id) for at in left])
     counted_behind, counted_ahead = dict(zip(unknown, behind, strict=True)), dict(zip(left, ahead, strict=True))
     found: list[Lag] = []
     for place, (_, look, group) in enumerate(groups):
+        if look.has_huge_entries:
+            found.append(_unlooked(look, group, known[place]))
+            continue
         count, after = known[place], counted_behind.get(place)
         first = group.first_unread_id if after is None else after.first
         age_s = max(0, look.now_ms - ids.parse(first)[0]) / 1000 if first else 0.0
@@ -96,6 +103,14 @@ def measure(client: StreamClient, groups: Sequence[tuple[str, Look, GroupLook]])
             most = after.length - counted_ahead[place].count
             found.append(Lag(max(after.count, min(most, group.lag or most)), age_s, is_exact=False))
     return found
+
+
+def _unlooked(look: Look, group: GroupLook, known: int | None) -> Lag:
+    # No entry was looked at: the oldest unread one is younger than the last that was read.
+    since_ms = ids.parse(group.last_delivered_id)[0]
+    count = known if known is not None else min(look.length, look.length if group.lag is None else group.lag)
+    age_s = max(0, look.now_ms - since_ms) / 1000 if count and since_ms else 0.0
+    return Lag(count, age_s, is_exact=known is not None)
 
 
 @dataclass(frozen=True, slots=True)

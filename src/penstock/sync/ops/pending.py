@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock import dead_letter_record, envelope
-from penstock.errors import ConfigurationError, GroupLost, NotFound
+from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.ops.model import Page, Pending
 from penstock.policy import Reason
@@ -14,7 +14,7 @@ from penstock.redis.blocking import Command, Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.sync.ops.batches import ask
-from penstock.sync.ops.catalogue import Catalogue
+from penstock.sync.ops.catalogue import Catalogue, checked_id, group_must_exist
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question
 
@@ -42,7 +42,7 @@ class PendingMessages:
         cursor: str = "",
     ) -> Page[Pending]:
         """Return pending messages, oldest first: of one consumer, silent for so long, or (not) waiting for a retry."""
-        keys, start = self._catalogue.keys(stream), f"({cursor}" if cursor else "-"
+        keys, start = self._catalogue.keys(stream), f"({checked_id(cursor)}" if cursor else "-"
         found: list[Pending] = []
         for _ in range(_MOST_STEPS):
             rows = self._rows(stream, group, start, min(_STEP, max(limit, 1)), consumer)
@@ -60,11 +60,9 @@ class PendingMessages:
 
     def _rows(self, stream: str, group: str, start: str, count: int, consumer: str | None) -> list[Row]:
         key = self._catalogue.keys(stream).stream
-        of = (consumer,) if consumer is not None else ()
-        try:
+        of = (check_name("consumer", consumer),) if consumer is not None else ()
+        with group_must_exist(stream, group):
             rows: list[Row] = self._client.call(key, "XPENDING", key, group, start, "+", count, *of)
-        except GroupLost:
-            raise NotFound(f"stream {stream!r} has no group {group!r}") from None
         return rows
 
     def _described(self, stream: str, group: str, retries: str, attempts: str, rows: Sequence[Row]) -> list[Pending]:
@@ -96,8 +94,17 @@ class PendingMessages:
         check_name("consumer", consumer)
         key, claimed = self._catalogue.keys(stream).stream, list[str]()
         for start in range(0, len(ids), MAX_IDS):
-            command: Command = ("XCLAIM", key, group, consumer, min_idle_ms, *ids[start : start + MAX_IDS], "JUSTID")
-            reply: Reply = self._client.call(key, *command, repeat=Repeat.IDEMPOTENT)
+            command: Command = (
+                "XCLAIM",
+                key,
+                group,
+                consumer,
+                min_idle_ms,
+                *map(checked_id, ids[start : start + MAX_IDS]),
+                "JUSTID",
+            )
+            with group_must_exist(stream, group):
+                reply: Reply = self._client.call(key, *command, repeat=Repeat.IDEMPOTENT)
             claimed += [entry_id.decode() for entry_id in reply]
         return claimed
 
@@ -109,8 +116,10 @@ class PendingMessages:
         """
         keys, due = self._catalogue.keys(stream), list[str]()
         for start in range(0, len(ids), MAX_IDS):
-            args: list[str | int] = [group, min_idle_ms, *ids[start : start + MAX_IDS]]
-            reply = self._client.run("ops/retry", [keys.stream, keys.retries(group)], args, Repeat.IDEMPOTENT)
+            args: list[str | int] = [group, min_idle_ms, *map(checked_id, ids[start : start + MAX_IDS])]
+            names = [keys.stream, keys.retries(group)]
+            with group_must_exist(stream, group):
+                reply: Reply = self._client.run("ops/retry", names, args, Repeat.IDEMPOTENT)
             due += [entry_id.decode() for entry_id in reply]
         return due
 
@@ -125,8 +134,9 @@ class PendingMessages:
         if target == keys.stream:
             raise ConfigurationError(f"dead_letters={dead_letters!r} is the stream itself: name another one")
         gone: list[str] = []
-        for entry_id in ids:
-            rows = self._client.call(keys.stream, "XPENDING", keys.stream, group, entry_id, entry_id, 1)
+        for entry_id in map(checked_id, ids):
+            with group_must_exist(stream, group):
+                rows = self._client.call(keys.stream, "XPENDING", keys.stream, group, entry_id, entry_id, 1)
             if not rows:
                 continue
             [entry] = self._described(stream, group, keys.retries(group), keys.attempts(group), rows)

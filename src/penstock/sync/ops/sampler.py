@@ -161,7 +161,8 @@ class Sampler:
 
     def _added_by_stream(self, found: Overview) -> dict[str, int]:
         added = {stream.name: stream.entries_added or 0 for stream in found.streams}
-        uncounted = [stream for stream in found.streams if stream.entries_added is None]  # before Redis 7.0
+        # Before Redis 7.0 the server does not count.
+        uncounted = [each for each in found.streams if each.entries_added is None and not each.has_huge_entries]
         known = [self._added.get(stream.name, (stream, 0)) for stream in uncounted]
         keys = [(self._inspector.streams.key(before.name), before.last_generated_id) for before, _ in known]
         more = added_since(self._inspector.client, keys)

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from penstock.errors import PenstockError
-from penstock.ops.model import Consumer, ConsumerState, Page, WorkerInfo
+from penstock.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
 from penstock.sync.ops.batches import ask
 from penstock.sync.ops.catalogue import Catalogue
 from penstock.sync.ops.groups import DEAD_AFTER_MS, consumers_of, state_of
 from penstock.sync.redis.client import StreamClient
-
-MOST_CONSUMERS = 2_000  # of one group: to list more takes the server longer than it may be held up
 
 
 class Workers:

@@ -7,14 +7,20 @@
 --         id of the first unread entry, '' = there is none, '?' = it was not looked for, oldest pending id or '', its idle ms},
 --        ...}}; {} = there is no such stream
 -- Called twice: the same again.
--- XINFO STREAM copies two payloads, and the look for an unread entry one: after some large ones no more are looked for.
+-- XINFO STREAM copies two payloads, and the look for an unread entry one: after some large ones no more are looked for. Where
+-- entries have megabytes, by the memory that the stream takes, no payload is touched: ids of entries are '' or '?' then, and
+-- what was ever added is -1.
 -- include: shared/ids.lua
 -- include: shared/group_info.lua
 -- include: shared/pages.lua
 -- include: shared/now.lua
+local HUGE = 2097152
 local stream, most = KEYS[1], tonumber(ARGV[1])
 if redis.call('EXISTS', stream) == 0 then return {} end
-local info = as_table(redis.call('XINFO', 'STREAM', stream))
+local length = redis.call('XLEN', stream)
+local memory = redis.pcall('MEMORY', 'USAGE', stream, 'SAMPLES', 1) -- a user may not ask
+local is_huge = length > 0 and type(memory) == 'number' and memory / length > HUGE
+local info = is_huge and {} or as_table(redis.call('XINFO', 'STREAM', stream))
 local first, last = info['first-entry'] or nil, info['last-entry'] or nil -- false where there is none
 local read, is_dead_letter = 0, '0'
 if first then read = weight(first) + weight(last) end
@@ -26,6 +32,7 @@ end
 local last_id = last and last[1] or ''
 
 local function first_unread(delivered)
+  if is_huge then return '?' end
   if not last or not is_smaller(delivered, last_id) then return '' end
   if is_smaller(delivered, first[1]) then return first[1] end
   if read > ENOUGH then return '?' end
@@ -45,6 +52,6 @@ for n = 1, math.min(most, #groups) do
   }
 end
 return {
-  info['length'], first and first[1] or '', last_id, info['last-generated-id'], info['entries-added'] or -1, is_dead_letter,
+  length, first and first[1] or '', last_id, info['last-generated-id'] or '', info['entries-added'] or -1, is_dead_letter,
   now_ms, #groups, found,
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.model import Lag
-from penstock.ops import doctor
+from penstock.ops import findings
 from penstock.ops.model import (
     Consumer,
     ConsumerState,
@@ -73,8 +73,8 @@ def checks(findings: list[Finding]) -> list[tuple[str, Severity]]:
 
 
 def test_nothing_is_wrong_with_a_healthy_server() -> None:
-    assert doctor.server_findings(HEALTHY) == doctor.known_holes(HEALTHY) == []
-    assert doctor.keyspace_events(HEALTHY, [SERVICE]) == []
+    assert findings.server_findings(HEALTHY) == findings.known_holes(HEALTHY) == []
+    assert findings.keyspace_events(HEALTHY, [SERVICE]) == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_nothing_is_wrong_with_a_healthy_server() -> None:
     ],
 )
 def test_what_is_dangerous_in_a_server_is_found(changes: dict[str, Any], check: str, severity: Severity) -> None:
-    [finding] = doctor.server_findings(replace(HEALTHY, **changes))
+    [finding] = findings.server_findings(replace(HEALTHY, **changes))
     assert (finding.check, finding.severity) == (check, severity)
     assert finding.fix
     assert finding.link.endswith(".md")
@@ -114,24 +114,26 @@ def test_what_is_dangerous_in_a_server_is_found(changes: dict[str, Any], check: 
     ],
 )
 def test_servers_with_a_known_hole_are_found(product: str, version: str, is_found: bool) -> None:
-    assert bool(doctor.known_holes(replace(HEALTHY, product=product, version=version))) == is_found
+    assert bool(findings.known_holes(replace(HEALTHY, product=product, version=version))) == is_found
 
 
 @pytest.mark.parametrize(("events", "is_found"), [("", True), ("E", True), ("AKE", False), ("Kx", False)])
 def test_a_balancer_without_notices_is_found(events: str, is_found: bool) -> None:
-    assert bool(doctor.keyspace_events(replace(HEALTHY, keyspace_events=events), [SERVICE])) == is_found
-    assert doctor.keyspace_events(replace(HEALTHY, keyspace_events=events), []) == []
+    assert bool(findings.keyspace_events(replace(HEALTHY, keyspace_events=events), [SERVICE])) == is_found
+    assert findings.keyspace_events(replace(HEALTHY, keyspace_events=events), []) == []
 
 
 def test_a_stream_without_a_hash_tag_is_found() -> None:
-    found = doctor.hash_tags([stream("orders", StreamKind.STREAM, group()), stream("{a}", StreamKind.STREAM, group())])
+    found = findings.hash_tags(
+        [stream("orders", StreamKind.STREAM, group()), stream("{a}", StreamKind.STREAM, group())]
+    )
     assert [finding.where for finding in found] == ["stream orders"]
 
 
 def test_locks_that_run_out_before_a_failover_are_found() -> None:
     owned = [OwnedStream("svc", "a", "1-0", "one", 3_000, 1, 0), OwnedStream("svc", "b", "2-0", "", None, 1, 0)]
-    assert checks(doctor.short_locks("svc", owned, 15_000)) == [("leases", Severity.WARNING)]
-    assert doctor.short_locks("svc", owned, 2_000) == doctor.short_locks("svc", [], 2_000) == []
+    assert checks(findings.short_locks("svc", owned, 15_000)) == [("leases", Severity.WARNING)]
+    assert findings.short_locks("svc", owned, 2_000) == findings.short_locks("svc", [], 2_000) == []
 
 
 @pytest.mark.parametrize(
@@ -145,38 +147,40 @@ def test_locks_that_run_out_before_a_failover_are_found() -> None:
 )
 def test_a_group_that_pins_a_stream_is_found(pin: Pin, is_found: bool) -> None:
     info = RetentionInfo("orders", StreamKind.STREAM, 50_000, 1, "1-0", 0, 0, True, (pin,))
-    assert bool(doctor.pinned(info)) == is_found
+    assert bool(findings.pinned(info)) == is_found
 
 
 def test_dead_consumers_that_hold_messages_are_found() -> None:
-    found = doctor.consumer_findings([], [consumer(ConsumerState.DEAD, pending=3), consumer(ConsumerState.IDLE)])
+    found = findings.consumer_findings([], [consumer(ConsumerState.DEAD, pending=3), consumer(ConsumerState.IDLE)])
     assert checks(found) == [("dead-consumers", Severity.ERROR)]
     assert "1 dead consumers hold 3 messages" in found[0].what
-    assert doctor.consumer_findings([], [consumer(ConsumerState.DEAD)]) == []
+    assert findings.consumer_findings([], [consumer(ConsumerState.DEAD)]) == []
     many = [consumer(ConsumerState.DEAD, name=f"pod-{n}") for n in range(101)]
-    assert checks(doctor.consumer_findings([], many)) == [("dead-consumers", Severity.WARNING)]
+    assert checks(findings.consumer_findings([], many)) == [("dead-consumers", Severity.WARNING)]
 
 
 def test_messages_that_nobody_reads_are_found() -> None:
     late = stream("orders", StreamKind.STREAM, group())
-    assert checks(doctor.unread_by_anybody([late], [])) == [("no-consumer", Severity.ERROR)]
-    assert checks(doctor.unread_by_anybody([late], [consumer(ConsumerState.DEAD)])) == [("no-consumer", Severity.ERROR)]
-    assert doctor.unread_by_anybody([late], [consumer(ConsumerState.IDLE)]) == []
-    assert doctor.unread_by_anybody([stream("orders", StreamKind.STREAM, group(Lag(7, 10.0)))], []) == []
+    assert checks(findings.unread_by_anybody([late], [])) == [("no-consumer", Severity.ERROR)]
+    assert checks(findings.unread_by_anybody([late], [consumer(ConsumerState.DEAD)])) == [
+        ("no-consumer", Severity.ERROR)
+    ]
+    assert findings.unread_by_anybody([late], [consumer(ConsumerState.IDLE)]) == []
+    assert findings.unread_by_anybody([stream("orders", StreamKind.STREAM, group(Lag(7, 10.0)))], []) == []
 
 
 def test_tasks_of_a_kind_that_no_worker_knows_are_found() -> None:
     lane = stream("jobs.tasks.normal:kind=render", StreamKind.TASKS, group())
-    [finding] = doctor.unread_by_anybody([lane], [])
+    [finding] = findings.unread_by_anybody([lane], [])
     assert finding.check == "unknown-kind"
     assert "7 tasks of kind 'render'" in finding.what
 
 
 def test_dead_letters_that_nothing_limits_are_found() -> None:
     few = DeadLetterStreamInfo("orders_dlq", StreamKind.STREAM, "orders", 5, "1000-0", "2000-0")
-    assert doctor.unbounded_dead_letters([few], 3_000) == []
-    assert checks(doctor.unbounded_dead_letters([few], 40 * 86_400_000)) == [("dead-letters", Severity.WARNING)]
-    assert checks(doctor.unbounded_dead_letters([replace(few, count=200_000)], 3_000)) == [
+    assert findings.unbounded_dead_letters([few], 3_000) == []
+    assert checks(findings.unbounded_dead_letters([few], 40 * 86_400_000)) == [("dead-letters", Severity.WARNING)]
+    assert checks(findings.unbounded_dead_letters([replace(few, count=200_000)], 3_000)) == [
         ("dead-letters", Severity.WARNING)
     ]
 
