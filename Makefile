@@ -31,7 +31,7 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
 .PHONY: help demo test test-acl test-all test-bare test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue campaign \
-	bench-spark bench-tasks format sync lock audit sbom dist clean
+	bench-spark bench-tasks format reference sync lock audit sbom dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,9 @@ bench-tasks: $(VENV)/.dev ## Measure tasks with results beside other task queues
 format: $(VENV)/.dev ## Format the code and mend what ruff can mend
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
+
+reference: $(VENV)/.dev ## Write the reference of the command line from the commands
+	@$(BIN)/python tools/cli_reference.py
 
 sync: $(VENV)/.dev ## Write the sync half from the async half
 	@$(BIN)/python tools/generate_sync.py

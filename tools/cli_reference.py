@@ -19,7 +19,8 @@ HEAD = """\
 Every command of `penstock`, as `penstock COMMAND --help` shows it. This page is generated from the commands: change
 them, then run `make reference`.
 
-* **Where.** `--url`, else the variable `PENSTOCK_URL`, else `task_queue.url` of the [settings](configuration.md).
+* **Where.** `--url`, else the variable `PENSTOCK_URL`, else `task_queue.url` of the [settings](configuration.md), of
+  which `--config` names the file. Every command that speaks to a server takes these two.
 * **Output.** Results go to standard output, messages to standard error. `--json` prints one object a line, with names
   that stay. Tables are for people; in a pipe no column is cut.
 * **Durations** are `500ms`, `30s`, `1h30m` or `'10 minutes'`. **Times** are `2026-11-15T12:00Z`, in UTC unless they
@@ -31,7 +32,7 @@ them, then run `make reference`.
 * Every command takes `-v` (`--verbose`), which logs more, `-q` (`--quiet`), which prints results and errors only, and
   `--help`.
 """
-EVERYWHERE = {"verbose", "quiet", "help"}
+EVERYWHERE = {"verbose", "quiet", "help", "url", "config"}
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -53,7 +54,7 @@ def page() -> str:
             hidden.append(f"`penstock {' '.join(path)}`")
         else:
             shown.setdefault(path[0], []).append(_section(path, command))
-    parts = [HEAD, *(part for name in shown for part in [f"## {name}\n", *shown[name]])]
+    parts = [HEAD, *(part for name in shown for part in [*_heading(name, shown[name]), *shown[name]])]
     if hidden:
         parts.append(
             "## Other names\n\nNames that users of other queues know, for what is above: " + ", ".join(hidden) + ".\n"
@@ -61,11 +62,16 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def _heading(name: str, sections: list[str]) -> list[str]:
+    return [] if sections[0].startswith("## ") else [f"## {name}\n"]
+
+
 def _section(path: tuple[str, ...], command: Any) -> str:
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
     usage = " ".join(["penstock", *path, *map(_placeholder, arguments)])
-    lines = [f"### {' '.join(path)}\n", f"```text\n{usage} [OPTIONS]\n```\n", _text(command.help), ""]
+    level = "##" if len(path) == 1 else "###"
+    lines = [f"{level} {' '.join(path)}\n", f"```text\n{usage} [OPTIONS]\n```\n", _text(command.help), ""]
     rows = [(_spelled(each), each) for each in [*arguments, *options] if each.name not in EVERYWHERE]
     if rows:
         lines += ["| argument or option | meaning | default |", "|---|---|---|"]

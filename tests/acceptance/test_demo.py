@@ -217,3 +217,21 @@ def on_a_terminal(environment: dict[str, str]) -> str:
         os.close(ours)
         assert demo.wait(DEADLINE_S) == 0
     return shown.decode()
+
+
+def test_a_demo_that_stays_says_how_to_look_and_leaves_nothing_behind(home, start):
+    demo = start("--stay")
+    told = wait_for("Ctrl-C ends everything.", demo)
+    url = re.search(r"export PENSTOCK_URL=(\S+)", told)[1]
+    words = [sys.executable, "-m", "penstock", "stream", "info", "orders", "--json", "--url", url]
+
+    def length() -> int:
+        return json.loads(subprocess.run(words, capture_output=True, check=True).stdout)["length"]
+
+    before = length()
+    eventually(lambda: length() > before, DEADLINE_S)
+    demo.send_signal(signal.SIGINT)
+    out, _ = demo.communicate(timeout=DEADLINE_S)
+    assert demo.returncode == 130
+    assert "The balance holds" in out
+    assert_nothing_is_left(home)

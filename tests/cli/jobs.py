@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+from penstock import StreamMessage
 from penstock.task import Task
 from penstock.tasks import Handlers
 
@@ -31,3 +32,7 @@ def until(task: Task) -> int:
     while not Path(str(task.payload["gate"])).exists():
         time.sleep(0.01)  # nothing to wait for: the file appears from outside
     return os.getpid()
+
+
+def ship(message: StreamMessage) -> None:
+    """Handles a message of a stream."""

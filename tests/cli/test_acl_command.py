@@ -30,6 +30,7 @@ from penstock.sync import (
     StreamProducer,
 )
 from penstock.sync import StreamClient as SyncClient
+from penstock.sync.ops import Inspector, Sampler
 from penstock.sync.tasks import Handlers, Priority, RedisTaskQueue, Retry, Task, Worker
 from penstock.testing import Cluster
 from tests.cli.conftest import Command
@@ -263,27 +264,26 @@ def test_a_reader_may_do_what_the_scripts_that_read_do(name: str) -> None:
 
 
 @pytest.mark.every_server
-def test_a_reader_runs_the_exporter(as_user: As, check: Check, raw: redis.Redis, redis_url: str) -> None:
+def test_a_reader_runs_the_exporter(as_user: As, server: EmbeddedServer, raw: redis.Redis, redis_url: str) -> None:
     pytest.importorskip("prometheus_client")
-    from penstock.cli.task_metrics import QueueCollector
+    from penstock.sync.ops.metrics import InspectorCollector
 
-    url = as_user("readonly", "--queue", "shop")
-    with RedisTaskQueue(url, "shop") as seen, RedisTaskQueue(redis_url, "shop") as queue:
+    url = as_user("readonly", "--stream", "*")
+    with Inspector.from_url(url) as inspector, RedisTaskQueue(redis_url, "shop") as queue:
+        sampler = Sampler(inspector)
 
         def scrape() -> dict[tuple[str, ...], float]:
-            families = QueueCollector([seen]).collect()
+            sampler.sample()
+            families = InspectorCollector(sampler).collect()
             return {
                 (sample.name, *sample.labels.values()): sample.value for found in families for sample in found.samples
             }
 
-        assert scrape()["queue_up", "shop"] == 1
+        assert scrape()["penstock_up",] == 1
         assert raw.keys() == []
         queue.enqueue(Task(kind="good"))
-        raw.xgroup_destroy("shop.tasks", "shop")
-        assert scrape()["queue_size", "shop", "open"] == 1
-        queue.pop()
-        assert scrape()["queue_size", "shop", "in_hand"] == 1
-    check(url)
+        assert scrape()["queue_pending_total", "shop.tasks", "good"] == 1
+    assert set(refused(server)) <= {"config", "config|get"}  # it does without
 
 
 @pytest.mark.every_server

@@ -43,6 +43,12 @@ EVERYTHING = 1 << 62  # a limit that nothing reaches
 _T = TypeVar("_T")
 
 
+def load_settings(url: str, config: Path | None, flags: Iterable[Given] = ()) -> Settings:
+    """Return the settings, with what the options of a command say above file and environment."""
+    given = [flag("task_queue.url", url, "--url or PENSTOCK_URL")] if url != FROM_SETTINGS else []
+    return Settings.load(config, flags=[*given, *flags])
+
+
 @dataclass(frozen=True)
 class Server:
     """The server that a command is about, as --url, PENSTOCK_URL and the settings say, in this order."""
@@ -50,10 +56,9 @@ class Server:
     settings: Settings
 
     @classmethod
-    def of(cls, url: str, config: Path | None, *flags: Given) -> Server:
-        """Read the settings, what the command line says above file and environment."""
-        given = [flag("task_queue.url", url, "--url or PENSTOCK_URL")] if url != FROM_SETTINGS else []
-        return cls(Settings.load(config, flags=[*given, *flags]))
+    def from_options(cls, url: Url = FROM_SETTINGS, config: ConfigFile = None) -> Server:
+        """Read the settings; what the command line says stands above file and environment."""
+        return cls(load_settings(url, config))
 
     @property
     def url(self) -> str:
@@ -125,10 +130,10 @@ def group(meaning: str, **options: Any) -> typer.Typer:
 def command(
     app: typer.Typer, name: str | None = None, *, logs: int = logging.WARNING, **options: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that makes a command of a function.
+    """Return a decorator that makes a command of a function; every command has -v and -q.
 
-    One whose first parameter is a Server has the options --url and --config; every one has -v and -q. `logs` is the
-    level that it logs at unless these say otherwise.
+    A parameter whose class has `from_options()` stands for the options that this takes: a Server for --url and
+    --config. `logs` is the level at which the command logs unless -v or -q say otherwise.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -138,10 +143,6 @@ def command(
     return decorate
 
 
-_SERVER = (
-    Parameter("url", Parameter.KEYWORD_ONLY, default=FROM_SETTINGS, annotation=Url),
-    Parameter("config", Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile),
-)
 _EVERYWHERE = (
     Parameter("verbose", Parameter.KEYWORD_ONLY, default=False, annotation=Verbose),
     Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
@@ -150,18 +151,22 @@ _EVERYWHERE = (
 
 def _with_common_options(function: Callable[..., None], logs: int) -> Callable[..., None]:
     signature = inspect.signature(function, eval_str=True)
-    own = list(signature.parameters.values())
-    takes_server = bool(own) and own[0].annotation is Server
-    parameters = [*own[takes_server:], *(_SERVER if takes_server else ()), *_EVERYWHERE]
+    made = {
+        name: each.annotation.from_options
+        for name, each in signature.parameters.items()
+        if hasattr(each.annotation, "from_options")
+    }
+    taken = {name: inspect.signature(make, eval_str=True).parameters for name, make in made.items()}
+    own = [each for name, each in signature.parameters.items() if name not in made]
+    options = [each.replace(kind=Parameter.KEYWORD_ONLY) for some in reversed(taken.values()) for each in some.values()]
+    parameters = sorted([*own, *options, *_EVERYWHERE], key=lambda each: each.kind)
 
     @wraps(function)
     def run(**given: Any) -> None:
-        with errors_shown():
-            shown.set_verbosity(logs, is_verbose=given.pop("verbose"), is_quiet=given.pop("quiet"))
-            if takes_server:
-                function(Server.of(given.pop("url"), given.pop("config")), **given)
-            else:
-                function(**given)
+        is_verbose, is_quiet = given.pop("verbose"), given.pop("quiet")
+        with errors_shown(), shown.verbosity(logs, is_verbose=is_verbose, is_quiet=is_quiet):
+            groups = {name: make(**{each: given.pop(each) for each in taken[name]}) for name, make in made.items()}
+            function(**groups, **given)
 
     # What Typer reads instead of the function's own.
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.command import Server, command, group
+from penstock.cli.command import command, group, load_settings
 from penstock.cli.options import FROM_SETTINGS, AsJson, ConfigFile, SetOptions, Url
 from penstock.cli.shown import print_rows
 from penstock.errors import ConfigurationError, SettingsError
@@ -72,7 +72,7 @@ def _told(provider: Setting) -> Iterator[None]:
 
 
 def _load(config: Path | None, settings: list[str] | None, url: str) -> Settings:
-    return Server.of(url, config, *map(_parsed, settings or [])).settings
+    return load_settings(url, config, map(_parsed, settings or []))
 
 
 def _parsed(item: str) -> Given:

@@ -10,7 +10,7 @@ import typer
 from penstock import ConsumerConfig, StreamClient, StreamConsumer
 from penstock.cli import supervisor, target
 from penstock.cli.command import Server
-from penstock.cli.options import Burst, Concurrency, Grace, Lease, Processes, Watch
+from penstock.cli.options import Burst, Concurrency, Grace, Processes, Watch, duration
 from penstock.cli.shown import say
 from penstock.delivery.group import ConsumerGroup
 from penstock.errors import ConfigurationError
@@ -30,7 +30,7 @@ def consume(
     ] = None,
     burst: Burst = False,
     watch: Watch = False,
-    lease: Lease = 10.0,
+    lease: Annotated[float, duration("How long a silent consumer keeps what it holds.", default="10s")] = 10.0,
     max_deliveries: Annotated[int, typer.Option(min=1, help="How often a message is tried.")] = 3,
     dead_letters: Annotated[str | None, typer.Option(help="The stream that gets what was given up.")] = None,
     grace: Grace = 30.0,
@@ -46,7 +46,7 @@ def consume(
         group=group,
         dlq_stream=dead_letters,
         batch_size=batch or ConsumerConfig.batch_size,
-        min_idle_claim_ms=round(1000 * (lease or 0)),
+        min_idle_claim_ms=round(1000 * lease),
         max_deliveries=max_deliveries,
         concurrency=concurrency,
         shutdown_grace_ms=round(1000 * grace),

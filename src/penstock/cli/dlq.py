@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -69,23 +69,42 @@ MaxRedrives = Annotated[int, typer.Option(min=1, help="Leave those that were red
 MaxLimit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many, the oldest first.")]
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which dead letters a command is about, as its options say."""
+
+    of: str | None
+    matching: DeadLetterFilter
+
+    @classmethod
+    def from_options(
+        cls,
+        of: Of = None,
+        kind: Kind = None,
+        reason: Reason = None,
+        since: Since = None,
+        until: Until = None,
+        text: Text = None,
+        cause: Cause = None,
+    ) -> Selection:
+        """Make it of the options."""
+        before = None if until is None else max(0, until - 1)
+        return cls(
+            of,
+            DeadLetterFilter(
+                reason=reason, kind=kind, fingerprint=cause, since_ms=since or 0, until_ms=before, text=text
+            ),
+        )
+
+
 Choice: TypeAlias = dict[str, DeadLetterFilter]
-"""Which dead letters a command is about: by stream, those that match."""
+"""The dead letters that were found to be meant: by stream, those that match."""
 
 
 def _streams(inspector: Inspector, of: str | None) -> list[str]:
     if of is not None:
         return [inspector.dead_letters.resolve(of)]
     return [each.stream for each in inspector.dead_letters.streams()]
-
-
-def _filter(
-    kind: str | None, reason: str | None, since: int | None, until: int | None, text: str | None, cause: str | None
-) -> DeadLetterFilter:
-    before = None if until is None else max(0, until - 1)
-    return DeadLetterFilter(
-        reason=reason, kind=kind, fingerprint=cause, since_ms=since or 0, until_ms=before, text=text
-    )
 
 
 def _letters(
@@ -114,11 +133,9 @@ def _by_id(inspector: Inspector, streams: Sequence[str], given: str) -> tuple[st
     return places[the_one(given, places, "dead letter")]
 
 
-def _chosen(
-    inspector: Inspector, of: str | None, ids: list[str] | None, matching: DeadLetterFilter
-) -> tuple[Choice, list[str]]:
+def _chosen(inspector: Inspector, selection: Selection, ids: list[str] | None = None) -> tuple[Choice, list[str]]:
     """Return what is meant, and the ids that no dead letter has."""
-    streams = _streams(inspector, of)
+    streams, matching = _streams(inspector, selection.of), selection.matching
     if not ids:
         return dict.fromkeys(streams, matching), []
     choice, missing = Choice(), list[str]()
@@ -135,20 +152,14 @@ def _chosen(
 
 def ls(
     server: Server,
-    of: Of = None,
-    kind: Kind = None,
-    reason: Reason = None,
-    since: Since = None,
-    until: Until = None,
-    text: Text = None,
-    cause: Cause = None,
+    selection: Selection,
     causes: Annotated[bool, typer.Option("--causes", help="Group them by cause, the most frequent first.")] = False,
     limit: Limit = 100,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, oldest first."""
     with server.inspector() as inspector:
-        choice, _ = _chosen(inspector, of, None, _filter(kind, reason, since, until, text, cause))
+        choice, _ = _chosen(inspector, selection)
         if causes:
             found = [inspector.dead_letters.failures(*each) for each in choice.items()]
             rows = sorted((each for some in found for each in some.groups), key=lambda each: -each.count)[:limit]
@@ -176,14 +187,8 @@ def show(server: Server, record: RecordId, of: Of = None, as_json: AsJson = Fals
 
 def redrive(
     server: Server,
+    selection: Selection,
     ids: Ids = None,
-    of: Of = None,
-    kind: Kind = None,
-    reason: Reason = None,
-    since: Since = None,
-    until: Until = None,
-    text: Text = None,
-    cause: Cause = None,
     limit: MaxLimit = None,
     rate: Rate = None,
     max_redrives: MaxRedrives = 3,
@@ -194,7 +199,7 @@ def redrive(
 ) -> None:
     """Put dead letters back where they came from; each moves in one step."""
     with server.inspector() as inspector:
-        choice, missing = _chosen(inspector, of, ids, _filter(kind, reason, since, until, text, cause))
+        choice, missing = _chosen(inspector, selection, ids)
         redrive_all = partial(_redrive, inspector, choice, limit, to=to, per_second=rate, max_redrives=max_redrives)
         counts = redrive_all(dry_run=True)
         counts["redriven"] = counts["matched"] - counts["refused"]
@@ -209,7 +214,7 @@ def redrive(
 
 
 def _redrive(inspector: Inspector, choice: Choice, limit: int | None, **options: Any) -> dict[str, int]:
-    counts, left = dict.fromkeys(("matched", "redriven", "refused", "gone"), 0), limit
+    counts, left = dict.fromkeys(("matched", "redriven", "refused"), 0), limit
     for stream, matching in choice.items():
         if left == 0:
             break
@@ -261,14 +266,8 @@ def _edited(letter: DeadLetterInfo) -> Any:
 
 def purge(
     server: Server,
+    selection: Selection,
     ids: Ids = None,
-    of: Of = None,
-    kind: Kind = None,
-    reason: Reason = None,
-    since: Since = None,
-    until: Until = None,
-    text: Text = None,
-    cause: Cause = None,
     limit: MaxLimit = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -276,7 +275,7 @@ def purge(
 ) -> None:
     """Delete dead letters for good."""
     with server.inspector() as inspector:
-        choice, missing = _chosen(inspector, of, ids, _filter(kind, reason, since, until, text, cause))
+        choice, missing = _chosen(inspector, selection, ids)
         counted = sum(inspector.dead_letters.count(*each)[0] for each in choice.items())
         purged = counted if limit is None else min(counted, limit)
         if not dry_run:
@@ -298,20 +297,14 @@ def _purge(inspector: Inspector, choice: Choice, limit: int | None) -> int:
 
 def export_(
     server: Server,
-    of: Of = None,
-    kind: Kind = None,
-    reason: Reason = None,
-    since: Since = None,
-    until: Until = None,
-    text: Text = None,
-    cause: Cause = None,
+    selection: Selection,
     limit: MaxLimit = None,
     form: Annotated[Format, typer.Option("--format", help="How the table is written.")] = Format.CSV,
     output: Output = None,
 ) -> None:
     """Write dead letters as a table; cells that a spreadsheet would take for formulas are made harmless."""
     with server.inspector() as inspector:
-        choice, _ = _chosen(inspector, of, None, _filter(kind, reason, since, until, text, cause))
+        choice, _ = _chosen(inspector, selection)
         letters = _letters(inspector, choice, EVERYTHING if limit is None else limit, _WHOLE, _FEW)
         count = export(letters, form, output)
     if output is not None:

@@ -1,4 +1,4 @@
-"""`penstock exporter`: the numbers of queues for Prometheus."""
+"""`penstock exporter`: the numbers of a server for Prometheus."""
 
 from __future__ import annotations
 
@@ -9,26 +9,31 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import Server
-from penstock.cli.options import LOOPBACK, Host
+from penstock.cli.options import LOOPBACK, Every, Host, Pattern
 from penstock.cli.shown import say
 from penstock.shutdown import SignalWatch
+from penstock.sync.ops import Sampler
 
 
 def exporter(
     server: Server,
-    queues: Annotated[list[str] | None, typer.Argument(help="The names of the queues.")] = None,
+    stream: Pattern = "*",
+    every: Every = 2.0,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Where metrics are served.")] = 9_808,
     host: Host = LOOPBACK,
 ) -> None:
-    """Serve the metrics of task queues until SIGTERM or Ctrl-C."""
-    from penstock.cli.task_metrics import QueueCollector, serve
+    """Serve metrics of streams, queues, tasks, balanced services and servers until SIGTERM or Ctrl-C."""
+    from penstock.cli.worker_metrics import serve
+    from penstock.sync.ops.metrics import InspectorCollector
 
     stop = threading.Event()
     with ExitStack() as stack:
-        opened = [stack.enter_context(server.task_queue(name)) for name in queues or ["penstock"]]
-        metrics, thread = serve(host, port, QueueCollector(opened))
+        inspector = stack.enter_context(server.inspector())
+        inspector.servers.all()  # a server that cannot be reached ends the command now, and later a sample only
+        sampler = stack.enter_context(Sampler(inspector, every_s=every, match=stream))
+        metrics, thread = serve(host, port, InspectorCollector(sampler))
         stack.callback(SignalWatch.subscribe(stop.set))
-        say(f"metrics of {', '.join(queue.name for queue in opened)} on port {metrics.server_port}")
+        say(f"metrics of {inspector.client.settings.where} on port {metrics.server_port}")
         while not stop.wait(1.0):
             pass
         metrics.shutdown()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.command import UNHEALTHY, Server
-from penstock.cli.options import AsJson, duration
+from penstock.cli.options import AsJson, Pattern, duration
 from penstock.cli.shown import Columns, print_rows
 from penstock.ops.model import GroupKind, Overview, Severity
 from penstock.shown import shown, to_json
@@ -24,7 +24,7 @@ _FINDINGS: Columns = {
 
 def health(
     server: Server,
-    stream: Annotated[str, typer.Option(help="Only streams that this glob pattern matches.")] = "*",
+    stream: Pattern = "*",
     max_lag: Annotated[int, typer.Option(min=0, help="Entries that a group may have left unread.")] = 10_000,
     max_age: Annotated[float | None, duration("How old the oldest unread entry may be.")] = None,
     max_idle: Annotated[float, duration("How long a holder of messages may be silent.", default="1m")] = 60.0,

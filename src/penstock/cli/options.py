@@ -95,6 +95,7 @@ Since = Annotated[
     int | None, moment("Only from this time on: 2026-11-15T12:00Z (UTC), or 2h for two hours ago.", "--since")
 ]
 Until = Annotated[int | None, moment("Only before this time, written as for --since.", "--until")]
+Pattern = Annotated[str, typer.Option("--stream", help="Only streams that this glob pattern matches.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")]
 Kind = Annotated[str | None, typer.Option(help="Only tasks of this kind.")]
 Reason = Annotated[
@@ -120,6 +121,7 @@ Grace = Annotated[float, duration("How long handlers may take to end.", "--grace
 Lease = Annotated[
     float | None, duration("How long a silent worker keeps what it holds.", "--lease", default="from the settings")
 ]
+Every = Annotated[float, duration("How often it samples the server.", "--every", default="2s")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
 

@@ -153,16 +153,25 @@ class LogFormat(logging.Formatter):
         return shown_lines(super().format(record))
 
 
-def set_verbosity(level: int, *, is_verbose: bool, is_quiet: bool) -> None:
-    """Set what is logged to standard error; a quiet command logs errors only, and prints no messages."""
+@contextmanager
+def verbosity(level: int, *, is_verbose: bool, is_quiet: bool) -> Iterator[None]:
+    """Set what is logged to standard error while a command runs; a quiet one logs errors and prints no messages."""
     global _is_quiet  # noqa: PLW0603 - one command runs in a process
-    _is_quiet = is_quiet
+    logger, root, handler = logging.getLogger("penstock"), logging.getLogger(), logging.StreamHandler()
+    handler.setFormatter(LogFormat("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    before, _is_quiet = (logger.level, root.level), is_quiet
     chosen = logging.DEBUG if is_verbose else logging.ERROR if is_quiet else level
-    logging.getLogger("penstock").setLevel(chosen)
-    if chosen < logging.WARNING:
-        handler = logging.StreamHandler()
-        handler.setFormatter(LogFormat("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logger.setLevel(chosen)
+    if chosen < logging.WARNING:  # warnings are printed in any case, as they are
+        root.setLevel(logging.INFO)  # what handlers of users log
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.setLevel(before[0])
+        root.setLevel(before[1])
+        root.removeHandler(handler)
+        _is_quiet = False
 
 
 def write_anything() -> None:

@@ -109,6 +109,7 @@ def peek(
 ) -> None:
     """Print entries, the newest first; nothing is taken."""
     with server.inspector() as inspector:
+        inspector.streams.info(stream, memory=False)  # raises NotFound where there is no stream
         if entry is not None:
             print_fields(entry_row(inspector.streams.entry(stream, entry)), as_json=as_json)
             return

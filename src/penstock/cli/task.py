@@ -147,7 +147,12 @@ def cancel(server: Server, task_id: TaskId, queue: QueueName = FROM_SETTINGS, as
 def result(server: Server, task_id: TaskId, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
     """Print the result of a task; the exit code is 3 if there is none yet, 1 if it is an error."""
     with server.task_queue(queue) as opened:
-        _show(opened.get_result(task_id), task_id, as_json)
+        found = opened.get_result(task_id)
+    if found is None:
+        with server.inspector() as inspector:
+            task_id = _find(inspector, server.queue_name(queue), task_id).id
+            found = inspector.tasks.result(server.queue_name(queue), task_id)
+    _show(found, task_id, as_json)
 
 
 @command(app)

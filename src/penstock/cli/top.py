@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from penstock.cli.command import Server
-from penstock.cli.options import AsJson, duration
+from penstock.cli.options import AsJson, Every, Pattern
 from penstock.cli.shown import cell, print_table
 from penstock.cli.stream import lag_text
 from penstock.ops.model import Sample, StreamInfo
@@ -25,8 +25,8 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 
 def top(
     server: Server,
-    stream: Annotated[str, typer.Option(help="Only streams that this glob pattern matches.")] = "*",
-    every: Annotated[float, duration("How often it looks.", default="2s")] = 2.0,
+    stream: Pattern = "*",
+    every: Every = 2.0,
     samples: Annotated[
         int | None, typer.Option("--samples", "-n", min=1, help="Exit after this many.", show_default="never")
     ] = None,

@@ -99,7 +99,7 @@ async def _work(
         if is_supervised:
             supervisor.at_end_of_parent(made.stop)
         if metrics is not None:
-            from penstock.cli.task_metrics import WorkerCollector, serve
+            from penstock.cli.worker_metrics import WorkerCollector, serve
 
             server, _ = serve(*metrics, WorkerCollector(made.tally))
             say(f"metrics on port {server.server_port}")

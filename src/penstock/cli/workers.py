@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import Server, paged
-from penstock.cli.options import AsJson, Limit
+from penstock.cli.options import AsJson, Limit, Pattern
 from penstock.cli.shown import Columns, print_rows
 from penstock.ops.model import ConsumerState
 
@@ -23,7 +23,7 @@ _WORKERS: Columns = {
 
 def workers(
     server: Server,
-    stream: Annotated[str, typer.Option(help="Only of streams that this glob pattern matches.")] = "*",
+    stream: Pattern = "*",
     state: Annotated[ConsumerState | None, typer.Option(help="Only those in this state.")] = None,
     limit: Limit = 1_000,
     as_json: AsJson = False,

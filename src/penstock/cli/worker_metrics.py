@@ -1,0 +1,61 @@
+"""Prometheus metrics of a worker process, and the server that shows metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.counters import BUCKETS_S, WorkerTally
+from penstock.errors import ConfigurationError
+
+try:
+    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as error:  # pragma: no cover
+    raise ConfigurationError("metrics need prometheus-client: pip install 'penstock[metrics]'") from error
+
+
+class WorkerCollector(Collector):
+    """The counts of a worker in this process."""
+
+    def __init__(self, tally: WorkerTally) -> None:
+        self._tally = tally
+
+    def collect(self) -> Iterable[Any]:
+        """Yield the metrics."""
+        tally = self._tally
+        tasks = CounterMetricFamily("worker_task_total", "Runs by outcome.", labels=["kind", "status"])
+        failed = CounterMetricFamily("handler_fail_total", "Runs that failed.", labels=["kind"])
+        took = HistogramMetricFamily("handler_duration_seconds", "How long handlers ran.", labels=["kind"])
+        for kind, counts in list(tally.kinds.items()):
+            for outcome, number in counts.outcomes.items():
+                tasks.add_metric([kind, outcome], number)
+            failed.add_metric([kind], sum(counts.outcomes[name] for name in ("retry", "dead", "error")))
+            took.add_metric([kind], *_histogram(counts.buckets, counts.seconds))
+        unsaved = CounterMetricFamily("result_backend_fail_total", "Times that results could not be saved.")
+        unsaved.add_metric([], tally.backend_failures)
+        running = GaugeMetricFamily("worker_running_tasks", "Handlers that run now.", value=tally.running)
+        uptime = GaugeMetricFamily("worker_runtime_seconds", "Age of the worker.", value=time.time() - tally.started_s)
+        return [tasks, failed, took, unsaved, running, uptime]
+
+
+def _histogram(buckets: list[int], total_s: float) -> tuple[list[tuple[str, float]], float]:
+    rows, seen = [], 0
+    for limit, number in zip([*map(str, BUCKETS_S), "+Inf"], list(buckets), strict=True):
+        seen += number
+        rows.append((limit, float(seen)))
+    return rows, total_s
+
+
+def serve(host: str, port: int, *collectors: Collector) -> Any:
+    """Serve metrics; return the server and its thread, or raise ConfigurationError if the address cannot be used."""
+    registry = CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
+    try:
+        return start_http_server(port, host, registry=registry)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigurationError(f"{host} port {port} for metrics cannot be used: {reason}") from error

@@ -1,0 +1,229 @@
+"""`penstock stream`, `group`, `pending`, `dlq`, `queue`, `health`, `top` and `consume` on what a server holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage, StreamProducer
+from penstock.sync.tasks import Task
+from tests.cli.conftest import Command
+from tests.faults.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("default_server")
+ROOT = Path(__file__).resolve().parents[2]
+Rows = Callable[..., list[Any]]
+AsJson = Callable[..., Any]
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[StreamClient]:
+    with StreamClient.from_url(redis_url) as client:
+        yield client
+
+
+def fail(message: StreamMessage) -> None:
+    raise ValueError(f"order {message.data['n']} has no address")
+
+
+def give_up(client: StreamClient, stream: str, count: int) -> None:
+    """Leaves dead letters in the stream's dead letters."""
+    StreamProducer(client, stream).push_many([{"n": n} for n in range(count)])
+    config = ConsumerConfig(group="shop", max_deliveries=1, block_ms=10)
+    consumer = StreamConsumer(client, stream, config, message_handler=fail)
+    consumer.run_once()
+    consumer.close()
+
+
+def test_messages_are_published_and_looked_at(penstock: Command, as_rows: Rows, as_json: AsJson) -> None:
+    first = penstock("stream", "publish", "orders", '{"n": 1}', "--key", "k", "--header", "a=b").stdout.strip()
+    second, third = penstock("stream", "publish", "orders", "-", text='{"n": 2}\n\n{"n": 3}\n').stdout.split()
+    assert [row["id"] for row in as_rows("stream", "peek", "orders")] == [third, second, first]
+    assert [row["id"] for row in as_rows("stream", "peek", "orders", "--oldest", "-n", "1")] == [first]
+    assert [row["payload"] for row in as_rows("stream", "peek", "orders", "--text", '"n":2')] == [{"n": 2}]
+    assert as_rows("stream", "peek", "orders", "--until", "1h") == []
+    assert [row["id"] for row in as_rows("stream", "tail", "orders", "-n", "2", "--no-follow")] == [second, third]
+    row = as_json("stream", "peek", "orders", first)
+    assert (row["key"], row["headers"], row["form"]) == ("k", {"a": "b"}, "json")
+    assert as_json("stream", "ls")["length"] == 3
+    assert as_rows("stream", "ls", "--kind", "tasks") == []
+    assert first in penstock("stream", "info", "orders").stdout
+
+
+def test_what_no_group_needs_is_trimmed(
+    penstock: Command, as_json: AsJson, client: StreamClient, raw: redis.Redis
+) -> None:
+    producer = StreamProducer(client, "orders", "shop")
+    producer.ensure_group()
+    ids = producer.push_many([{"n": n} for n in range(5)])
+    assert as_json("stream", "trim", "orders", "--dry-run")["entries"] == 0
+    penstock("group", "seek", "orders", "shop", ids[2], "--yes")
+    assert as_json("group", "lag", "orders", "shop")["count"] == 2
+    assert as_json("stream", "trim", "orders", "--dry-run")["entries"] == 3
+    assert raw.xlen("orders") == 5
+    penstock("stream", "trim", "orders", code=1, text="n\n")
+    assert as_json("stream", "trim", "orders", "--yes")["entries"] == 3
+    assert raw.xlen("orders") == 2
+    penstock("group", "seek", "orders", "shop", "beginning", "--yes")
+    assert as_json("group", "lag", "orders")["count"] == 2
+
+
+def test_pending_messages_change_hands_by_the_beginning_of_their_ids(
+    penstock: Command, as_rows: Rows, as_json: AsJson, raw: redis.Redis
+) -> None:
+    raw.xgroup_create("orders", "shop", mkstream=True)
+    for number in (1, 2, 33):
+        raw.xadd("orders", {"data": "{}"}, id=f"{number}-1")
+    raw.xreadgroup("shop", "dead-worker", {"orders": ">"})
+    assert [row["id"] for row in as_rows("pending", "ls", "orders", "shop")] == ["1-1", "2-1", "33-1"]
+    assert as_rows("pending", "ls", "orders", "shop", "--idle", "1h") == []
+    assert as_json("pending", "claim", "orders", "shop", "heir", "3", "--yes")["ids"] == ["33-1"]
+    assert [row["id"] for row in as_rows("pending", "ls", "orders", "shop", "--consumer", "heir")] == ["33-1"]
+    assert as_json("pending", "retry", "orders", "shop", "1-1", "--dry-run")["ids"] == ["1-1"]
+    assert as_json("pending", "retry", "orders", "shop", "1-1", "--yes")["ids"] == ["1-1"]
+    penstock("pending", "claim", "orders", "shop", "heir", "7", "--yes", code=3)
+
+
+@pytest.mark.parametrize("words", [("dlq", "ls"), ("queue", "dlq", "list")])
+def test_dead_letters_of_all_kinds_are_in_one_list(
+    as_rows: Rows, client: StreamClient, dead_letter: Callable[..., Task], words: tuple[str, ...]
+) -> None:
+    give_up(client, "orders", 2)
+    queue = RedisMessageQueue("mails", client=client, max_delivery_count=1)
+    queue.publish({"to": "ada"})
+    with pytest.raises(ValueError, match="bounced"), queue.process_message():
+        raise ValueError("bounced")
+    task = dead_letter(n=1)
+    found = as_rows(*words)
+    assert {row["stream"] for row in found} == {"orders_dlq", "mails::dlq", "penstock.dead"}
+    assert [row["payload"] for row in as_rows(*words, "--queue", "orders")] == [{"n": 0}, {"n": 1}]
+    assert [row["task_id"] for row in as_rows(*words, "--queue", "penstock")] == [task.id]
+    causes = as_rows(*words, "--causes")
+    assert [row["count"] for row in causes] == [2, 1, 1]
+    assert len(as_rows(*words, "--cause", causes[0]["fingerprint"])) == 2
+
+
+def test_dead_letters_of_a_stream_are_shown_edited_and_redriven(
+    penstock: Command, as_rows: Rows, as_json: AsJson, client: StreamClient, raw: redis.Redis
+) -> None:
+    give_up(client, "orders", 3)
+    first, second, _ = [row["id"] for row in as_rows("dlq", "ls")]
+    shown = penstock("dlq", "show", first).stdout
+    assert "ValueError" in shown
+    assert "order 0 has no address" in shown
+    assert as_json("dlq", "edit", first, "--payload", '{"n": 7}', "--yes")["id"] == first
+    assert json.loads(raw.xrevrange("orders", count=1)[0][1][b"data"]) == {"n": 7}
+    assert as_json("dlq", "redrive", second)["redriven"] == 1
+    assert as_json("dlq", "redrive", "--queue", "orders", "--dry-run")["redriven"] == 1
+    assert as_json("dlq", "purge", "--queue", "orders", "--dry-run")["purged"] == 1
+    assert as_json("dlq", "purge", "--queue", "orders", "--yes")["purged"] == 1
+    assert raw.xlen("orders_dlq") == 0
+
+
+def test_an_editor_changes_the_payload(
+    penstock: Command, as_rows: Rows, client: StreamClient, raw: redis.Redis, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    give_up(client, "orders", 1)
+    editor = tmp_path / "editor.py"
+    editor.write_text(
+        "import sys, pathlib\np = pathlib.Path(sys.argv[1])\np.write_text(p.read_text().replace('0', '9'))\n"
+    )
+    monkeypatch.setenv("VISUAL", f"{sys.executable} {editor}")
+    [row] = as_rows("dlq", "ls")
+    penstock("dlq", "edit", row["id"], "--yes")
+    assert json.loads(raw.xrevrange("orders", count=1)[0][1][b"data"]) == {"n": 9}
+
+
+def test_a_limit_holds_over_all_streams_of_dead_letters(as_json: AsJson, client: StreamClient) -> None:
+    give_up(client, "orders", 3)
+    give_up(client, "parcels", 3)
+    assert as_json("dlq", "redrive", "--limit", "4", "--yes")["redriven"] == 4
+    assert as_json("dlq", "purge", "--limit", "1")["purged"] == 1
+
+
+def test_queues_of_messages_and_tasks_are_listed(
+    penstock: Command, as_rows: Rows, as_json: AsJson, client: StreamClient, dead_letter: Callable[..., Task]
+) -> None:
+    queue = RedisMessageQueue("mails", client=client)
+    queue.publish({"to": "ada"})
+    with queue.process_message():
+        pass
+    queue.publish({"to": "bob"})
+    dead_letter(n=1)
+    by_name = {row["name"]: row for row in as_rows("queue", "ls")}
+    assert (by_name["mails"]["of"], by_name["mails"]["waiting"]) == ("messages", 1)
+    assert (by_name["penstock"]["of"], by_name["penstock"]["dead_letters"]) == ("tasks", 1)
+    assert as_json("queue", "stats", "mails")["pending"] == 1
+    assert "bob" in as_json("queue", "peek", "mails")["payload"]
+    assert as_json("queue", "purge", "mails", "--dry-run")["purged"] == 1
+    assert as_json("queue", "purge", "mails", "--yes")["purged"] == 1
+    assert "no pending messages" in penstock("queue", "peek", "mails").stderr
+
+
+def test_health_has_a_code_for_probes(as_json: AsJson, client: StreamClient) -> None:
+    producer = StreamProducer(client, "orders", "shop")
+    producer.ensure_group()
+    producer.push_many([{"n": n} for n in range(5)])
+    assert as_json("health")["healthy"] is True
+    found = as_json("health", "--max-lag", "4", code=3)
+    assert (found["healthy"], found["lag"]) == (False, 5)
+    assert "orders/shop: lag 5 is above 4" in found["issues"]
+    assert as_json("health", "--max-lag", "4", "--stream", "others*")["healthy"] is True
+
+
+def test_top_prints_samples_with_rates(penstock: Command, as_rows: Rows, client: StreamClient) -> None:
+    StreamProducer(client, "orders", "shop").push({"n": 1})
+    *_, last = as_rows("top", "--every", "20ms", "-n", "2")
+    assert last["streams"]["orders"]["length"] == 1
+    assert last["totals"]["streams"] == 1
+    assert "orders" in penstock("top", "--every", "20ms").stdout
+
+
+def test_consume_runs_a_function_on_a_stream_in_supervised_processes(
+    redis_url: str, raw: redis.Redis, tmp_path: Path
+) -> None:
+    (tmp_path / "shipping.py").write_text(
+        "import os\n"
+        "def ship(message):\n"
+        "    with open('shipped', 'a') as file: file.write(f'{os.getpid()} {message.data[\"n\"]}\\n')\n"
+    )
+    for number in range(20):
+        raw.xadd("orders", {"data": json.dumps({"n": number})})
+    words = ["consume", "shipping:ship", "--stream", "orders", "--group", "shop", "--url", redis_url]
+    command = [sys.executable, "-m", "penstock", *words]
+    subprocess.run([*command, "--burst"], cwd=tmp_path, check=True, timeout=60)
+    assert sorted(int(line.split()[1]) for line in (tmp_path / "shipped").read_text().splitlines()) == list(range(20))
+    with subprocess.Popen([*command, "-p", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stderr is not None
+        assert all("consumer " in supervisor.stderr.readline() for _ in range(2))
+        raw.xadd("orders", {"data": json.dumps({"n": 99})})
+        eventually(lambda: "99" in (tmp_path / "shipped").read_text(), "it is shipped", 60)
+        supervisor.send_signal(signal.SIGTERM)
+        said = supervisor.stderr.read().splitlines()
+    assert supervisor.returncode == 0
+    assert sorted(line.partition(":")[0] for line in said) == ["ended", "ended"]
+
+
+def test_ctrl_c_ends_with_130(redis_url: str, raw: redis.Redis) -> None:
+    raw.xadd("orders", {"data": "{}"})
+    script = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom penstock.cli import main; main()"
+    )
+    words = [sys.executable, "-c", script, "stream", "tail", "orders", "--url", redis_url]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith("{}\n")
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
