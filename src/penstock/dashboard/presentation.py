@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -29,7 +30,7 @@ def environment() -> Environment:
     )
     found.filters.update(
         ago=ago, count=count, duration=duration, editable=editable, lines=lines, moment=moment, payload=payload,
-        preview=preview, rate=rate, raw=raw, size=size, sparkline=sparkline, visible=shown,
+        preview=preview, quoted=shlex.quote, rate=rate, raw=raw, size=size, sparkline=sparkline, visible=shown,
     )  # fmt: skip
     return found
 
