@@ -21,6 +21,7 @@ from penstock.sync.ops import Inspector, Sampler
 BIG = "big"  # one stream has half of everything
 GROUP = "workers"
 OVERVIEW_MS, PAGE_MS, COMMAND_MS, SAMPLER_SHARE = 500.0, 200.0, 10.0, 0.02
+_TRIES = 5
 _SLOW_US = 500  # commands that take longer are logged
 _FILL = """
 for i = 1, tonumber(ARGV[1]) do redis.call('XADD', KEYS[1], '*', 'data', '{"order": ' .. i .. '}', 'message_id', i) end
@@ -70,8 +71,14 @@ class Scale:
             connection.pipeline([command])
 
     def cost(self, name: str, call: Callable[[], object], limit_ms: float = PAGE_MS) -> Cost:
-        """Make a call twice, the first time to load its scripts, and return what the second one costs."""
+        """Make a call some times, the first time to load its scripts, and return what the cheapest one costs.
+
+        A busy machine takes the core from the server in the middle of a script, which only ever adds.
+        """
         call()
+        return min((self._cost(name, call, limit_ms) for _ in range(_TRIES)), key=lambda cost: cost.slowest_ms)
+
+    def _cost(self, name: str, call: Callable[[], object], limit_ms: float) -> Cost:
         self.client.call("", "SLOWLOG", "RESET")
         busy_us, began_s = self._busy_us(), time.perf_counter()
         call()

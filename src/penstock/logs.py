@@ -8,7 +8,19 @@ import traceback
 from penstock.errors import PenstockError, summary_of
 
 _MOST_BYTES = 65_536
-_PARTS = ("balancer", "dead_letters", "events", "queue", "redis", "results", "shutdown", "spark", "streams", "tasks")
+_PARTS = (
+    "balancer",
+    "dead_letters",
+    "events",
+    "ops",
+    "queue",
+    "redis",
+    "results",
+    "shutdown",
+    "spark",
+    "streams",
+    "tasks",
+)
 
 
 class StandIn(PenstockError):

@@ -93,10 +93,42 @@ async def test_names_that_somebody_makes_up_are_refused_or_not_found(inspector: 
                 await look_at_group(name or "nothing", GROUP)
 
 
-async def test_cursors_and_ids_that_somebody_makes_up_are_refused(inspector: Inspector, raw: redis.Redis) -> None:
+@pytest.mark.parametrize("limit", [0, -1, 1.5])
+async def test_a_page_of_nothing_is_refused(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, limit: int
+) -> None:
     add(raw, 1)
     read_as(raw, "someone", 1)
     raw.xadd(DEAD_LETTERS, {"data": "x", "dlq_reason": "fatal"})
+    raw.xgroup_create("svc-input", "svc-group", "0", mkstream=True)
+    await RedisTaskQueue(client, "jobs").enqueue(Task(kind="render"))
+    with pytest.raises(ConfigurationError, match="limit="):
+        await inspector.streams.page(limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        await inspector.streams.entries(STREAM, limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        await inspector.groups.consumers(STREAM, GROUP, limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        await inspector.pending.page(STREAM, GROUP, limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        await inspector.dead_letters.page(DEAD_LETTERS, limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        await inspector.tasks.tasks("jobs", limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        await inspector.workers.page(limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        await inspector.services.streams("svc", limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        await inspector.retention.page(limit=limit)
+
+
+async def test_cursors_and_ids_that_somebody_makes_up_are_refused(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    add(raw, 1)
+    read_as(raw, "someone", 1)
+    raw.xadd(DEAD_LETTERS, {"data": "x", "dlq_reason": "fatal"})
+    await RedisTaskQueue(client, "jobs").enqueue(Task(kind="render"))
     for text in ("x", "-", "9" * 40, "1-1-1", "("):
         with pytest.raises(PenstockError):
             await inspector.streams.entries(STREAM, cursor=text)
@@ -106,3 +138,5 @@ async def test_cursors_and_ids_that_somebody_makes_up_are_refused(inspector: Ins
             await inspector.dead_letters.page(DEAD_LETTERS, cursor=text)
         with pytest.raises(PenstockError):
             await inspector.pending.retry(STREAM, GROUP, [text])
+        with pytest.raises(PenstockError):
+            await inspector.tasks.tasks("jobs", cursor=f"normal {text}")

@@ -9,8 +9,9 @@ from penstock.balancer.messages import LBSInfo, LBSInputMessage
 from penstock.errors import NotFound, PenstockError
 from penstock.keys import BalancerKeys
 from penstock.keys.stream_names import service_of
+from penstock.number_checks import check_number
 from penstock.ops.batches import ask, number_or
-from penstock.ops.catalogue import Catalogue, Look
+from penstock.ops.catalogue import Catalogue, Look, checked_id
 from penstock.ops.lag import measure
 from penstock.ops.model import BalancerPeer, OwnedStream, Page, ServiceInfo
 from penstock.redis.client import StreamClient
@@ -66,9 +67,10 @@ class Services:
 
         Those of one owner, or those (not) waiting for one, if that is given.
         """
+        check_number("limit", limit)
         keys = BalancerKeys.of(service)
         await self._look(keys)
-        start, found = f"({cursor}" if cursor else "-", list[OwnedStream]()
+        start, found = f"({checked_id(cursor)}" if cursor else "-", list[OwnedStream]()
         while True:
             rows = await self._client.call(keys.stream, "XPENDING", keys.stream, keys.group, start, "+", _PAGE)
             for stream in await self._owned(keys, rows):

@@ -9,6 +9,7 @@ from penstock import envelope, ids
 from penstock.delivery.group import ConsumerGroup
 from penstock.errors import ConfigurationError, NotFound
 from penstock.keys import check_name
+from penstock.number_checks import check_number
 from penstock.ops.catalogue import Catalogue, group_must_exist
 from penstock.ops.lag import Position, added_since, rates
 from penstock.ops.model import Consumer, ConsumerState, GroupInfo, GroupKind, GroupLag, Page, ReaderPosition
@@ -97,6 +98,7 @@ class Groups:
         cursor: str = "",
     ) -> Page[Consumer]:
         """Return the consumers of a group by name; raise NotFound if there is no such group."""
+        check_number("limit", limit)
         key = self._catalogue.keys(stream).stream
         with group_must_exist(stream, group):
             rows = await self._client.call(key, "XINFO", "CONSUMERS", key, group)

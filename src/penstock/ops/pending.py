@@ -8,6 +8,7 @@ from penstock import dead_letter_record, envelope
 from penstock.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
+from penstock.number_checks import check_number
 from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue, checked_id, group_must_exist
 from penstock.ops.model import Page, Pending
@@ -41,10 +42,11 @@ class PendingMessages:
         cursor: str = "",
     ) -> Page[Pending]:
         """Return pending messages, oldest first: of one consumer, silent for so long, or (not) waiting for a retry."""
+        check_number("limit", limit)
         keys, start = self._catalogue.keys(stream), f"({checked_id(cursor)}" if cursor else "-"
         found: list[Pending] = []
         for _ in range(_MOST_STEPS):
-            rows = await self._rows(stream, group, start, min(_STEP, max(limit, 1)), consumer)
+            rows = await self._rows(stream, group, start, min(_STEP, limit), consumer)
             old_enough = [row for row in rows if int(row[2]) >= min_idle_ms]
             for entry in await self._described(stream, group, keys.retries(group), keys.attempts(group), old_enough):
                 if is_waiting is None or is_waiting == (entry.due_in_ms is not None):
@@ -52,7 +54,7 @@ class PendingMessages:
                     if len(found) == limit:
                         is_last = entry.id.encode() == rows[-1][0] and len(rows) < min(_STEP, limit)
                         return Page(tuple(found), "" if is_last else entry.id)
-            if len(rows) < min(_STEP, max(limit, 1)):
+            if len(rows) < min(_STEP, limit):
                 return Page(tuple(found))
             start = f"({rows[-1][0].decode()}"
         return Page(tuple(found), start[1:])

@@ -46,6 +46,7 @@ class Retention:
 
     async def page(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[RetentionInfo]:
         """Return the same for many streams, by name; where counting takes long, `finished` is a lower bound."""
+        check_number("limit", limit)
         names = [name for name in await self._catalogue.names(match) if name > cursor]
         looks = await self._catalogue.look(names[:limit])
         found = await self._described(list(looks.values()))

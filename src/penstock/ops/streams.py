@@ -10,6 +10,7 @@ from penstock import envelope, ids
 from penstock.errors import NotFound, PenstockError
 from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
 from penstock.model import Lag
+from penstock.number_checks import check_number
 from penstock.ops.batches import ask, number_or
 from penstock.ops.catalogue import Catalogue, GroupLook, Look, checked_id, checked_text, kind_of
 from penstock.ops.lag import measure
@@ -43,6 +44,7 @@ class Streams:
         self, match: str = "*", kind: StreamKind | None = None, *, limit: int = 100, cursor: str = ""
     ) -> Page[StreamInfo]:
         """Return streams by name, with their groups; a lag that takes long to count is a bound."""
+        check_number("limit", limit)
         names = [name for name in await self._catalogue.names(match) if name > cursor]
         task_queues = await self._catalogue.task_queues()
         found: list[StreamInfo] = []
@@ -132,6 +134,8 @@ class Streams:
 
         Of each value no more than `max_value_bytes` are read.
         """
+        check_number("limit", limit)
+        check_number("max_value_bytes", max_value_bytes)
         key, first, last = self._catalogue.keys(name).stream, bound(start), bound(end)
         if cursor:
             checked_id(cursor)

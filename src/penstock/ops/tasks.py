@@ -10,7 +10,7 @@ from penstock.errors import ConfigurationError, DecodeError, GroupLost, NotFound
 from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
 from penstock.ops.batches import ask
-from penstock.ops.catalogue import Catalogue, queue_name
+from penstock.ops.catalogue import Catalogue, checked_id, queue_name
 from penstock.ops.model import Page, ScheduleInfo, TaskInfo, TaskQueueInfo, TaskState
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
@@ -94,7 +94,7 @@ class TaskQueues:
         for lane in lanes:
             if lane < first:
                 continue
-            start = after if lane == first else ""
+            start = checked_id(after) if lane == first and after else ""
             read = self._queued if state is TaskState.QUEUED else self._in_hand
             found, further = await read(queue, lane, state, limit, start)
             chosen = tuple(task for task in found if kind in {None, task.kind})
@@ -172,7 +172,16 @@ class TaskQueues:
 
     async def _done(self, queue: str, kind: str | None, limit: int, cursor: str) -> Page[TaskInfo]:
         results = self._keys(queue).results
-        args: list[str | int] = [f"({cursor}" if cursor else "+", "-", limit, 1, _LARGEST, "", _LOOKED_AT, ""]
+        args: list[str | int] = [
+            f"({checked_id(cursor)}" if cursor else "+",
+            "-",
+            limit,
+            1,
+            _LARGEST,
+            "",
+            _LOOKED_AT,
+            "",
+        ]
         rows, further = await self._client.run("ops/entries", [results], args, Repeat.READ)
         found = [task for row in rows for task in _results(queue, _flat(row)) if kind in {None, task.kind}]
         return Page(tuple(found), further.decode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.errors import PenstockError
+from penstock.number_checks import check_number
 from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue
 from penstock.ops.groups import DEAD_AFTER_MS, consumers_of, state_of
@@ -48,6 +49,7 @@ class Workers:
         cursor: str = "",
     ) -> Page[WorkerInfo]:
         """Return workers by name: a consumer of several lanes or streams is one worker."""
+        check_number("limit", limit)
         by_name: dict[str, list[Consumer]] = {}
         for consumer in await self.consumers(match, dead_after_ms=dead_after_ms):
             by_name.setdefault(consumer.name, []).append(consumer)

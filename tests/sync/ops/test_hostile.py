@@ -94,10 +94,40 @@ def test_names_that_somebody_makes_up_are_refused_or_not_found(inspector: Inspec
                 look_at_group(name or "nothing", GROUP)
 
 
-def test_cursors_and_ids_that_somebody_makes_up_are_refused(inspector: Inspector, raw: redis.Redis) -> None:
+@pytest.mark.parametrize("limit", [0, -1, 1.5])
+def test_a_page_of_nothing_is_refused(client: StreamClient, inspector: Inspector, raw: redis.Redis, limit: int) -> None:
     add(raw, 1)
     read_as(raw, "someone", 1)
     raw.xadd(DEAD_LETTERS, {"data": "x", "dlq_reason": "fatal"})
+    raw.xgroup_create("svc-input", "svc-group", "0", mkstream=True)
+    RedisTaskQueue(client, "jobs").enqueue(Task(kind="render"))
+    with pytest.raises(ConfigurationError, match="limit="):
+        inspector.streams.page(limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        inspector.streams.entries(STREAM, limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        inspector.groups.consumers(STREAM, GROUP, limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        inspector.pending.page(STREAM, GROUP, limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        inspector.dead_letters.page(DEAD_LETTERS, limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        inspector.tasks.tasks("jobs", limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        inspector.workers.page(limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        inspector.services.streams("svc", limit=limit)
+    with pytest.raises(ConfigurationError, match="limit="):
+        inspector.retention.page(limit=limit)
+
+
+def test_cursors_and_ids_that_somebody_makes_up_are_refused(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    add(raw, 1)
+    read_as(raw, "someone", 1)
+    raw.xadd(DEAD_LETTERS, {"data": "x", "dlq_reason": "fatal"})
+    RedisTaskQueue(client, "jobs").enqueue(Task(kind="render"))
     for text in ("x", "-", "9" * 40, "1-1-1", "("):
         with pytest.raises(PenstockError):
             inspector.streams.entries(STREAM, cursor=text)
@@ -107,3 +137,5 @@ def test_cursors_and_ids_that_somebody_makes_up_are_refused(inspector: Inspector
             inspector.dead_letters.page(DEAD_LETTERS, cursor=text)
         with pytest.raises(PenstockError):
             inspector.pending.retry(STREAM, GROUP, [text])
+        with pytest.raises(PenstockError):
+            inspector.tasks.tasks("jobs", cursor=f"normal {text}")

@@ -9,11 +9,12 @@ from penstock.balancer.messages import LBSInfo, LBSInputMessage
 from penstock.errors import NotFound, PenstockError
 from penstock.keys import BalancerKeys
 from penstock.keys.stream_names import service_of
+from penstock.number_checks import check_number
 from penstock.ops.model import BalancerPeer, OwnedStream, Page, ServiceInfo
 from penstock.redis.retry import Repeat
 from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.ops.batches import ask, number_or
-from penstock.sync.ops.catalogue import Catalogue, Look
+from penstock.sync.ops.catalogue import Catalogue, Look, checked_id
 from penstock.sync.ops.lag import measure
 from penstock.sync.redis.client import StreamClient
 
@@ -67,9 +68,10 @@ class Services:
 
         Those of one owner, or those (not) waiting for one, if that is given.
         """
+        check_number("limit", limit)
         keys = BalancerKeys.of(service)
         self._look(keys)
-        start, found = f"({cursor}" if cursor else "-", list[OwnedStream]()
+        start, found = f"({checked_id(cursor)}" if cursor else "-", list[OwnedStream]()
         while True:
             rows = self._client.call(keys.stream, "XPENDING", keys.stream, keys.group, start, "+", _PAGE)
             for stream in self._owned(keys, rows):

@@ -148,6 +148,7 @@ class DeadLetterStreams:
         max_value_bytes: int = 2_048,
     ) -> Page[DeadLetterInfo]:
         """Return dead letters that match; of each value no more than `max_value_bytes` are read."""
+        check_number("limit", limit)
         place = self._find(stream)
         return self._page(place, matching, newest_first, limit, cursor, max_value_bytes)
 

@@ -47,6 +47,7 @@ class Retention:
 
     def page(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[RetentionInfo]:
         """Return the same for many streams, by name; where counting takes long, `finished` is a lower bound."""
+        check_number("limit", limit)
         names = [name for name in self._catalogue.names(match) if name > cursor]
         looks = self._catalogue.look(names[:limit])
         found = self._described(list(looks.values()))

@@ -71,7 +71,8 @@ class Sampler:
         try:
             found = self._inspector.overview(self._match)
         except PenstockError as error:
-            logger.warning("no sample could be taken: %s", error)
+            if not self._samples or not self._samples[-1].error:  # once for each outage
+                logger.warning("no sample could be taken: %s", error)
             sample = Sample(time.time_ns() // 1_000_000, Totals(), error=str(error))
         else:
             sample = self._record(found)

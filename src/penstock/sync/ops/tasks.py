@@ -14,7 +14,7 @@ from penstock.ops.model import Page, ScheduleInfo, TaskInfo, TaskQueueInfo, Task
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.ops.batches import ask
-from penstock.sync.ops.catalogue import Catalogue, queue_name
+from penstock.sync.ops.catalogue import Catalogue, checked_id, queue_name
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.sync.tasks.redis_queue import RedisTaskQueue
@@ -95,7 +95,7 @@ class TaskQueues:
         for lane in lanes:
             if lane < first:
                 continue
-            start = after if lane == first else ""
+            start = checked_id(after) if lane == first and after else ""
             read = self._queued if state is TaskState.QUEUED else self._in_hand
             found, further = read(queue, lane, state, limit, start)
             chosen = tuple(task for task in found if kind in {None, task.kind})
@@ -171,7 +171,16 @@ class TaskQueues:
 
     def _done(self, queue: str, kind: str | None, limit: int, cursor: str) -> Page[TaskInfo]:
         results = self._keys(queue).results
-        args: list[str | int] = [f"({cursor}" if cursor else "+", "-", limit, 1, _LARGEST, "", _LOOKED_AT, ""]
+        args: list[str | int] = [
+            f"({checked_id(cursor)}" if cursor else "+",
+            "-",
+            limit,
+            1,
+            _LARGEST,
+            "",
+            _LOOKED_AT,
+            "",
+        ]
         rows, further = self._client.run("ops/entries", [results], args, Repeat.READ)
         found = [task for row in rows for task in _results(queue, _flat(row)) if kind in {None, task.kind}]
         return Page(tuple(found), further.decode())

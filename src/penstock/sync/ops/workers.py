@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from penstock.errors import PenstockError
+from penstock.number_checks import check_number
 from penstock.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
 from penstock.sync.ops.batches import ask
 from penstock.sync.ops.catalogue import Catalogue
@@ -49,6 +50,7 @@ class Workers:
         cursor: str = "",
     ) -> Page[WorkerInfo]:
         """Return workers by name: a consumer of several lanes or streams is one worker."""
+        check_number("limit", limit)
         by_name: dict[str, list[Consumer]] = {}
         for consumer in self.consumers(match, dead_after_ms=dead_after_ms):
             by_name.setdefault(consumer.name, []).append(consumer)
