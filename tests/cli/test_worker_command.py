@@ -225,17 +225,18 @@ def test_numbers_are_served_to_prometheus(queue: RedisTaskQueue, start: Start) -
     queue.dead_letter(dead.id)
     worker = start("worker", "tests.cli.jobs:handlers", "--metrics-port", "0", "--lease", "10m")
     result(queue, send(queue))
-    exporter = start("exporter", "penstock", "--port", "0")
+    exporter = start("exporter", "--port", "0", "--every", "100ms")
     port = _port(exporter)
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", port), 30)  # all of 127.* is this machine; metrics are for 127.0.0.1
+    running = 'penstock_tasks{queue="penstock",state="running"} 1.0'
+    eventually(lambda: running in _scrape(port), "one task is in hand", PATIENCE_S)
     shown = _scrape(port)
     assert 'queue_pending_total{kind="other",stream="penstock.tasks"} 1.0' in shown
     assert 'queue_ack_total{kind="pid",queue="penstock"} 1.0' in shown
     assert 'queue_dead_total{kind="other",queue="penstock"} 1.0' in shown
     assert re.search(r'queue_pending_idle_max_seconds\{stream="penstock.tasks"\} \d', shown)
-    in_hand = 'queue_size{queue="penstock",state="in_hand"} 1.0'  # the counts are taken one after the other
-    eventually(lambda: in_hand in _scrape(port), "one task is in hand", PATIENCE_S)
+    assert 'penstock_dead_letters{owner="penstock",stream="penstock.dead"} 1.0' in shown
     shown = _scrape(_port(worker))
     assert 'worker_task_total{kind="pid",status="ok"} 1.0' in shown
     assert 'handler_duration_seconds_count{kind="pid"} 1.0' in shown

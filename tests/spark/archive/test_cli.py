@@ -66,6 +66,7 @@ def test_archive_run_copies_what_comes_and_ends_in_order_when_it_is_told_to(
 ) -> None:
     fill(stream_redis, "orders", 250)
     command = [sys.executable, "-m", "penstock", "archive", "run", "--continuous", "--every", "1 second"]
+    command += ["--master", "local[2]"]
     words = ["--archive", str(tmp_path / "cold"), "--stream", "orders", "--url", stream_server.url]
     with Process([*command, *words], tmp_path, {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **fast_start()}) as process:
         process.wait_for_line("batch 0: 250 entries")
