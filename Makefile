@@ -30,7 +30,7 @@ INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test test-acl test-all test-bare test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue campaign \
+.PHONY: help demo pictures test test-acl test-all test-bare test-browser test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue campaign \
 	bench-spark bench-tasks format reference sync lock audit sbom dist clean
 
 help: ## List the targets
@@ -54,6 +54,12 @@ test-acl: $(VENV)/.dev ## Run contracts and main suites as users with the rights
 
 test-bare: $(VENV)/.dev ## Run the tests without any server, PostgreSQL, faketime and Java: what needs one skips (needs Linux)
 	@$(BIN)/python tools/bare_machine.py --wheels $(BIN)/python $(PYTEST) $(ARGS)
+
+test-browser: $(VENV)/.dev ## Use the dashboard in a real browser (needs Chromium)
+	@PENSTOCK_BROWSER=1 $(BIN)/python -m pytest tests/browser $(ARGS)
+
+pictures: $(VENV)/.dev ## Take the pictures of the dashboard that the documentation shows (needs Chromium)
+	@PENSTOCK_BROWSER=1 PENSTOCK_PICTURES=1 $(BIN)/python -m pytest tests/browser -k pictures
 
 test-failover: $(VENV)/.dev ## Measure take-overs: 1,500 streams of a killed owner, masters behind Sentinel and in a cluster
 	@PENSTOCK_TIMED=1 $(BIN)/python -m pytest -rP tests/faults/test_balancer.py -k "1500_streams or within_one_sweep or evenly or frozen or cost_little" $(ARGS)

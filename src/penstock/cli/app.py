@@ -13,6 +13,7 @@ from penstock.cli import archive, balance, config, dlq, group, pending, pipeline
 from penstock.cli.acl import acl
 from penstock.cli.command import command
 from penstock.cli.consume import consume
+from penstock.cli.dashboard import dashboard
 from penstock.cli.demo.command import demo
 from penstock.cli.exporter import exporter
 from penstock.cli.health import doctor, health
@@ -44,6 +45,7 @@ _COMMANDS: dict[str, dict[str, typer.Typer | Callable[..., None]]] = {
     "Workers": {"worker": worker, "consume": consume, "workers": workers},
     "Operations": {
         "top": top,
+        "dashboard": dashboard,
         "health": health,
         "doctor": doctor,
         "retention": retention,

@@ -1,0 +1,82 @@
+"""What is live: the one sampler of this process, and the feed by which browsers hear of its samples."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from penstock.ops import Inspector, Overview, Sample, Sampler
+from penstock.shown import to_json
+
+_QUIET_S = 1.0  # after which a feed says that it is there, and looks whether it should end
+
+
+class Live:
+    """Samples for everybody who looks: however many browsers there are, the server is asked once."""
+
+    def __init__(self, inspector: Inspector, every_s: float) -> None:
+        self.sampler = Sampler(inspector, every_s=every_s)
+        self._starting = asyncio.Lock()
+        self._is_started = self._is_ending = False
+
+    async def start(self) -> None:
+        """Begin to sample, once; an application in which this one is mounted need not know about it."""
+        async with self._starting:
+            if not self._is_started:
+                self._is_started = True
+                await self.sampler.sample()  # the first page has something to show
+                await self.sampler.__aenter__()
+
+    async def close(self) -> None:
+        """Stop sampling."""
+        self.end_feeds()
+        if self._is_started:
+            self._is_started = False
+            await self.sampler.__aexit__(None, None, None)
+
+    def end_feeds(self) -> None:
+        """Let every feed end soon: a server that shuts down waits for them."""
+        self._is_ending = True
+
+    @property
+    def error(self) -> str:
+        """Why the last sample has no numbers; '' = it has."""
+        samples = self.sampler.samples
+        return samples[-1].error if samples else ""
+
+    @property
+    def overview(self) -> Overview | None:
+        """What the last good sample saw; None before the first one."""
+        return self.sampler.overview
+
+    async def feed(self) -> AsyncIterator[str]:
+        """Yield server-sent events: `history`, with everything that is remembered, then `sample` for each new one."""
+        known = self.sampler.samples
+        yield _event("history", [point(sample) for sample in known])
+        seen_ms = known[-1].at_ms if known else 0
+        while not self._is_ending:
+            new = [sample for sample in self.sampler.samples if sample.at_ms > seen_ms]
+            for sample in new:
+                yield _event("sample", point(sample))
+                seen_ms = sample.at_ms
+            if not new and not await self.sampler.wait(_QUIET_S):
+                yield ":\n\n"
+
+
+def point(sample: Sample) -> dict[str, float | int | str | None]:
+    """Return a sample as the charts take it; without numbers where the server did not answer."""
+    totals, is_known = sample.totals, not sample.error
+    return {
+        "at": sample.at_ms / 1000,
+        "in_per_s": sample.in_per_s if is_known else None,
+        "out_per_s": sample.out_per_s if is_known else None,
+        "lag": totals.lag if is_known else None,
+        "pending": totals.pending if is_known else None,
+        "dead_letters": totals.dead_letters if is_known else None,
+        "memory_bytes": sample.used_memory if is_known else None,
+        "error": sample.error,
+    }
+
+
+def _event(name: str, data: object) -> str:
+    return f"event: {name}\ndata: {to_json(data)}\n\n"

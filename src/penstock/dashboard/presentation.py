@@ -1,0 +1,151 @@
+"""How values look on a page: numbers, sizes, durations, times, payloads and links."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from penstock.shown import shown, shown_lines, to_json
+
+_MOST_SHOWN = 200_000  # characters of one value on a page
+_NOTHING = "\N{EN DASH}"
+_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def environment() -> Environment:
+    """Return the templates, with everything below as filters; what they do not know is an error."""
+    found = Environment(
+        loader=PackageLoader("penstock.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters.update(
+        ago=ago, count=count, duration=duration, editable=editable, lines=lines, moment=moment, payload=payload,
+        preview=preview, quoted=shlex.quote, rate=rate, raw=raw, size=size, sparkline=sparkline, visible=shown,
+    )  # fmt: skip
+    return found
+
+
+def count(value: float | None) -> str:
+    """Return a whole number with its thousands separated; a dash for none."""
+    return _NOTHING if value is None else f"{value:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Return how often a second."""
+    return _NOTHING if value is None else f"{value:,.0f}/s" if value >= 100 or value == 0 else f"{value:.1f}/s"
+
+
+def size(value: int | None) -> str:
+    """Return bytes in the unit that keeps the number short."""
+    if value is None:
+        return _NOTHING
+    amount, unit = float(value), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in its two biggest units."""
+    if seconds is None:
+        return _NOTHING
+    if seconds < 1:
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    rest, parts = int(seconds), []
+    for step, unit in _STEPS:
+        if rest >= step:
+            parts.append(f"{rest // step:,} {unit}")
+            rest %= step
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
+def ago(at: datetime | float | None) -> Markup | str:
+    """Return how long ago something was, or when it will be; the exact time is the title."""
+    known = _datetime(at)
+    if known is None:
+        return _NOTHING
+    passed = time.time() - known.timestamp()
+    text = f"in {duration(-passed)}" if passed < -1 else f"{duration(max(passed, 0))} ago"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(known.isoformat(), moment(known), text)
+
+
+def moment(at: datetime | float | None) -> str:
+    """Return a time to the millisecond, in UTC."""
+    known = _datetime(at)
+    return _NOTHING if known is None else f"{known:%Y-%m-%d %H:%M:%S}.{known.microsecond // 1000:03d} UTC"
+
+
+def _datetime(at: datetime | float | None) -> datetime | None:
+    # Numbers are ms since 1970. Ids are chosen by whoever adds an entry, and need not be times at all.
+    if at is None or isinstance(at, datetime):
+        return at
+    try:
+        return datetime.fromtimestamp(at / 1000, UTC)
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+def lines(text: object) -> str:
+    """Return a text of several lines, with control characters as escapes."""
+    return shown_lines(_cut(str(text)))
+
+
+def payload(value: object) -> str:
+    """Return a decoded payload as it is shown whole: text as it is, everything else as JSON."""
+    return lines(value) if isinstance(value, str) else _cut(to_json(value, indent=2))
+
+
+def editable(value: object) -> str:
+    """Return a decoded payload as it can be edited and read again: text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else to_json(value, indent=2)
+
+
+def preview(value: object, most: int = 200) -> str:
+    """Return the beginning of a decoded payload in one line."""
+    text = shown(value[: most + 1]) if isinstance(value, str) else to_json(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def raw(value: bytes) -> str:
+    """Return bytes as text, with whatever is no text as escapes."""
+    return lines(value.decode(errors="backslashreplace"))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}\n… {len(text) - _MOST_SHOWN:,} characters more"
+
+
+def sparkline(values: Sequence[float | None], width: int = 88, height: int = 20) -> Markup:
+    """Return a small line without axes; it repeats what a number beside it says, so readers of the screen skip it."""
+    known = [value or 0.0 for value in values]
+    if len(known) < 2:
+        return Markup("")
+    top = max(known) or 1.0
+    step = width / (len(known) - 1)
+    points = " ".join(f"{i * step:.1f},{height - 1 - value / top * (height - 2):.1f}" for i, value in enumerate(known))
+    return Markup(
+        '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" aria-hidden="true"><polyline points="{}" '
+        'fill="none" stroke="currentColor" stroke-width="1.25" vector-effect="non-scaling-stroke"/></svg>'
+    ).format(width, height, points)
+
+
+def link(base: str, path: str, params: Mapping[str, Any]) -> str:
+    """Return the address of a page; parameters that are empty are left out."""
+    given = {name: value for name, value in params.items() if value not in (None, "", (), [])}
+    return f"{base}{path}?{urlencode(given, doseq=True, errors='replace')}" if given else f"{base}{path}"

@@ -1,0 +1,1 @@
+"""The dashboard, over HTTP and in a browser."""

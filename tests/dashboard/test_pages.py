@@ -1,0 +1,171 @@
+"""Every page answers, as HTML and as JSON, says what there is, and where there is nothing says what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import httpx
+import pytest
+import redis
+
+from penstock.dashboard.pages import PAGES
+from penstock.sync import StreamClient
+from tests.dashboard.conftest import StartDashboard
+
+pytestmark = pytest.mark.usefixtures("default_server")
+
+
+def _orders_dlq(raw: redis.Redis) -> str:
+    return str(raw.xrevrange("orders_dlq", count=1)[0][0].decode())
+
+
+def addresses(raw: redis.Redis) -> list[str]:
+    """Returns an address of every page, and of every view of it."""
+    entry = raw.xrevrange("orders", count=1)[0][0].decode()
+    return [
+        "/", "/streams", "/streams?match=ord&kind=stream", "/stream?name=orders", "/stream?name=orders&order=oldest&show=raw",
+        "/stream?name=orders&from=1h&text=c-3", f"/entry?stream=orders&id={entry}", "/group?stream=orders&group=billing",
+        "/group?stream=orders&group=billing&idle=1ms&consumer=billing-7f9c", "/dead-letters", "/dead-letters?stream=orders",
+        "/dead-letters?stream=jobs", f"/dead-letter?stream=orders_dlq&id={_orders_dlq(raw)}", "/queues", "/tasks",
+        "/tasks?queue=jobs&state=done", "/task?queue=jobs&id=photo-5", "/workers", "/workers?state=active", "/balancer",
+        "/spark", "/retention", "/server", "/audit",
+    ]  # fmt: skip
+
+
+def test_every_page_of_a_busy_server_answers_as_html_and_as_json(
+    start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis
+) -> None:
+    client = start_dashboard(allow_actions=True)
+    seen = set()
+    for address in addresses(raw):
+        path, _, query = address.partition("?")
+        page = client.get(address)
+        assert page.status_code == 200, (address, page.text)
+        assert page.headers["content-type"].startswith("text/html")
+        twin = client.get(f"{path if path != '/' else '/overview'}.json?{query}")
+        assert twin.status_code == 200, (address, twin.text)
+        assert isinstance(twin.json(), dict)
+        seen.add(path)
+    assert seen == {page.path for page in PAGES}
+
+
+def test_every_page_of_an_empty_server_says_what_to_do_next(start_dashboard: StartDashboard) -> None:
+    client = start_dashboard()
+    for page in PAGES:
+        if page.label and page.path != "/server":
+            shown = client.get(page.path)
+            assert shown.status_code == 200, shown.text
+            assert 'class="panel empty"' in shown.text, page.path
+            assert "<code>penstock " in shown.text, page.path
+
+
+def test_what_does_not_exist_is_a_404_with_a_sentence(start_dashboard: StartDashboard) -> None:
+    client = start_dashboard()
+    for address in ("/stream?name=none", "/group?stream=none&group=g", "/entry?stream=none&id=1-1", "/nowhere",
+                    "/dead-letters?stream=none", "/task?queue=none&id=1", "/dead-letter?stream=none&id=1-1"):  # fmt: skip
+        page = client.get(address)
+        assert page.status_code == 404, address
+        assert "Back to the overview" in page.text
+    assert client.get("/stream.json?name=none").json()["error"]
+
+
+def test_bad_parameters_are_a_400_that_names_them(start_dashboard: StartDashboard, world: StreamClient) -> None:
+    client = start_dashboard()
+    for address, word in (
+        ("/stream", "name"), ("/stream?name=orders&limit=0", "limit"), ("/stream?name=orders&from=soon", "soon"),
+        ("/streams?kind=lake", "kind"), ("/group?stream=orders&group=billing&idle=long", "long"),
+        ("/tasks?queue=jobs&state=lost", "state"), ("/entry?stream=orders&id=x", "x"),
+    ):  # fmt: skip
+        page = client.get(address)
+        assert page.status_code == 400, (address, page.text)
+        assert word in page.text
+
+
+def test_the_overview_counts_what_is_there(
+    start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis
+) -> None:
+    found = start_dashboard().get("/overview.json").json()
+    assert found["totals"]["dead_letters"] == raw.xlen("orders_dlq") + raw.xlen("jobs.dead")
+    rows = {row["stream"]["name"]: row for row in found["rows"]}
+    assert rows["orders"]["stream"]["dead_letters"] == raw.xlen("orders_dlq")
+    assert rows["invoices"]["state"] == {"text": "no consumers", "tone": "bad"}
+
+
+def test_an_entry_is_shown_decoded_and_raw(
+    start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis
+) -> None:
+    entry_id = raw.xrevrange("orders", count=1)[0][0].decode()
+    page = start_dashboard().get("/entry", params={"stream": "orders", "id": entry_id}).text
+    assert "&#34;order&#34;: 119" in page
+    assert ">data</th>" in page
+
+
+def test_a_dead_letter_shows_its_error_traceback_and_cause(
+    start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis
+) -> None:
+    client = start_dashboard()
+    groups = client.get("/dead-letters.json", params={"stream": "orders"}).json()["failures"]["groups"]
+    assert sum(group["count"] for group in groups) == raw.xlen("orders_dlq")
+    page = client.get("/dead-letter", params={"stream": "orders_dlq", "id": _orders_dlq(raw)}).text
+    assert "FatalError" in page
+    assert "has no address" in page
+    assert "Traceback" in page
+
+
+def test_all_pages_are_followed_by_their_cursors(start_dashboard: StartDashboard, world: StreamClient) -> None:
+    client, seen, address = start_dashboard(), [], "/stream?name=orders&limit=50"
+    while address:
+        page = client.get(address).text
+        seen += re.findall(r'class="mono" href="[^"]*">([\d-]+)</a>', page)
+        further = re.search(r'rel="next" href="([^"]+)"', page)
+        address = further[1].replace("&amp;", "&") if further else ""
+    assert len(seen) == len(set(seen)) == 120
+
+
+def test_an_application_mounted_below_a_path_links_below_it(
+    start_dashboard: StartDashboard, redis_url: str, world: StreamClient
+) -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    from penstock.dashboard import create_app
+    from tests.dashboard.conftest import serving
+
+    inner = create_app(redis_url, allow_actions=True)
+    with serving(Starlette(routes=[Mount("/ops/penstock", inner)]), inner) as address, httpx.Client() as client:
+        for path in ("/", "/streams", "/stream?name=orders", "/dead-letters?stream=orders"):
+            page = client.get(f"{address}/ops/penstock{path}")
+            assert page.status_code == 200
+            links = re.findall(r'(?:href|src|action|hx-get)="([^"]*)"', page.text)
+            assert [link for link in links if not link.startswith(("/ops/penstock/", "#"))] == []
+        assert client.get(f"{address}/ops/penstock/static/dashboard.css").status_code == 200
+
+
+def test_the_feed_begins_with_the_history_and_goes_on_with_samples(
+    start_dashboard: StartDashboard, world: StreamClient
+) -> None:
+    names, data = [], []
+    with start_dashboard().stream("GET", "/events") as feed:
+        assert feed.headers["content-type"].startswith("text/event-stream")
+        for line in feed.iter_lines():
+            if line.startswith("event: "):
+                names.append(line.removeprefix("event: "))
+            elif line.startswith("data: "):
+                data.append(json.loads(line.removeprefix("data: ")))
+            if len(data) == 3:
+                break
+    assert names == ["history", "sample", "sample"]
+    assert data[0][-1]["at"] < data[1]["at"] < data[2]["at"]
+    assert data[2]["dead_letters"] > 0
+
+
+def test_a_server_that_is_away_is_said_on_the_page_and_ends_no_feed(start_dashboard: StartDashboard) -> None:
+    client = start_dashboard("redis://127.0.0.1:1")
+    assert client.get("/streams").status_code == 503
+    assert client.get("/streams.json").json()["error"]
+    with client.stream("GET", "/events") as feed:
+        for line in feed.iter_lines():
+            if line.startswith("data: "):
+                assert json.loads(line.removeprefix("data: "))[-1]["error"]
+                break
