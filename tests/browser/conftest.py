@@ -19,7 +19,9 @@ from tests.dashboard.world import busy_server
 if not os.environ.get("PENSTOCK_BROWSER"):
     collect_ignore_glob = ["test_*.py"]
 else:
-    from playwright.sync_api import Browser, Page, sync_playwright
+    from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+    expect.set_options(timeout=60_000)  # samples are taken less often while the machine is busy
 
     _PROGRAMS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 

@@ -183,6 +183,10 @@
     for (const [name, value] of new FormData(form, event.submitter)) url.searchParams.append(name, value);
     htmx.ajax("GET", url.pathname + url.search, { target: "#dialog", select: ".confirm" });
   });
+  document.body.addEventListener("htmx:beforeSwap", (event) => {
+    // Somebody may have begun to select while the page was fetched.
+    if (event.detail.target.id === "live" && isBusy()) event.detail.shouldSwap = false;
+  });
   document.body.addEventListener("htmx:afterSwap", (event) => {
     if (event.detail.target === dialog && !dialog.open) dialog.showModal();
     document.querySelectorAll("#live form").forEach(count);
