@@ -203,13 +203,13 @@ def test_consume_runs_a_function_on_a_stream_in_supervised_processes(
     command = [sys.executable, "-m", "penstock", *words]
     subprocess.run([*command, "--burst"], cwd=tmp_path, check=True, timeout=60)
     assert sorted(int(line.split()[1]) for line in (tmp_path / "shipped").read_text().splitlines()) == list(range(20))
-    with subprocess.Popen([*command, "-p", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as supervisor:
-        assert supervisor.stderr is not None
-        assert all("consumer " in supervisor.stderr.readline() for _ in range(2))
+    with subprocess.Popen([*command, "-p", "2"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        assert all("consumer " in supervisor.stdout.readline() for _ in range(2))
         raw.xadd("orders", {"data": json.dumps({"n": 99})})
         eventually(lambda: "99" in (tmp_path / "shipped").read_text(), "it is shipped", 60)
         supervisor.send_signal(signal.SIGTERM)
-        said = supervisor.stderr.read().splitlines()
+        said = supervisor.stdout.read().splitlines()
     assert supervisor.returncode == 0
     assert sorted(line.partition(":")[0] for line in said) == ["ended", "ended"]
 
