@@ -14,8 +14,8 @@ UV := $(shell if uv --version >/dev/null 2>&1; then echo uv; else echo $(BIN)/uv
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
-# Most tests wait for servers and leases, and use a third of a core; three workers are with Spark for most of the time.
-WORKERS ?= $(shell echo $$((3 * $(CORES))))
+# Most tests wait for servers and leases, and use a fifth of a core; three workers are with Spark for most of the time.
+WORKERS ?= $(shell echo $$((4 * $(CORES))))
 PYTEST := -m pytest -rs -n $(WORKERS) --dist loadgroup
 # Contracts that run in `make test-fast`, beside the tests that need no server.
 CONTRACTS := tests/queue/test_gateways.py tests/results/test_contract.py tests/tasks/test_queue_contract.py

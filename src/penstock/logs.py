@@ -9,7 +9,8 @@ from penstock.errors import PenstockError, summary_of
 
 _MOST_BYTES = 65_536
 _PARTS = (
-    "balancer", "dead_letters", "events", "ops", "queue", "redis", "results", "shutdown", "spark", "streams", "tasks",
+    "balancer", "dashboard", "dead_letters", "events", "ops", "queue", "redis", "results", "shutdown", "spark",
+    "streams", "tasks",
 )  # fmt: skip
 
 

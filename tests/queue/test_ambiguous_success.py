@@ -20,7 +20,7 @@ from tests.queue.audit_stories import STORIES
 
 _ONE_SERVER = pytest.mark.usefixtures("default_server")
 pytestmark = _ONE_SERVER  # sync: pytestmark = [_ONE_SERVER, pytest.mark.slow]
-OTHER_PARTS = ("balancer/", "queue/import_", "spark/", "tasks/")  # each has its own tests of lost replies
+OTHER_PARTS = ("balancer/", "ops/", "queue/import_", "spark/", "tasks/")  # each has its own tests of lost replies
 NOT_OF_QUEUES = {"streams/ack", "streams/leave_name", "streams/take_name"} | {
     name for name in SCRIPTS if name.startswith(OTHER_PARTS)
 }

@@ -30,7 +30,10 @@ async def test_an_entry_of_very_many_fields_is_dead_lettered_and_redriven_with_w
     raw.xadd("jobs.tasks", wide(count, data="no task"))
     raw.xadd("jobs.tasks", wide(count, data=msgspec.json.encode(task)))
     await queue.enqueue(behind)
-    assert [found.id for found in await queue.pop_many(10)] == [task.id, behind.id]
+    found = list[Task]()
+    while len(found) < 2:  # of large entries a call hands out a few
+        found += await queue.pop_many(10)
+    assert [popped.id for popped in found] == [task.id, behind.id]
     await queue.dead_letter(task.id)
     letters = [letter async for letter in queue.dead.iterate()]
     assert [(letter.reason, letter.task_id, letter.data[:7]) for letter in letters] == [

@@ -32,9 +32,9 @@ def test_show_tells_where_each_value_came_from(run: Run, tmp_path: Path) -> None
     rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in shown.stdout.splitlines()}
     assert rows["task_queue.url"] == ['"redis://u:***@h:1/0"', "penstock.toml:2"]
     assert rows["task_queue.max_retry"] == ["7", "--set task_queue.max_retry"]
-    assert rows["result_backend.compress"] == ["true", "environment variable PENSTOCK__RESULT_BACKEND__COMPRESS"]
+    assert rows["result_backend.compress"] == ["true", "PENSTOCK__RESULT_BACKEND__COMPRESS"]
     assert rows["task_queue.idle_ms"] == ["60000", "default"]
-    as_json = json.loads(run("show", "--json").stdout)
+    as_json = [json.loads(line) for line in run("show", "--json").stdout.splitlines()]
     assert {
         "name": "task_queue.url",
         "value": "redis://u:***@h:1/0",

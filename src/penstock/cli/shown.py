@@ -135,7 +135,10 @@ def print_table(table: Table) -> None:
     console = Console()
     width = console.measure(table, options=console.options.update(width=10_000))
     console.width = max(console.width, width.minimum) if console.is_terminal else max(width.maximum, 1)
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    lines = captured.get() if console.is_terminal else "\n".join(map(str.rstrip, captured.get().split("\n")))
+    sys.stdout.write(lines)
 
 
 @contextmanager

@@ -31,7 +31,10 @@ def test_an_entry_of_very_many_fields_is_dead_lettered_and_redriven_with_what_ma
     raw.xadd("jobs.tasks", wide(count, data="no task"))
     raw.xadd("jobs.tasks", wide(count, data=msgspec.json.encode(task)))
     queue.enqueue(behind)
-    assert [found.id for found in queue.pop_many(10)] == [task.id, behind.id]
+    found = list[Task]()
+    while len(found) < 2:  # of large entries a call hands out a few
+        found += queue.pop_many(10)
+    assert [popped.id for popped in found] == [task.id, behind.id]
     queue.dead_letter(task.id)
     letters = [letter for letter in queue.dead.iterate()]
     assert [(letter.reason, letter.task_id, letter.data[:7]) for letter in letters] == [
