@@ -11,6 +11,7 @@ from penstock import StreamClient
 from penstock.errors import ConnectionLost, GroupLost
 from penstock.redis.blocking_read import BlockingRead
 from tests.helpers.aio import eventually, is_done, join, start
+from tests.helpers.commandstats import calls
 
 pytestmark = pytest.mark.usefixtures("default_server")
 FOR_EVER = ("XREADGROUP", "GROUP", "g", "c", "BLOCK", 0, "STREAMS", "s", ">")
@@ -75,6 +76,14 @@ async def test_a_read_whose_number_is_unknown_is_not_woken_but_can_be_broken_off
     read.abort()
     with pytest.raises(ConnectionLost):
         await join(reading)
+
+
+async def test_a_connection_on_which_no_read_was_under_way_is_not_killed(read: BlockingRead, raw: redis.Redis) -> None:
+    await read.open()
+    read.abort()
+    before = calls(raw, "client|kill")
+    await read.kill_abandoned()
+    assert calls(raw, "client|kill") == before
 
 
 async def test_what_an_error_says_is_raised_and_the_next_read_connects_anew(

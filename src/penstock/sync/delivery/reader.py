@@ -181,7 +181,8 @@ class MessageReader:
         self._end_read()
 
     def _end_read(self) -> None:
-        if self._blocking.is_under_way and (not self._blocking.wake() or self._asked):
+        is_woken = self._blocking.wake() and not self._asked
+        if not is_woken and self._blocking.is_under_way:
             self._blocking.abort()  # forbidden, or Redis is away: breaking the connection ends the read as well
 
     def kill_abandoned_read(self) -> None:

@@ -95,7 +95,8 @@ class BlockingRead:
     def abort(self) -> None:
         """Break the connection off, and the read under way with it."""
         if self.connection is not None:
-            if self.connection.is_open or self.connection.has_timed_out:  # else the server has hung up
+            is_known = self.connection.is_open or self.connection.has_timed_out  # else the server has hung up
+            if is_known and self.is_under_way:
                 self._abandoned = self.connection
             self.connection.abort()
 
