@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error)
         return 1 if options.strict else 0
     plan = _plan(options)
-    subjects, absent = rounds.find_subjects(options.peers)
+    subjects, absent = rounds.find_subjects(options.peers, options.against)
     names = [subject.peer.name for subject in subjects]
     print(f"Server: {version} on loopback TCP, no persistence.")
     print("uvloop: Penstock's streams and the limit; others as they ship.")
@@ -37,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     samples = rounds.run(subjects, options.tests, plan)
     verdicts = [judge(target, samples) for target in TARGETS if target.test in options.tests]
     _print_outcome(samples, verdicts, names)
+    if options.against:
+        print(f"\nNow over {options.against} (medians of the ratios inside each round; above 1 is better now)\n")
+        print(report.against_table(samples, names, options.against))
     print(f"\nAll figures: {results.write(samples, verdicts, plan, version).relative_to(ROOT)}")
     return 1 if options.strict and any(verdict.is_met is False for verdict in verdicts) else 0
 
@@ -66,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="how often everything is measured (3, with --quick 1)")
     parser.add_argument("--quick", action="store_true", help="one round of short windows: a smoke test, not a verdict")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed")
+    parser.add_argument("--against", metavar="COMMIT", help="measure Penstock of that commit in turns with that of now")
     parser.add_argument("--list", action="store_true", help="list the peers and stop")
     return parser
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,11 +42,12 @@ class Interpreter:
     """A Python to start a peer with."""
 
     path: str
-    is_own: bool
+    source: Path | None = None
+    """The code of Penstock, where the peer is Penstock."""
 
     def environment(self) -> dict[str, str]:
         """Returns the variables with which the interpreter finds this harness."""
-        paths = [ROOT, ROOT / "src"] if self.is_own else [ROOT]
+        paths = [ROOT, self.source] if self.source else [ROOT]
         return {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONUNBUFFERED": "1"}
 
 
@@ -54,7 +57,9 @@ def interpreter(name: str) -> Interpreter:
     Raises: EnvironmentUnavailable.
     """
     if name == OWN:
-        return Interpreter(sys.executable, is_own=True)
+        return Interpreter(sys.executable, ROOT / "src")
+    if name.startswith(f"{OWN}@"):
+        return Interpreter(sys.executable, _code_of(name.removeprefix(f"{OWN}@")))
     folder = _FOLDER / name
     note = folder / "pins.txt"
     python, version = _python(OLDEST_PYTHON.get(name, (3, 0)))
@@ -62,7 +67,19 @@ def interpreter(name: str) -> Interpreter:
     if not note.exists() or note.read_text() != wanted:
         _make(folder, python, PINS[name])
         note.write_text(wanted)
-    return Interpreter(str(folder / "bin" / "python"), is_own=False)
+    return Interpreter(str(folder / "bin" / "python"))
+
+
+def _code_of(commit: str) -> Path:
+    """Unpacks Penstock as it was at a commit; it runs with the dependencies of today."""
+    packed = subprocess.run(["git", "-C", ROOT, "archive", commit, "src"], capture_output=True, check=False)
+    if packed.returncode:
+        raise EnvironmentUnavailable(packed.stderr.decode().strip())
+    folder = _FOLDER / f"penstock@{commit}"
+    shutil.rmtree(folder, ignore_errors=True)
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "src"
 
 
 def _make(folder: Path, python: str, pins: tuple[str, ...]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from bench.figures import Samples
 from bench.targets import Verdict
 
@@ -39,6 +41,20 @@ def figures_table(samples: Samples, peers: list[str]) -> str:
         values = [(cells[peer, heading], form) for heading, _, _, form in columns]
         rows.append([peer, *("-" if value is None else format(value, form) for value, form in values)])
     return table(["peer", *(column[0] for column in columns)], rows)
+
+
+def against_table(samples: Samples, peers: list[str], commit: str) -> str:
+    """Returns for Penstock's peers what they do now over what they did at the commit; times are turned around."""
+    rows = []
+    for peer in peers:
+        for heading, test, figure, _ in _COLUMNS:
+            now, then = (samples.by_round(test, name, figure, with_noisy=True) for name in (peer, f"{peer}@{commit}"))
+            pairs = [(now[number], then[number]) for number in now.keys() & then.keys()]
+            ratios = sorted(a / b if heading.endswith("/s") else b / a for a, b in pairs if a and b)
+            if ratios:
+                middle = statistics.median(ratios)
+                rows.append([peer, heading, f"{middle:.3f}", f"{ratios[0]:.2f} - {ratios[-1]:.2f}", str(len(ratios))])
+    return table(["peer", "figure", "ratio", "lowest - highest", "rounds"], rows)
 
 
 def costs_table(samples: Samples, peers: list[str]) -> str:

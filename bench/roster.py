@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench import backlog
 from bench.environments import OWN
@@ -212,3 +212,8 @@ QUEUE_PEERS = (QUEUE, LIST_QUEUE, QUEUE_SYNC, LIST_QUEUE_SYNC)
 DEFAULT_PEERS = (LIMIT, PENSTOCK, PENSTOCK_EACH, "redis-stream-queue", "faststream")
 EACH_PEERS = tuple(name for name, peer in PEERS.items() if peer.environment != OWN and "drain-each" in peer.tests)
 """The foreign peers that hand their messages to the handler one by one."""
+
+
+def at_commit(peer: Peer, commit: str) -> Peer:
+    """Returns Penstock as it was at a commit, to be measured in turns with what it is now."""
+    return replace(peer, name=f"{peer.name}@{commit}", environment=f"{OWN}@{commit}", note=f"the same at {commit}")

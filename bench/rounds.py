@@ -14,7 +14,7 @@ from bench.figures import Figures, Sample, Samples
 from bench.measurements import drain, latency, memory, pel, publish
 from bench.measurements.subject import Subject
 from bench.plan import Plan
-from bench.roster import PEERS
+from bench.roster import PEERS, Peer, at_commit
 from bench.server import Server, ServerFailed
 from bench.window import wait_for_quiet
 
@@ -35,25 +35,30 @@ MEASUREMENTS: dict[str, Measurement] = {
 }
 
 
-def find_subjects(names: list[str]) -> tuple[list[Subject], dict[str, str]]:
-    """Returns the peers that can run here, and for each that cannot, why."""
+def find_subjects(names: list[str], against: str | None = None) -> tuple[list[Subject], dict[str, str]]:
+    """Returns the peers that can run here, and for each that cannot, why; Penstock also as it was at a commit."""
+    peers = list[Peer]()
+    for peer in (PEERS[name] for name in names):
+        peers.append(peer)
+        if against and peer.name.startswith("penstock"):
+            peers.append(at_commit(peer, against))
     subjects, absent = [], {}
-    for name in names:
-        peer = PEERS[name]
+    for peer in peers:
         try:
             subjects.append(Subject(peer, interpreter(peer.environment)))
         except EnvironmentUnavailable as error:
-            absent[name] = str(error)
+            absent[peer.name] = str(error)
     return subjects, absent
 
 
 def schedule(subjects: list[Subject], tests: list[str], rounds: int) -> list[tuple[int, str, Subject]]:
-    """Returns the order of a run: the peers of one test follow each other, so that drift hits all of them alike."""
+    """Returns the order of a run: the peers of one test follow each other, forwards and backwards in turns, so that
+    drift hits all of them alike."""
     return [
         (number, test, subject)
         for number in range(rounds)
         for test in tests
-        for subject in subjects
+        for subject in (subjects if number % 2 == 0 else reversed(subjects))
         if test in subject.peer.tests
     ]
 

@@ -19,7 +19,7 @@ from redis.crc import key_slot
 
 from penstock.redis.embedded import LOOPBACK, EmbeddedServer
 from penstock.redis.probe import ask
-from penstock.spark.java import JavaMissing, ensure_java
+from penstock.spark.runtime.java import JavaMissing, ensure_java
 from penstock.testing import Cluster
 from penstock.testing.servers import FLOOR, NEWEST
 from tests.helpers.server_clock import MISSING, faketime_library, under_a_clock
@@ -67,8 +67,7 @@ class ReplicatedCluster:
         try:
             self._resources.enter_context(self._primaries)
             self.nodes = list(self._primaries.nodes)
-            for primary in self._primaries.nodes:
-                self.add_replica(primary)
+            self.add_replicas(self._primaries.nodes)
         except BaseException:
             self._resources.close()
             raise
@@ -91,12 +90,19 @@ class ReplicatedCluster:
 
     def add_replica(self, primary: EmbeddedServer) -> None:
         """Start a replica of a node."""
-        replica = self._resources.enter_context(NEWEST.server(port=0, options=self._options))
-        self.nodes.append(replica)
-        node = ask(primary.unix_socket, "CLUSTER", "MYID")
-        ask(replica.unix_socket, "CLUSTER", "MEET", LOOPBACK, primary.port or 0)
-        _until(lambda: ask(replica.unix_socket, "CLUSTER", "REPLICATE", node) == b"OK")  # type: ignore[arg-type]
-        _until(lambda: b"master_link_status:up" in (ask(replica.unix_socket, "INFO", "replication") or b""))  # type: ignore[operator]
+        self.add_replicas([primary])
+
+    def add_replicas(self, primaries: list[EmbeddedServer]) -> None:
+        """Start a replica of each node, all at once: a node takes seconds to get to know the others."""
+        added = [(self._resources.enter_context(NEWEST.server(port=0, options=self._options)), it) for it in primaries]
+        for replica, primary in added:
+            self.nodes.append(replica)
+            ask(replica.unix_socket, "CLUSTER", "MEET", LOOPBACK, primary.port or 0)
+        for replica, primary in added:
+            node = ask(primary.unix_socket, "CLUSTER", "MYID")
+            _until(lambda at=replica.unix_socket, node=node: ask(at, "CLUSTER", "REPLICATE", node) == b"OK")
+        for replica, _ in added:
+            _until(lambda at=replica.unix_socket: b"master_link_status:up" in (ask(at, "INFO", "replication") or b""))
 
     @property
     def url(self) -> str:

@@ -11,9 +11,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from bench.command_count import CommandCount
-from bench.environments import ROOT, EnvironmentUnavailable, Interpreter, interpreter
+from bench.environments import OWN, ROOT, EnvironmentUnavailable, Interpreter, interpreter
 from bench.report import table
 from bench.server import Server
 from bench.tasks.roster import PEERS, Peer
@@ -93,18 +94,22 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", default=",".join(peer.name for peer in PEERS))
+    parser.add_argument("--against", metavar="COMMIT", help="measure Penstock of that commit in turns with that of now")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed")
     arguments = parser.parse_args()
     chosen: dict[str, tuple[Peer, Interpreter]] = {}
-    for peer in PEERS:
-        if peer.name in arguments.peers.split(","):
-            try:
-                chosen[peer.name] = (peer, interpreter(peer.environment))
-            except EnvironmentUnavailable as error:
-                print(f"{peer.name} is absent: {error}")
+    wanted = {peer.name: peer for peer in PEERS if peer.name in arguments.peers.split(",")}
+    if arguments.against:
+        then = replace(PEERS[0], environment=f"{OWN}@{arguments.against}")
+        wanted[f"penstock@{arguments.against}"] = then
+    for name, peer in wanted.items():
+        try:
+            chosen[name] = (peer, interpreter(peer.environment))
+        except EnvironmentUnavailable as error:
+            print(f"{name} is absent: {error}")
     rates: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
     for number in range(arguments.rounds):
-        for name, (peer, python) in chosen.items():
+        for name, (peer, python) in sorted(chosen.items(), reverse=number % 2 == 1):
             count = int(arguments.tasks * peer.share)
             with Server() as server:
                 fill(peer, python, server, count)
@@ -117,6 +122,11 @@ def main() -> int:
     counts = {
         name: commands(peer, python, int(arguments.tasks * peer.share)) for name, (peer, python) in chosen.items()
     }
+    if then_rates := rates.pop(f"penstock@{arguments.against}", None):
+        pairs = zip(rates["penstock"], then_rates, strict=True)
+        ratios = sorted(now["rate"] / then["rate"] for now, then in pairs)
+        spread = f"{ratios[0]:.2f} - {ratios[-1]:.2f}"
+        print(f"now over {arguments.against}: {statistics.median(ratios):.3f} ({spread}, {len(ratios)} rounds)")
     return report(rates, counts, arguments.strict)
 
 

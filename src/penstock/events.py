@@ -44,6 +44,9 @@ class EventName(StrEnum):
     UNLOGGED = "unlogged"  # id, log: done, but the log refused its record
     TRYING_AGAIN = "trying_again"  # error, pause_s: after a failure that passes
     DRAINED = "drained"  # is_complete
+    # Of pipelines: `stream` names all that one reads, `group` is the pipeline; also failed (error) and trying_again.
+    BATCH_COMMITTED = "batch_committed"  # batch, rows, seconds, rows_per_s, lag, eta_s
+    RULE_BROKEN = "rule_broken"  # rule, action, count: rows of the batch for which the rule is not true
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -230,6 +231,9 @@ def test_a_demo_that_stays_says_how_to_look_and_leaves_nothing_behind(home, star
 
     before = length()
     eventually(lambda: length() > before, DEADLINE_S)
+    dashboard = re.search(r"^(http://127.0.0.1:\d+) \(actions allowed\)", told, re.MULTILINE)[1]
+    with urllib.request.urlopen(f"{dashboard}/streams.json", timeout=DEADLINE_S) as answer:
+        assert "orders" in {stream["name"] for stream in json.load(answer)["page"]["items"]}
     demo.send_signal(signal.SIGINT)
     out, _ = demo.communicate(timeout=DEADLINE_S)
     assert demo.returncode == 130

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 from typer.testing import Result as Shown
 
-from penstock.cli.app import app
 from penstock.sync.tasks import RedisTaskQueue, Task
 from penstock.testing.task_queue_contract import in_first_run
+from tests.helpers import commands
 
 Command = Callable[..., Shown]
 
@@ -28,9 +27,7 @@ def penstock(redis_url: str) -> Command:
     """Runs a command; with `code`, that is the exit code that it must have."""
 
     def run(*words: str, code: int = 0, text: str = "") -> Shown:
-        shown = CliRunner().invoke(app, [*words, "--url", redis_url], input=text)
-        if shown.exception is not None and not isinstance(shown.exception, SystemExit):
-            raise shown.exception
+        shown = commands.run(*words, "--url", redis_url, text=text)
         assert shown.exit_code == code, shown.output
         return shown
 

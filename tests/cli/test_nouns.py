@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import redis
 
 from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage, StreamProducer
-from penstock.sync.tasks import Task
+from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.cli.conftest import Command
 from tests.faults.waiting import eventually
 
@@ -187,6 +188,78 @@ def test_top_prints_samples_with_rates(penstock: Command, as_rows: Rows, client:
     assert last["streams"]["orders"]["length"] == 1
     assert last["totals"]["streams"] == 1
     assert "orders" in penstock("top", "--every", "20ms").stdout
+
+
+def test_top_on_a_terminal_draws_a_screen_until_ctrl_c(redis_url: str, client: StreamClient) -> None:
+    StreamProducer(client, "orders", "shop").push({"n": 1})
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "140", "LINES": "24"}
+    # The terminal is that of the new session: Ctrl-C on it is a signal.
+    script = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\nfrom penstock.cli import main; main()"
+    words = [sys.executable, "-c", script, "top", "--every", "50ms", "--url", redis_url]
+    with subprocess.Popen(
+        words, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as top:
+        os.close(theirs)
+        shown = b""
+        while shown.count(b"orders") < 2:  # drawn, and drawn again
+            shown += os.read(ours, 65_536)
+        os.write(ours, b"\x03")  # as a key that is pressed
+        try:
+            while chunk := os.read(ours, 65_536):
+                shown += chunk
+        except OSError:
+            pass  # Linux reports the end of a terminal as an error
+    os.close(ours)
+    assert top.returncode == 130
+    assert b"\x1b[?1049h" in shown
+    assert b"\x1b[?1049l" in shown, "the screen before it is back"
+    assert b"penstock top" in shown
+    assert b"Traceback" not in shown
+
+
+def test_the_lags_of_all_groups_have_rates_for_an_autoscaler(
+    penstock: Command, as_rows: Rows, client: StreamClient
+) -> None:
+    for stream in ("orders", "parcels"):
+        producer = StreamProducer(client, stream, "shop")
+        producer.ensure_group()
+        producer.push_many([{"n": n} for n in range(5)])
+    once = as_rows("group", "lag")
+    assert [(row["stream"], row["group"], row["count"], row["is_exact"]) for row in once] == [
+        ("orders", "shop", 5, True), ("parcels", "shop", 5, True),
+    ]  # fmt: skip
+    assert once[0]["in_per_s"] is None
+    twice = as_rows("group", "lag", "--over", "20ms")
+    assert [(row["in_per_s"], row["out_per_s"], row["drain_s"]) for row in twice] == [(0.0, 0.0, None)] * 2
+
+
+def test_bench_measures_and_leaves_nothing_behind(penstock: Command, as_rows: Rows, raw: redis.Redis) -> None:
+    raw.xadd("orders", {"data": "{}"})
+    rows = {row["what"].split()[0].strip(","): row for row in as_rows("bench", "--messages", "500", "--for", "200ms")}
+    assert rows.keys() == {"round", "publish", "handle", "single"}
+    assert rows["handle"]["count"] <= rows["publish"]["count"] <= 500
+    for row in rows.values():
+        assert row["per_s"] > 0
+        assert row["p50_ms"] is None or 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"]
+    assert raw.keys() == [b"orders"]
+    assert "per second" in penstock("bench", "--messages", "10", "--for", "20ms").stdout
+
+
+def test_a_schedule_is_paused_resumed_and_run(
+    penstock: Command, as_rows: Rows, as_json: AsJson, queue: RedisTaskQueue
+) -> None:
+    queue.enqueue(Task(kind="report", id="cron.nightly.1", payload={"deep": True}), delay=3_600)
+    assert penstock("schedule", "pause", "nightly").stdout == "schedule nightly is paused\n"
+    assert as_json("schedule", "pause", "nightly") == {"schedule": "nightly", "is_paused": True, "is_changed": False}
+    [row] = as_rows("schedule", "ls")
+    assert (row["name"], row["kind"], row["is_paused"]) == ("nightly", "report", True)
+    assert "yes" in penstock("schedule", "ls").stdout
+    new = as_json("schedule", "run", "nightly")["id"]
+    assert as_json("task", "status", new)["payload"] == {"deep": True}
+    assert penstock("schedule", "resume", "nightly").stdout == "schedule nightly is resumed\n"
+    assert penstock("schedule", "resume", "nightly").stdout == "schedule nightly was not paused\n"
+    assert as_rows("schedule", "ls")[0]["is_paused"] is False
 
 
 def test_consume_runs_a_function_on_a_stream_in_supervised_processes(

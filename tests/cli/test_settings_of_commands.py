@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from penstock.cli.app import app
 from penstock.sync.results import FSBackend
 from penstock.sync.tasks import RedisTaskQueue, Task
+from tests.helpers.commands import run
 
 pytestmark = pytest.mark.usefixtures("default_server")
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +26,7 @@ def test_a_command_takes_queue_and_place_from_the_file(redis_url: str, folder: P
     (folder / "penstock.toml").write_text(f'[task_queue]\nurl = "{redis_url}"\n[task_queue.redis]\nname = "films"\n')
     with RedisTaskQueue(redis_url, "films") as queue:
         queue.enqueue(Task(kind="render", id="abc"))
-    shown = CliRunner().invoke(app, ["queue", "list"])
+    shown = run("queue", "list")
     assert shown.exit_code == 0, shown.output
     assert "abc" in shown.stdout
     assert "render" in shown.stdout
@@ -49,22 +48,22 @@ def test_the_option_is_above_the_variable_and_the_variable_above_the_settings(
         if variable is not None:
             monkeypatch.setenv("PENSTOCK_URL", variable)
         for words in (["stream", "ls"], ["queue", "ls"], ["workers"]):
-            assert CliRunner().invoke(app, [*words, *given]).exit_code == code
-    shown = CliRunner().invoke(app, ["config", "show", "--url", redis_url])
+            assert run(*words, *given).exit_code == code
+    shown = run("config", "show", "--url", redis_url)
     [line] = [line for line in shown.stdout.splitlines() if "task_queue.url" in line]
     assert line.split()[-3:] == ["--url", "or", "PENSTOCK_URL"]
 
 
 def test_a_queue_in_the_memory_of_one_process_is_refused_and_never_a_fallback(folder: Path) -> None:
     (folder / "penstock.toml").write_text('[task_queue]\nprovider = "stub"\n')
-    shown = CliRunner().invoke(app, ["queue", "list"])
+    shown = run("queue", "list")
     assert shown.exit_code == 2
     assert "no other can reach: use 'redis'" in shown.stderr
 
 
 def test_the_settings_are_checked_as_a_whole(redis_url: str, folder: Path) -> None:
     (folder / "penstock.toml").write_text(f'[task_queue]\nurl = "{redis_url}"\n')
-    shown = CliRunner().invoke(app, ["config", "check"])
+    shown = run("config", "check")
     assert shown.exit_code == 0, shown.output
 
 
@@ -77,7 +76,7 @@ def test_a_check_tells_what_a_back_end_lacks(
     text = f'[result_backend]\nprovider = "postgres"\n[result_backend.postgres]\n{options}\n'
     (folder / "penstock.toml").write_text(text)
     monkeypatch.setitem(sys.modules, "psycopg", None)  # as if it were not installed
-    shown = CliRunner().invoke(app, ["config", "check"])
+    shown = run("config", "check")
     assert shown.exit_code == 2
     assert missing in shown.stderr
     assert "penstock.toml" in shown.stderr

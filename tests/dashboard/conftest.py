@@ -22,10 +22,10 @@ StartDashboard = Callable[..., httpx.Client]
 
 
 @contextmanager
-def serving(app: Starlette, dashboard: Starlette) -> Iterator[str]:
+def serving(app: Any, dashboard: Starlette) -> Iterator[str]:
     """Serves an application and yields its address; `dashboard` is it, or mounted in it."""
     addresses: queue.Queue[str] = queue.Queue()
-    app.state.live = dashboard.state.live
+    app.state = dashboard.state
     server = DashboardServer(app, "127.0.0.1", 0, addresses.put)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 
-import httpx
 import pytest
 import redis
 
@@ -121,25 +120,6 @@ def test_all_pages_are_followed_by_their_cursors(start_dashboard: StartDashboard
         further = re.search(r'rel="next" href="([^"]+)"', page)
         address = further[1].replace("&amp;", "&") if further else ""
     assert len(seen) == len(set(seen)) == 120
-
-
-def test_an_application_mounted_below_a_path_links_below_it(
-    start_dashboard: StartDashboard, redis_url: str, world: StreamClient
-) -> None:
-    from starlette.applications import Starlette
-    from starlette.routing import Mount
-
-    from penstock.dashboard import create_app
-    from tests.dashboard.conftest import serving
-
-    inner = create_app(redis_url, allow_actions=True)
-    with serving(Starlette(routes=[Mount("/ops/penstock", inner)]), inner) as address, httpx.Client() as client:
-        for path in ("/", "/streams", "/stream?name=orders", "/dead-letters?stream=orders"):
-            page = client.get(f"{address}/ops/penstock{path}")
-            assert page.status_code == 200
-            links = re.findall(r'(?:href|src|action|hx-get)="([^"]*)"', page.text)
-            assert [link for link in links if not link.startswith(("/ops/penstock/", "#"))] == []
-        assert client.get(f"{address}/ops/penstock/static/dashboard.css").status_code == 200
 
 
 def test_the_feed_begins_with_the_history_and_goes_on_with_samples(

@@ -183,6 +183,8 @@ def test_each_action_does_what_its_confirmation_says(
         "purge": {"stream": "orders", "id": letters[2:]},
         "cancel": {"queue": "jobs", "id": "photo-5"},
         "run-schedule": {"queue": "jobs", "name": "nightly"},
+        "pause-schedule": {"queue": "jobs", "name": "nightly"},
+        "resume-schedule": {"queue": "jobs", "name": "weekly"},
         "release": {"service": "telemetry", "data_stream": "device-0"},
         "trim": {"stream": "emails"},
     }
@@ -196,6 +198,9 @@ def test_each_action_does_what_its_confirmation_says(
     assert "1 message of 1 moved from orders to orders_dlq." in told
     assert "1 dead letter of orders deleted." in told
     assert "Task photo-5 of jobs is cancelled." in told
+    assert "Schedule nightly of jobs is paused." in told
+    assert "Schedule weekly of jobs is resumed." in told
+    assert raw.hkeys("{jobs}:paused") == [b"nightly"]
     assert "Data stream device-0 of telemetry released by redis-consumer-reader-1." in told
 
 

@@ -54,7 +54,7 @@ def _queue(client: StreamClient) -> None:
             pass
 
 
-def _tasks(client: StreamClient) -> None:
+def _tasks(client: StreamClient, raw: redis.Redis) -> None:
     with RedisTaskQueue(client, "jobs") as queue:
         queue.enqueue_many([Task(kind="resize", id=f"photo-{i}", payload={"photo": i}) for i in range(6)])
         done, dead = queue.pop(), queue.pop()
@@ -63,7 +63,9 @@ def _tasks(client: StreamClient) -> None:
         queue.finish_many([Result(task_id=done.id, kind=done.kind, status="ok", data={"width": 640})])
         queue.dead_letter(dead.id, "fatal", error="ValueError", text="not a photo")
         tomorrow = datetime.now(UTC) + timedelta(days=1)
-        queue.enqueue(Task(kind="report", id=f"cron.nightly.{tomorrow:%Y%m%dT%H%M%SZ}"), at=tomorrow)
+        for name in ("nightly", "weekly"):
+            queue.enqueue(Task(kind="report", id=f"cron.{name}.{tomorrow:%Y%m%dT%H%M%SZ}"), at=tomorrow)
+        raw.hset("{jobs}:paused", "weekly", int(tomorrow.timestamp() - 90_000) * 1_000)
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def busy_server(url: str, raw: redis.Redis) -> Iterator[StreamClient]:
     with StreamClient.from_url(url) as client, ExitStack() as stack:
         _streams(client, raw)
         _queue(client)
-        _tasks(client)
+        _tasks(client, raw)
         balancer = StreamBalancer(client, "telemetry", id="reader-1")
         notices = stack.enter_context(balancer)
         for i in range(4):

@@ -28,13 +28,12 @@ from penstock.testing.servers import NEWEST
 from tests.redis.halves import AsyncHalf, Half, SyncHalf, eventually
 from tests.redis.sentinels import SentinelGroup
 
-IS_TIMED = os.environ.get("PENSTOCK_TIMED") == "1"
 BOUND_S = 3.0
 LEASE_MS = 12_000  # longer than a failover takes: nobody may lose anything
 ANSWER_S = 1.0  # what a master took that was being replaced is lost with it: the next one is the pulse
 Owner = Callable[[str], EmbeddedServer | None]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 class Pulses:
@@ -305,7 +304,7 @@ def _measure(
         measured("the servers took, in s", round(over_s - began_s, 2))
         for part, seconds in sorted(took.items(), key=lambda item: -item[1]):
             measured(part, seconds)
-    assert max(took.values()) < BOUND_S or not IS_TIMED, took
+    assert max(took.values()) < BOUND_S, took
 
 
 @pytest.fixture

@@ -136,10 +136,8 @@ class UserProxy(FaultProxy):
 
 @cache
 def _printed(url: str, user: User) -> str:
-    from typer.testing import CliRunner
+    from tests.helpers.commands import run
 
-    from penstock.cli.app import app
-
-    shown = CliRunner().invoke(app, ["acl", *user.options, "--url", url])
+    shown = run("acl", *user.options, "--url", url)
     assert shown.exit_code == 0, shown.output
     return shown.stdout

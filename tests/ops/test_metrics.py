@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import redis
@@ -11,14 +12,15 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from penstock import StreamClient
-from penstock.ops import Inspector, Sampler
-from penstock.ops.metrics import InspectorCollector
+from penstock import RedisMessageQueue, StreamClient
+from penstock.ops import Inspector, Sampler, TaskQueueInfo
+from penstock.ops.metrics import InspectorCollector, _bounded, _task_metrics
 from penstock.redis.embedded import EmbeddedServer
 from penstock.tasks import RedisTaskQueue, Task
 from tests.ops.stage import GROUP, STREAM, add, give_up, read_as
 
 pytestmark = pytest.mark.usefixtures("default_server")
+QUEUE_STATES = ("pending", "processing", "retrying", "dead")
 
 
 def scrape(sampler: Sampler) -> dict[str, float]:
@@ -39,10 +41,16 @@ async def test_every_part_has_its_metrics(client: StreamClient, inspector: Inspe
     await queue.pop()
     await queue.ack("task-0")
     raw.xgroup_create("svc-input", "svc-group", "0", mkstream=True)
+    mails = RedisMessageQueue("mails", client=client)
+    for n in range(3):
+        await mails.publish({"to": n})
+    position = raw.xrange(STREAM)[-5][0]
+    raw.xgroup_create(STREAM, "revenue", position)
     sampler = Sampler(inspector)
-    await sampler.sample()
-    await sampler.sample()
-    found = scrape(sampler)
+    async with mails.process_message():
+        await sampler.sample()
+        await sampler.sample()
+        found = scrape(sampler)
     labels = f'{{group="{GROUP}",stream="{STREAM}"}}'
     assert found["penstock_up"] == 1
     assert found[f"penstock_group_lag{labels}"] == 4
@@ -55,6 +63,12 @@ async def test_every_part_has_its_metrics(client: StreamClient, inspector: Inspe
     assert found['queue_ack_total{kind="render",queue="jobs"}'] == 1
     assert found['penstock_tasks{queue="jobs",state="queued"}'] == 2
     assert found['penstock_balancer_streams{service="svc",state="new"}'] == 0
+    mails = {state: found[f'penstock_queue_messages{{queue="mails",state="{state}"}}'] for state in QUEUE_STATES}
+    assert mails == {"pending": 2, "processing": 1, "retrying": 0, "dead": 0}
+    reader = '{kind="position",reader="revenue",stream="orders"}'
+    assert found[f"penstock_reader_lag{reader}"] == 4
+    assert found[f"penstock_reader_oldest_unread_seconds{reader}"] >= 0
+    assert found[f"penstock_reader_position_time_seconds{reader}"] == int(position.split(b"-")[0]) / 1000
     assert any(name.startswith("penstock_server_memory_bytes") for name in found)
     assert [name for name in found if not name.startswith(("penstock_", "queue_"))] == []
 
@@ -72,6 +86,34 @@ async def test_names_that_somebody_made_up_share_a_label(
     assert len(lengths) == 6
     assert lengths['penstock_stream_length{kind="other",stream="other"}'] == 15
     assert found["penstock_streams"] == 20
+
+
+def test_queues_kinds_and_lanes_that_somebody_made_up_share_a_label() -> None:
+    queues = [
+        TaskQueueInfo(
+            f"junk-{n}", 1, 1, 0, 0, 0, 0, 0, float(n), lanes=300, open_by_kind={f"kind-{n}": 1}, dead_trimmed=1
+        )
+        for n in range(300)
+    ]
+    queues[0] = replace(queues[0], done_by_kind={f"kind-{n}": 1 for n in range(300)})
+    found = {family.name: {tuple(each.labels.values()): each.value for each in family.samples}
+             for family in _task_metrics(queues, ())}  # fmt: skip
+    idle = found["queue_pending_idle_max_seconds"]
+    assert len(idle) == 101
+    assert (idle["junk-7.tasks",], idle["other",]) == (7.0, 299.0)
+    done = found["queue_ack"]
+    assert len(done) == 201
+    assert done["other", "junk-0"] == 100
+    assert (len(found["penstock_tasks"]), found["penstock_tasks"]["other", "other"]) == (501, 200)
+    assert found["penstock_dead_tasks_trimmed"]["other",] == 200
+    assert sum(found["queue_pending_total"].values()) == 300
+
+
+def test_those_that_share_a_label_have_their_sum_or_the_worst_age() -> None:
+    rows = [(["orders", str(n)], float(n)) for n in range(10)]
+    assert _bounded(rows, 10) == rows
+    assert _bounded(rows, 8) == [*rows[:8], (["other", "other"], 17.0)]
+    assert _bounded(rows, 8, max)[-1] == (["other", "other"], 9.0)
 
 
 async def test_a_server_that_is_away_is_told(start_server: Callable[..., EmbeddedServer]) -> None:

@@ -33,6 +33,7 @@ async def server(start_server: Callable[..., EmbeddedServer]) -> EmbeddedServer:
             for n in range(3):
                 await queue.enqueue(Task(kind="render", id=f"task-{n}"))
             await queue.pop()
+            await queue.enqueue(Task(kind="render", id="cron.nightly.1"), delay=60)
         add(raw, 5)
         read_as(raw, "someone", 2)
         raw.xgroup_create("svc-input", "svc-group", "0", mkstream=True)
@@ -64,6 +65,7 @@ async def look_at_everything(inspector: Inspector) -> None:
     for state in (TaskState.QUEUED, TaskState.RUNNING, TaskState.SCHEDULED, TaskState.DONE):
         await inspector.tasks.tasks("jobs", state)
     await inspector.tasks.status("jobs", "task-0")
+    await inspector.schedules.of("jobs")
     await inspector.workers.page()
     await inspector.services.streams("svc")
     await inspector.retention.page()
@@ -83,6 +85,8 @@ async def test_a_reader_sees_everything_and_changes_nothing(server: EmbeddedServ
             await inspector.groups.delete(STREAM, GROUP, force=True)
         with pytest.raises(PermissionDenied):
             await inspector.tasks.cancel("jobs", "task-1")
+        with pytest.raises(PermissionDenied):
+            await inspector.schedules.pause("jobs", "nightly")
 
 
 async def test_an_operator_may_do_everything_that_the_inspector_does(server: EmbeddedServer) -> None:
@@ -98,6 +102,9 @@ async def test_an_operator_may_do_everything_that_the_inspector_does(server: Emb
         assert (await inspector.dead_letters.redrive(STREAM, limit=1)).redriven == 1
         assert await inspector.dead_letters.purge(STREAM) == 1
         assert await inspector.tasks.cancel("jobs", "task-1") == "cancelled"
+        assert await inspector.schedules.pause("jobs", "nightly")
+        assert await inspector.schedules.run("jobs", "nightly")
+        assert await inspector.schedules.resume("jobs", "nightly")
         await inspector.groups.seek(STREAM, GROUP, "+")
         await inspector.groups.remove_dead_consumers(STREAM, GROUP, idle_ms=0)
         await inspector.retention.trim(STREAM, RetentionPolicy(max_length=1))

@@ -16,6 +16,25 @@ from tests.ops.stage import GROUP, STREAM, add, read_as
 pytestmark = pytest.mark.every_server
 
 
+async def test_what_a_reader_by_ids_commits_between_samples_is_a_batch(inspector: Inspector, raw: redis.Redis) -> None:
+    ids = add(raw, 10)
+    raw.xgroup_create(STREAM, "spark-revenue", ids[1])
+    sampler = Sampler(inspector)
+    await sampler.sample()
+    assert [(each.group, each.lag.count, each.commits) for each in sampler.positions()] == [("spark-revenue", 8, ())]
+    for place in (4, 4, 9):
+        raw.xgroup_setid(STREAM, "spark-revenue", ids[place])
+        await sampler.sample()
+    [found] = sampler.positions()
+    assert [(commit.position, commit.entries) for commit in found.commits] == [(ids[9], 5), (ids[4], 3)]
+    assert (found.lag.count, found.in_per_s, found.drain_s) == (0, 0, 0)
+    assert found.out_per_s is not None
+    assert found.out_per_s > 0
+    raw.xgroup_destroy(STREAM, "spark-revenue")
+    await sampler.sample()
+    assert sampler.positions() == []
+
+
 async def test_rates_are_those_between_samples(inspector: Inspector, raw: redis.Redis) -> None:
     add(raw, 10)
     read_as(raw, "someone", 2)

@@ -9,6 +9,7 @@ import hiredis
 
 from penstock.redis.probe import ask, connect
 from penstock.testing import Cluster
+from tests.helpers.threads import eventually
 
 Address = tuple[str, int]
 
@@ -24,6 +25,8 @@ class SlotMove:
 
     def begin(self) -> SlotMove:
         """From now on the source refers to the target (ASK) for keys that it does not have."""
+        # A target that has not heard of the latest epoch takes it a second time, and may lose the slot again.
+        eventually(lambda: len({epochs(address) for address in self._cluster.addresses}) == 1)
         tell(self.target, "CLUSTER", "SETSLOT", self.slot, "IMPORTING", node_id(self.source))
         tell(self.source, "CLUSTER", "SETSLOT", self.slot, "MIGRATING", node_id(self.target))
         return self
@@ -71,6 +74,12 @@ def tell(address: Address, *command: Any) -> Any:
 def node_id(address: Address) -> str:
     """Returns the id under which the others know the node."""
     return str(tell(address, "CLUSTER", "MYID").decode())
+
+
+def epochs(address: Address) -> frozenset[tuple[bytes, bytes]]:
+    """Returns the epoch of each node, as far as this one has heard."""
+    lines = [line.split() for line in tell(address, "CLUSTER", "NODES").splitlines()]
+    return frozenset((fields[0], fields[6]) for fields in lines)
 
 
 def owner(cluster: Cluster, slot: int) -> Address:

@@ -121,6 +121,22 @@ def test_a_server_that_cannot_be_reached_is_reported_at_once(
 
 
 @pytest.mark.parametrize("repeat", list(Repeat))
+def test_a_connection_that_breaks_while_it_is_made_is_made_anew(
+    half: Half, fault_proxy: FaultProxy, repeat: Repeat
+) -> None:
+    client = half.client(fault_proxy.url)
+    for _ in range(2):
+        fault_proxy.drop_reply("CLIENT", containing=b"ID", ending="reset")
+    assert half.do(client.call, "n", "INCR", "n", repeat=repeat) == 1
+    assert fault_proxy.count("INCR") == 1
+    for _ in range(3):
+        fault_proxy.drop_reply("CLIENT", containing=b"ID", ending="reset")
+    another = half.client(fault_proxy.url)
+    with pytest.raises(ConnectionFailed):
+        half.do(another.call, "n", "INCR", "n", repeat=repeat)
+
+
+@pytest.mark.parametrize("repeat", list(Repeat))
 def test_a_broken_connection_is_replaced_before_anything_is_sent(
     async_half: Half, fault_proxy: FaultProxy, repeat: Repeat
 ) -> None:

@@ -11,6 +11,7 @@ import typer
 from penstock import __version__
 from penstock.cli import archive, balance, config, dlq, group, pending, pipeline, queue, schedule, stream, task
 from penstock.cli.acl import acl
+from penstock.cli.bench import bench
 from penstock.cli.command import command
 from penstock.cli.consume import consume
 from penstock.cli.dashboard import dashboard
@@ -52,6 +53,7 @@ _COMMANDS: dict[str, dict[str, typer.Typer | Callable[..., None]]] = {
         "exporter": exporter,
         "acl": acl,
         "config": config.app,
+        "bench": bench,
         "demo": demo,
     },
     "Data pipelines": {

@@ -12,7 +12,10 @@ from penstock.cli.command import Server, command, group
 from penstock.cli.options import AsJson, GroupName, StreamName, Yes, confirm, duration
 from penstock.cli.shown import Columns, print_rows
 from penstock.cli.stream import lag_text
+from penstock.errors import PenstockError
+from penstock.ops.model import GroupLag
 from penstock.shown import shown, to_json
+from penstock.sync.ops import Inspector, Sampler
 from penstock.times import moment_ms
 
 app = group("Look at consumer groups, move and delete them.")
@@ -67,11 +70,22 @@ def lag(
     """Print how many entries groups have not read, how old the oldest is, and how long it will take to catch up."""
     with server.inspector() as inspector:
         if stream is None:
-            found = inspector.groups.lags()
+            found = _lags_of_all(inspector, over)
         else:
             names = [each.name for each in inspector.groups.of(stream)] if name is None else [name]
             found = [inspector.groups.lag(stream, each, over_s=over) for each in names]
         print_rows(found, _LAGS, as_json=as_json, none="there is no group")
+
+
+def _lags_of_all(inspector: Inspector, over_s: float) -> list[GroupLag]:
+    if not over_s:
+        return inspector.groups.lags()
+    sampler = Sampler(inspector)
+    sampler.sample()
+    time.sleep(over_s)
+    if sampler.sample().error:
+        raise PenstockError(sampler.samples[-1].error)
+    return sampler.lags()
 
 
 @command(app)

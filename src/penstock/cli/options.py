@@ -78,7 +78,9 @@ GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer gr
 QueueName = Annotated[
     str, typer.Option("--queue", help="The task queue.", show_default="from the settings, or penstock")
 ]
-Archive = Annotated[str, typer.Option("--archive", help="The archive: a path that driver and executors share.")]
+Archive = Annotated[
+    str, typer.Option("--archive", help="The archive: a path that driver and executors share, or s3://bucket/folder.")
+]
 Results = Annotated[
     str | None,
     typer.Option(

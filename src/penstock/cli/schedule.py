@@ -10,14 +10,14 @@ from penstock import ids
 from penstock.cli.command import Server, command, group
 from penstock.cli.options import FROM_SETTINGS, AsJson, QueueName
 from penstock.cli.shown import Columns, print_rows
-from penstock.shown import to_json
+from penstock.shown import shown, to_json
 
-app = group("Look at the schedules of a task queue, and run them.")
+app = group("Look at the schedules of a task queue; pause, resume and run them.")
 Name = Annotated[str, typer.Argument(help="The schedule.")]
 _SCHEDULES: Columns = {
     "schedule": "name",
     "kind": "kind",
-    "next": lambda each: ids.moment(each.next_at_ms),
+    "next": lambda each: None if each.next_at_ms is None else ids.moment(each.next_at_ms),
     "paused": "is_paused",
     "next task": "next_task_id",
 }
@@ -27,13 +27,34 @@ _SCHEDULES: Columns = {
 def ls(server: Server, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
     """List schedules, and when their next tasks are due; the rules are in the workers' code."""
     with server.inspector() as inspector:
-        found = inspector.tasks.schedules(server.queue_name(queue))
+        found = inspector.schedules.of(server.queue_name(queue))
         print_rows(found, _SCHEDULES, as_json=as_json, none="there is no schedule: workers add the next task of each")
+
+
+@command(app)
+def pause(server: Server, name: Name, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
+    """Have all workers skip the times of a schedule until it is resumed; what it has queued already runs."""
+    with server.inspector() as inspector:
+        is_new = inspector.schedules.pause(server.queue_name(queue), name)
+    _print_state(name, as_json, is_paused=True, is_changed=is_new, text="is paused" if is_new else "was paused already")
+
+
+@command(app)
+def resume(server: Server, name: Name, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
+    """Resume a schedule with its next time; the times that it has missed are not made up for."""
+    with server.inspector() as inspector:
+        is_new = inspector.schedules.resume(server.queue_name(queue), name)
+    _print_state(name, as_json, is_paused=False, is_changed=is_new, text="is resumed" if is_new else "was not paused")
+
+
+def _print_state(name: str, as_json: bool, *, is_paused: bool, is_changed: bool, text: str) -> None:
+    row = {"schedule": name, "is_paused": is_paused, "is_changed": is_changed}
+    print(to_json(row) if as_json else f"schedule {shown(name)} {text}")
 
 
 @command(app)
 def run(server: Server, name: Name, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
     """Add the task of a schedule now, besides the one that waits for its time, and print its id."""
     with server.inspector() as inspector:
-        task_id = inspector.tasks.run_schedule(server.queue_name(queue), name)
+        task_id = inspector.schedules.run(server.queue_name(queue), name)
     print(to_json({"schedule": name, "id": task_id}) if as_json else task_id)

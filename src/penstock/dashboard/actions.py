@@ -237,7 +237,39 @@ async def _ask_run_schedule(view: View) -> Question:
 
 async def _run_schedule(view: View) -> str:
     queue, name = view.needed("queue"), view.needed("name")
-    return f"Schedule {name} of {queue} added task {await view.inspector.tasks.run_schedule(queue, name)}."
+    return f"Schedule {name} of {queue} added task {await view.inspector.schedules.run(queue, name)}."
+
+
+async def _ask_pause_schedule(view: View) -> Question:
+    queue, name = view.needed("queue"), view.needed("name")
+    return Question(
+        f"Pause schedule {name}",
+        f"Workers of {queue} skip its times until it is resumed. What it has queued already runs.",
+        "Pause",
+        1,
+    )
+
+
+async def _pause_schedule(view: View) -> str:
+    queue, name = view.needed("queue"), view.needed("name")
+    is_new = await view.inspector.schedules.pause(queue, name)
+    return f"Schedule {name} of {queue} {'is' if is_new else 'was already'} paused."
+
+
+async def _ask_resume_schedule(view: View) -> Question:
+    queue, name = view.needed("queue"), view.needed("name")
+    return Question(
+        f"Resume schedule {name}",
+        f"Its next time on {queue} counts again; what it has missed does not run.",
+        "Resume",
+        1,
+    )
+
+
+async def _resume_schedule(view: View) -> str:
+    queue, name = view.needed("queue"), view.needed("name")
+    is_new = await view.inspector.schedules.resume(queue, name)
+    return f"Schedule {name} of {queue} {'is resumed' if is_new else 'was not paused'}."
 
 
 async def _ask_release(view: View) -> Question:
@@ -286,6 +318,8 @@ ACTIONS = {
     "purge": Action(_ask_purge, _purge),
     "cancel": Action(_ask_cancel, _cancel),
     "run-schedule": Action(_ask_run_schedule, _run_schedule),
+    "pause-schedule": Action(_ask_pause_schedule, _pause_schedule),
+    "resume-schedule": Action(_ask_resume_schedule, _resume_schedule),
     "release": Action(_ask_release, _release),
     "trim": Action(_ask_trim, _trim),
 }

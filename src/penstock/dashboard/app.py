@@ -25,7 +25,7 @@ from penstock.dashboard.pages import PAGES, Page
 from penstock.dashboard.presentation import environment, link
 from penstock.dashboard.security import CSRF_COOKIE, CSRF_FIELD, SESSION_COOKIE, Access, Guard
 from penstock.dashboard.view import Given, Refused, View, form_of
-from penstock.errors import ConfigurationError, NotFound, PenstockError
+from penstock.errors import ConfigurationError, NotFound, PenstockError, PermissionDenied
 from penstock.ops import Inspector
 from penstock.redis.client import StreamClient
 from penstock.shown import to_json
@@ -270,4 +270,6 @@ def _status_of(error: Exception) -> tuple[int, str]:
         return error.status_code, "There is no such page." if error.status_code == 404 else error.detail
     if isinstance(error, NotFound):
         return 404, str(error)
+    if isinstance(error, PermissionDenied):
+        return 403, f"The dashboard's user of Redis may not do that: {error}"
     return (400 if isinstance(error, ConfigurationError) else 503), str(error)

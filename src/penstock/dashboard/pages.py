@@ -228,7 +228,7 @@ async def tasks(view: View) -> Values:
         **values,
         "chosen": await view.inspector.tasks.info(name),
         "page": page,
-        "schedules": await view.inspector.tasks.schedules(name),
+        "schedules": await view.inspector.schedules.of(name),
     }
 
 
@@ -268,8 +268,14 @@ async def balancer(view: View) -> Values:
 
 
 async def spark(view: View) -> Values:
-    """Return how far Spark queries, pipelines and archives have come."""
-    return {"positions": await view.inspector.groups.positions()}
+    """Return how far Spark queries, pipelines and archives have come, and their last batches."""
+    positions = view.live.sampler.positions() if view.live.overview else await view.inspector.groups.positions()
+    commits = [(each, commit) for each in positions for commit in each.commits]
+    commits.sort(key=lambda pair: -pair[1].at_ms)
+    batches = [
+        {"reader": each.group, "stream": each.stream, "commit": commit} for each, commit in islice(commits, _ROWS)
+    ]
+    return {"positions": positions, "batches": batches}
 
 
 # --- memory, server, history ----------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""How values look on a page: numbers, sizes, durations, times, payloads and links."""
+"""How values look on a page: ages, payloads, small lines and links; see penstock.units for numbers."""
 
 from __future__ import annotations
 
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,10 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from penstock.shown import shown, shown_lines, to_json
+from penstock.units import NOTHING, as_datetime, count, duration, moment, rate, size
 
 _MOST_SHOWN = 200_000  # characters of one value on a page
-_NOTHING = "\N{EN DASH}"
-_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def environment() -> Environment:
@@ -35,70 +34,14 @@ def environment() -> Environment:
     return found
 
 
-def count(value: float | None) -> str:
-    """Return a whole number with its thousands separated; a dash for none."""
-    return _NOTHING if value is None else f"{value:,.0f}"
-
-
-def rate(value: float | None) -> str:
-    """Return how often a second."""
-    return _NOTHING if value is None else f"{value:,.0f}/s" if value >= 100 or value == 0 else f"{value:.1f}/s"
-
-
-def size(value: int | None) -> str:
-    """Return bytes in the unit that keeps the number short."""
-    if value is None:
-        return _NOTHING
-    amount, unit = float(value), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration in its two biggest units."""
-    if seconds is None:
-        return _NOTHING
-    if seconds < 1:
-        return f"{max(seconds, 0) * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    rest, parts = int(seconds), []
-    for step, unit in _STEPS:
-        if rest >= step:
-            parts.append(f"{rest // step:,} {unit}")
-            rest %= step
-        elif parts:
-            break
-    return " ".join(parts[:2])
-
-
 def ago(at: datetime | float | None) -> Markup | str:
     """Return how long ago something was, or when it will be; the exact time is the title."""
-    known = _datetime(at)
+    known = as_datetime(at)
     if known is None:
-        return _NOTHING
+        return NOTHING
     passed = time.time() - known.timestamp()
     text = f"in {duration(-passed)}" if passed < -1 else f"{duration(max(passed, 0))} ago"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(known.isoformat(), moment(known), text)
-
-
-def moment(at: datetime | float | None) -> str:
-    """Return a time to the millisecond, in UTC."""
-    known = _datetime(at)
-    return _NOTHING if known is None else f"{known:%Y-%m-%d %H:%M:%S}.{known.microsecond // 1000:03d} UTC"
-
-
-def _datetime(at: datetime | float | None) -> datetime | None:
-    # Numbers are ms since 1970. Ids are chosen by whoever adds an entry, and need not be times at all.
-    if at is None or isinstance(at, datetime):
-        return at
-    try:
-        return datetime.fromtimestamp(at / 1000, UTC)
-    except (OverflowError, OSError, ValueError):
-        return None
 
 
 def lines(text: object) -> str:

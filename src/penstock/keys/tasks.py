@@ -92,6 +92,11 @@ class TaskKeys:
         return f"{self._base}:bodies"
 
     @property
+    def paused(self) -> str:
+        """Hash: name of every schedule that is paused -> since when, in ms."""
+        return f"{self._base}:paused"
+
+    @property
     def awaited(self) -> str:
         """Sorted set: ids of tasks whose result somebody waits for, scored by the time in ms at which that ends."""
         return f"{self._base}:awaited"

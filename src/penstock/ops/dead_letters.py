@@ -17,6 +17,7 @@ from penstock.keys.stream_names import queue_log, service_of, task_stream, witho
 from penstock.model import DeadLetter
 from penstock.number_checks import check_number, check_seconds
 from penstock.ops.catalogue import Catalogue, Look, checked_id, checked_text, kind_of
+from penstock.ops.entries import EntryRange, read_entries, read_entry
 from penstock.ops.failures import failure_group, letter_of, matches
 from penstock.ops.model import (
     DeadLetterFilter,
@@ -38,7 +39,6 @@ from penstock.tasks.entries import TaskEntries
 
 EVERYTHING = DeadLetterFilter()
 _PAGE = 200
-_LOOKED_AT = 1_000  # entries for one page
 _SHORT = 512  # bytes of a payload that is not shown
 _TOGETHER = 100  # ids that one command deletes
 
@@ -163,21 +163,18 @@ class DeadLetterStreams:
             checked_id(cursor)
             start, end = (start, f"({cursor}") if newest_first else (f"({cursor}", end)
         ends = (end, start) if newest_first else (start, end)
-        args: list[str | int] = [
-            *ends, limit, int(newest_first), max_value_bytes, checked_text(matching.text or ""), _LOOKED_AT, fields,
-        ]  # fmt: skip
-        rows, further = await self._client.run("ops/entries", [place.key], args, Repeat.READ)
+        wanted = EntryRange(*ends, limit, max_value_bytes, newest_first, checked_text(matching.text or ""), fields)
+        rows, further = await read_entries(self._client, place.key, wanted)
         letters = [letter_of(place.stream, row, self._client.protection) for row in rows]
-        return Page(tuple(letter for letter in letters if matches(letter, matching)), further.decode())
+        return Page(tuple(letter for letter in letters if matches(letter, matching)), further)
 
     async def show(self, stream: str, record_id: str, *, max_value_bytes: int = 1 << 20) -> DeadLetterInfo:
         """Return one dead letter, by the id of its record or of its task; raise NotFound if there is none."""
         place = await self._find(stream)
         if ids.is_id(record_id):
-            args: list[str | int] = [record_id, record_id, 1, 0, max_value_bytes, "", 1, ""]
-            rows, _ = await self._client.run("ops/entries", [place.key], args, Repeat.READ)
-            if rows:
-                return letter_of(place.stream, rows[0], self._client.protection)
+            row = await read_entry(self._client, place.key, record_id, max_value_bytes)
+            if row is not None:
+                return letter_of(place.stream, row, self._client.protection)
         else:
             async for letter in self._scan(place, DeadLetterFilter(ids=frozenset({record_id})), max_value_bytes):
                 return letter

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from penstock import dead_letter_record, envelope, ids
 from penstock.ops.model import DeadLetterFilter, DeadLetterInfo, FailureGroup
-from penstock.ops.payloads import fields_of, shown
+from penstock.ops.payloads import Row, fields_of, shown
 from penstock.protection import Protection
 
 _LONGEST_NAME = 512
@@ -28,8 +28,8 @@ def fingerprint(reason: str, error: str, error_text: str, traceback: str) -> str
     return hashlib.sha256(told.encode(errors="replace")).hexdigest()[:12]
 
 
-def letter_of(stream: str, row: Sequence[bytes], protection: Protection | None) -> DeadLetterInfo:
-    """Read a row of `ops/entries` of a stream of dead letters, whoever has written it."""
+def letter_of(stream: str, row: Row, protection: Protection | None) -> DeadLetterInfo:
+    """Read an entry of a stream of dead letters, whoever has written it."""
     fields = fields_of(row)
     by_name = {each.name: each for each in fields}
     record = dead_letter_record.parse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -12,7 +13,16 @@ from penstock.keys import check_name
 from penstock.number_checks import check_number
 from penstock.ops.catalogue import Catalogue, group_must_exist
 from penstock.ops.lag import Position, added_since, rates
-from penstock.ops.model import Consumer, ConsumerState, GroupInfo, GroupKind, GroupLag, Page, ReaderPosition
+from penstock.ops.model import (
+    Consumer,
+    ConsumerState,
+    GroupInfo,
+    GroupKind,
+    GroupLag,
+    Page,
+    ReaderPosition,
+    StreamInfo,
+)
 from penstock.ops.streams import Bound, Streams
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
@@ -76,14 +86,9 @@ class Groups:
         return [group_lag(group) for stream in streams for group in stream.groups]
 
     async def positions(self, match: str = "*") -> list[ReaderPosition]:
-        """Return how far Spark queries, archives and other readers by ids have come."""
+        """Return how far Spark queries, archives and other readers by ids have come; see Sampler for their rates."""
         streams, _, _ = await self._streams.overview(match)
-        return [
-            ReaderPosition(stream.name, group.name, group.kind, group.last_delivered_id, group.lag)
-            for stream in streams
-            for group in stream.groups
-            if group.kind is not GroupKind.CONSUMERS
-        ]
+        return reader_positions(streams)
 
     # --- consumers ----------------------------------------------------------------------------------
 
@@ -143,6 +148,16 @@ class Groups:
         for kept in (keys.attempts(group), keys.retries(group), keys.position(group)):
             await self._client.call(keys.stream, "DEL", kept, repeat=Repeat.IDEMPOTENT)
         return found.pending
+
+
+def reader_positions(streams: Sequence[StreamInfo]) -> list[ReaderPosition]:
+    """Return the groups through which nobody reads."""
+    return [
+        ReaderPosition(stream.name, group.name, group.kind, group.last_delivered_id, group.lag)
+        for stream in streams
+        for group in stream.groups
+        if group.kind is not GroupKind.CONSUMERS
+    ]
 
 
 def group_lag(group: GroupInfo) -> GroupLag:

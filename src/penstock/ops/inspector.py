@@ -14,6 +14,7 @@ from penstock.ops.model import Finding, Overview, StreamKind
 from penstock.ops.pending import PendingMessages
 from penstock.ops.queues import MessageQueues
 from penstock.ops.retention import Retention
+from penstock.ops.schedules import Schedules
 from penstock.ops.servers import Servers
 from penstock.ops.streams import Streams
 from penstock.ops.tasks import TaskQueues
@@ -41,6 +42,7 @@ class Inspector:
         self.dead_letters = DeadLetterStreams(client, self._catalogue)
         self.queues = MessageQueues(client, self._catalogue, self.streams)
         self.tasks = TaskQueues(client, self._catalogue)
+        self.schedules = Schedules(client, self.tasks)
         self.workers = Workers(client, self._catalogue)
         self.services = Services(client, self._catalogue)
         self.retention = Retention(client, self._catalogue)

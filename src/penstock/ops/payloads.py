@@ -17,8 +17,11 @@ _PICKLE_TYPES = ("pickle", "x-python-serialize")
 _PICKLED = b"\x80"
 
 
-def fields_of(row: Sequence[bytes | int]) -> tuple[FieldValue, ...]:
-    """Return the fields of a row of `ops/entries`: name, value and size in turn, behind the id."""
+Row = Sequence[Any]  # an entry: its id, then name, first bytes and size of each field in turn
+
+
+def fields_of(row: Row) -> tuple[FieldValue, ...]:
+    """Return the fields of a row."""
     found = []
     for at in range(1, len(row), 3):
         name, value, size = row[at : at + 3]

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from penstock.errors import ConfigurationError
 from penstock.keys import MUTEX_KEY_SEP, BalancerKeys, QueueKeys, StreamKeys, TaskKeys
+from penstock.keys.audit import AUDIT_STREAM
 from penstock.redis.scripts import names, script
 
 NEWER = frozenset({"WAITAOF"})  # than the oldest server that is supported
@@ -25,7 +26,7 @@ _LOOKING = (
     "XLEN", "XRANGE", "XREVRANGE", "XPENDING", "XINFO STREAM", "XINFO GROUPS", "XINFO CONSUMERS", "TIME", "TYPE",
     "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCORE", "SMEMBERS",
 )  # fmt: skip
-_INSPECTING = ("SCAN", "MEMORY USAGE", "INFO")  # SCAN shows the names of all keys
+_INSPECTING = ("SCAN", "ZSCAN", "MEMORY USAGE", "INFO")  # SCAN shows the names of all keys
 _DURABLE = ("WAIT", "WAITAOF", "INFO", "COMMAND INFO")
 _CONSUMING = (
     "XREADGROUP", "XACK", "XADD", "XDEL", "XTRIM", "XGROUP CREATE", "XGROUP DELCONSUMER", "SET", "DEL",
@@ -113,7 +114,8 @@ _COMMANDS: dict[RoleName, tuple[str, ...]] = {
     ),
     RoleName.READONLY: (*_LOOKING, *_INSPECTING),
     RoleName.OPERATOR: (
-        *_LOOKING, *_INSPECTING, *_CONSUMING, "XCLAIM", "XGROUP SETID", "XGROUP DESTROY", "HDEL", "SMISMEMBER",
+        *_LOOKING, *_INSPECTING, *_CONSUMING, "XCLAIM", "XGROUP SETID", "XGROUP DESTROY", "HDEL", "HSETNX",
+        "SMISMEMBER",
     ),
 }  # fmt: skip
 # Of the scripts a reader has those without a write: they need no more than he may do anyway.
@@ -175,6 +177,9 @@ def _keys(role: RoleName, place: Place) -> list[str]:
     if not [key for key in found if key != "{penstock}:spark:*"]:
         option = {RoleName.TASKS: "--queue", RoleName.BALANCER: "--service"}.get(role, "--stream")
         raise ConfigurationError(f"say which keys the {role} may use: {option} NAME, which may be a pattern")
+    if sees_all:  # what operators did, which the dashboard writes and shows
+        audit = StreamKeys.of(AUDIT_STREAM, place.prefix)
+        found += [audit.stream, _beside(audit)]
     if role is not RoleName.PRODUCER:
         found += [key for name in place.dead_letters for key in (name, _beside(StreamKeys(name)))]
     return found

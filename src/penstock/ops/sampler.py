@@ -10,15 +10,25 @@ from typing import Self
 
 from penstock.errors import NotFound, PenstockError
 from penstock.number_checks import check_number, check_seconds
-from penstock.ops.groups import group_lag
+from penstock.ops.groups import group_lag, reader_positions
 from penstock.ops.inspector import Inspector
 from penstock.ops.lag import Position, Rates, added_since, rates
-from penstock.ops.model import GroupLag, Overview, Sample, StreamInfo, StreamPoint, Totals
+from penstock.ops.model import (
+    GroupLag,
+    Overview,
+    ReaderCommit,
+    ReaderPosition,
+    Sample,
+    StreamInfo,
+    StreamPoint,
+    Totals,
+)
 from penstock.runtime.aio import Event, TaskGroup
 
 logger = logging.getLogger("penstock.ops")
 _SHARE = 50  # a sample that took a second is followed by so many seconds of peace: a fiftieth of the server at most
 _SHORT = 5  # points over which a rate is taken: from one to the next it would jump
+_COMMITS = 10  # of one reader by ids that are kept
 
 
 class Sampler:
@@ -39,6 +49,10 @@ class Sampler:
         self._points: dict[str, deque[StreamPoint]] = {}
         self._positions: dict[tuple[str, str], deque[Position]] = {}
         self._added: dict[str, tuple[StreamInfo, int]] = {}  # what was added since, where the server does not count
+        self._reached: dict[
+            tuple[str, str], tuple[str, int | None]
+        ] = {}  # by readers by ids: position, entries before it
+        self._commits: dict[tuple[str, str], deque[ReaderCommit]] = {}
         self._keep_streams = keep_streams
         self._overview: Overview | None = None
         self._stopped, self._sampled = Event(), Event()
@@ -113,6 +127,23 @@ class Sampler:
                 return found
         raise NotFound(f"the last sample has no group {group!r} of stream {stream!r}")
 
+    def positions(self) -> list[ReaderPosition]:
+        """Return how far readers by ids have come, with rates where two samples have been taken, and what they did."""
+        if self._overview is None:
+            return []
+        found = []
+        for each in reader_positions(self._overview.streams):
+            place = (each.stream, each.group)
+            commits, known = tuple(reversed(self._commits.get(place, ()))), self._rates(*place)
+            found.append(
+                replace(each, commits=commits)
+                if known is None
+                else replace(
+                    each, in_per_s=known.in_per_s, out_per_s=known.out_per_s, drain_s=known.drain_s, commits=commits
+                )
+            )
+        return found
+
     def _with_rates(self, lag: GroupLag) -> GroupLag:
         found = self._rates(lag.stream, lag.group)
         if found is None:
@@ -134,12 +165,26 @@ class Sampler:
             point = self._point(found.at_ms, stream, added[stream.name])
             self._points.setdefault(stream.name, deque(maxlen=self._keep_streams)).append(point)
             in_per_s, out_per_s = in_per_s + point.in_per_s, out_per_s + point.out_per_s
+        self._note_commits(found, added)
         self._overview = found
         return Sample(
             found.at_ms, found.totals, in_per_s, out_per_s,
             sum(server.used_memory for server in found.servers), sum(server.max_memory for server in found.servers),
             sum(server.ops_per_s for server in found.servers), sum(server.clients for server in found.servers),
         )  # fmt: skip
+
+    def _note_commits(self, found: Overview, added: dict[str, int]) -> None:
+        reached: dict[tuple[str, str], tuple[str, int | None]] = {}
+        for each in reader_positions(found.streams):
+            place, done = (each.stream, each.group), added[each.stream] - each.lag.count if each.lag.is_exact else None
+            position, before = self._reached.get(place, (each.position, done))
+            if position != each.position:
+                entries = done - before if done is not None and before is not None else None
+                commit = ReaderCommit(found.at_ms, each.position, entries)
+                self._commits.setdefault(place, deque(maxlen=_COMMITS)).append(commit)
+            reached[place] = (each.position, done)
+        self._reached = reached
+        self._commits = {place: kept for place, kept in self._commits.items() if place in reached}
 
     def _point(self, at_ms: int, stream: StreamInfo, added: int) -> StreamPoint:
         # A stream without a group has an inflow as well: its own position, under no name.

@@ -13,14 +13,13 @@ from penstock.model import Lag
 from penstock.number_checks import check_number
 from penstock.ops.batches import ask, number_or
 from penstock.ops.catalogue import Catalogue, GroupLook, Look, checked_id, checked_text, kind_of
+from penstock.ops.entries import EntryRange, read_entries, read_entry
 from penstock.ops.lag import measure
 from penstock.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
-from penstock.ops.payloads import fields_of, shown
+from penstock.ops.payloads import Row, fields_of, shown
 from penstock.redis.client import StreamClient
-from penstock.redis.retry import Repeat
 
 ARCHIVE_GROUP = "penstock-archive"
-_LOOKED_AT = 1_000  # entries for one page that is searched for a text
 _SAMPLES = 5
 
 Bound = str | int | datetime  # an id, a time in ms, or a time
@@ -141,19 +140,22 @@ class Streams:
             checked_id(cursor)
             first, last = (first, f"({cursor}") if newest_first else (f"({cursor}", last)
         ends = (last, first) if newest_first else (first, last)
-        args: list[str | int] = [*ends, limit, int(newest_first), max_value_bytes, checked_text(text), _LOOKED_AT, ""]
-        rows, further = await self._client.run("ops/entries", [key], args, Repeat.READ)
+        wanted = EntryRange(*ends, limit, max_value_bytes, newest_first, checked_text(text))
+        rows, further = await read_entries(self._client, key, wanted)
         if not rows and not further and not await self._client.call(key, "EXISTS", key):
             raise self._missing(name)
-        return Page(tuple(self._entry(name, key, row) for row in rows), further.decode())
+        return Page(tuple(self._entry(name, key, row) for row in rows), further)
 
     async def entry(self, name: str, entry_id: str, *, max_value_bytes: int = 1 << 20) -> Entry:
         """Return one entry; raise NotFound if it is not in the stream."""
-        checked_id(entry_id)
-        page = await self.entries(name, start=entry_id, end=entry_id, limit=1, max_value_bytes=max_value_bytes)
-        if not page.items:
+        check_number("max_value_bytes", max_value_bytes)
+        key = self._catalogue.keys(name).stream
+        row = await read_entry(self._client, key, checked_id(entry_id), max_value_bytes)
+        if row is None and not await self._client.call(key, "EXISTS", key):
+            raise self._missing(name)
+        if row is None:
             raise NotFound(f"stream {name!r} has no entry {entry_id}: it was deleted or trimmed, or never added")
-        return page.items[0]
+        return self._entry(name, key, row)
 
     async def value(self, name: str, entry_id: str, field: str = envelope.DATA) -> bytes:
         """Return one whole value of an entry, for a download; raise NotFound if there is none."""
@@ -165,7 +167,7 @@ class Streams:
             raise NotFound(f"entry {entry_id} of stream {name!r} has no field {field!r}")
         return value
 
-    def _entry(self, name: str, key: str, row: Sequence[bytes]) -> Entry:
+    def _entry(self, name: str, key: str, row: Row) -> Entry:
         fields = fields_of(row)
         by_name: dict[str, FieldValue] = {each.name: each for each in fields}
 

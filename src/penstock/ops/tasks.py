@@ -1,4 +1,4 @@
-"""Task queues: their numbers, tasks by state, results, schedules."""
+"""Task queues: their numbers, tasks by state, results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
 from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue, checked_id, queue_name
-from penstock.ops.model import Page, ScheduleInfo, TaskInfo, TaskQueueInfo, TaskState
-from penstock.redis.aio import Reply
+from penstock.ops.entries import EntryRange, read_entries
+from penstock.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
+from penstock.ops.payloads import Row
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.task import Result, Status, Task, check_id, decode_result
@@ -20,9 +21,6 @@ from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.tasks.lanes import suffix_of
 from penstock.tasks.redis_queue import RedisTaskQueue
 
-_CRON = "cron."
-_LOOKED_AT = 1_000
-_MOST_SCHEDULED = 1_000  # tasks that are looked at for schedules
 _LARGEST = 1 << 20  # bytes of a task that is shown
 
 
@@ -66,11 +64,7 @@ class TaskQueues:
         return TaskKeys.of(queue, self._client.prefix, self._client.is_cluster)
 
     async def _lanes(self, queue: str) -> list[str]:
-        keys = self._keys(queue)
-        names = sorted(envelope.text(name) for name in await self._client.call(keys.lanes, "SMEMBERS", keys.lanes))
-        if not names:
-            raise NotFound(f"there is no task queue {queue!r}; `penstock queue ls` shows the queues")
-        return names
+        return await lanes_of(self._client, self._keys(queue), queue)
 
     # --- tasks --------------------------------------------------------------------------------------
 
@@ -106,10 +100,9 @@ class TaskQueues:
     async def _queued(self, queue: str, lane: str, _: TaskState, limit: int, cursor: str) -> tuple[list[TaskInfo], str]:
         stream = self._keys(queue).tasks(suffix_of(lane)).stream
         start = cursor or await self._last_delivered(stream, queue)
-        args: list[str | int] = [f"({start}", "+", limit, 0, _LARGEST, "", _LOOKED_AT, ""]
-        rows, further = await self._client.run("ops/entries", [stream], args, Repeat.READ)
+        rows, further = await read_entries(self._client, stream, EntryRange(f"({start}", "+", limit, _LARGEST))
         found = [self._task(queue, lane, TaskState.QUEUED, _flat(row)) for row in rows]
-        return [task for task in found if task is not None], further.decode()
+        return [task for task in found if task is not None], further
 
     async def _last_delivered(self, stream: str, group: str) -> str:
         groups = await self._client.call(stream, "XINFO", "GROUPS", stream) if await self._exists(stream) else []
@@ -172,19 +165,11 @@ class TaskQueues:
 
     async def _done(self, queue: str, kind: str | None, limit: int, cursor: str) -> Page[TaskInfo]:
         results = self._keys(queue).results
-        args: list[str | int] = [
-            f"({checked_id(cursor)}" if cursor else "+",
-            "-",
-            limit,
-            1,
-            _LARGEST,
-            "",
-            _LOOKED_AT,
-            "",
-        ]
-        rows, further = await self._client.run("ops/entries", [results], args, Repeat.READ)
+        start = f"({checked_id(cursor)}" if cursor else "+"
+        wanted = EntryRange(start, "-", limit, _LARGEST, newest_first=True)
+        rows, further = await read_entries(self._client, results, wanted)
         found = [task for row in rows for task in _results(queue, _flat(row)) if kind in {None, task.kind}]
-        return Page(tuple(found), further.decode())
+        return Page(tuple(found), further)
 
     def _task(self, queue: str, lane: str, state: TaskState, fields: Sequence[bytes]) -> TaskInfo | None:
         entries = TaskEntries(self._keys(queue), self._client.protection)
@@ -276,36 +261,13 @@ class TaskQueues:
                 return answer.decode()
         return "running"
 
-    # --- schedules ----------------------------------------------------------------------------------
 
-    async def schedules(self, queue: str) -> list[ScheduleInfo]:
-        """Return the schedules whose next task is on the queue: workers add it ahead of its time."""
-        await self._lanes(queue)
-        keys = self._keys(queue)
-        flat = await self._client.call(keys.due, "ZRANGE", keys.due, 0, _MOST_SCHEDULED - 1, "WITHSCORES")
-        found: dict[str, ScheduleInfo] = {}
-        for raw, score in zip(flat[::2], flat[1::2], strict=True):
-            task_id = envelope.text(raw)
-            name = task_id.removeprefix(_CRON).rpartition(".")[0]
-            if task_id.startswith(_CRON) and name and name not in found:
-                [body] = await ask(self._client, [(keys.bodies, ("HGET", keys.bodies, task_id))])
-                kind = envelope.text(body.partition(b"\0")[0]) if body else ""
-                found[name] = ScheduleInfo(queue, name, task_id, int(float(score)), kind)
-        return list(found.values())
-
-    async def run_schedule(self, queue: str, name: str) -> str:
-        """Add the task of a schedule now, beside the one that waits for its time; return its id."""
-        for schedule in await self.schedules(queue):
-            if schedule.name == name:
-                info = await self.status(queue, schedule.next_task_id)
-                task = Task(
-                    kind=info.kind,
-                    payload=info.payload or {},
-                    requires=frozenset(info.requires),
-                    priority=info.priority,  # type: ignore[arg-type]
-                )
-                return await RedisTaskQueue(self._client, queue).enqueue(task)
-        raise NotFound(f"queue {queue!r} has no schedule {name!r} whose next task is known")
+async def lanes_of(client: StreamClient, keys: TaskKeys, queue: str) -> list[str]:
+    """Return the names of the lanes of a queue, sorted; raise NotFound if there is no such queue."""
+    names = sorted(envelope.text(name) for name in await client.call(keys.lanes, "SMEMBERS", keys.lanes))
+    if not names:
+        raise NotFound(f"there is no task queue {queue!r}; `penstock queue ls` shows the queues")
+    return names
 
 
 def _unknown(queue: str, task_id: str) -> TaskInfo:
@@ -340,6 +302,6 @@ def _results(queue: str, fields: Sequence[bytes]) -> list[TaskInfo]:
     return found
 
 
-def _flat(row: Reply) -> list[bytes]:
-    """Return the fields of a row of `ops/entries` as an entry has them."""
+def _flat(row: Row) -> list[bytes]:
+    """Return the fields of a row as an entry has them."""
     return [part for at in range(1, len(row), 3) for part in (row[at], row[at + 1])]

@@ -12,6 +12,7 @@ from typing import Any, Self
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.errors import (
     ClientClosed,
+    CommandTimeout,
     ConfigurationError,
     ConnectionFailed,
     ConnectionLost,
@@ -317,8 +318,10 @@ class StreamClient:
 
     @staticmethod
     def _is_hopeless(error: PenstockError, connection: Connection | None, failures: int, busy_until: float) -> bool:
-        # An error reply passes with time, a broken connection is tried a few times, an absent server is told at once.
-        if isinstance(error, ConnectionFailed) and connection is None:
+        # An error reply passes with time, a broken connection is tried a few times, an absent or mute server is told at
+        # once. One that broke while it was being greeted is a broken one.
+        has_broken = isinstance(error.__cause__, ConnectionLost) and not isinstance(error.__cause__, CommandTimeout)
+        if isinstance(error, ConnectionFailed) and connection is None and not has_broken:
             return True
         is_reply = not isinstance(error, ConnectionFailed | ConnectionLost)
         return time.monotonic() > busy_until if is_reply else failures >= _TRIES

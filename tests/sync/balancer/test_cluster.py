@@ -15,6 +15,7 @@ from penstock.sync import DeadLetters, JsonSerializer, OwnedStream, StreamClient
 from penstock.sync.balancer.owned_stream import StreamWatcher
 from penstock.testing import Cluster
 from tests.helpers.threads import eventually, throughout
+from tests.redis.slots import tell
 from tests.sync.balancer.stage import LBS, SEP, crash, following, quick, running
 
 
@@ -102,14 +103,15 @@ def test_an_entry_that_cannot_be_decoded_is_set_apart_beside_its_stream(
 
 
 def test_who_waits_for_more_of_a_stream_keeps_his_connection(client: StreamClient, cluster: Cluster) -> None:
-    raw, rounds = raw_of(cluster), list[str]()
+    rounds = list[str]()
 
     def handle(stream: OwnedStream) -> None:
         for _ in stream:
             pass
 
-    def connections() -> int:
-        return sum(int(info["total_connections_received"]) for info in raw.info("stats", target_nodes="all").values())
+    def waiting() -> set[bytes]:
+        clients = [line for address in cluster.addresses for line in tell(address, "CLIENT", "LIST").splitlines()]
+        return {client.split()[0] for client in clients if b" flags=b " in client and b" cmd=xread " in client}
 
     balancer, wait = quick(client, "a"), StreamWatcher.wait
 
@@ -122,7 +124,6 @@ def test_who_waits_for_more_of_a_stream_keeps_his_connection(client: StreamClien
         with running((balancer, handle)):
             balancer.add_stream("session-1")
             eventually(lambda: len(rounds) >= 2)
-            before, so_far = connections(), len(rounds)
-            eventually(lambda: len(rounds) >= so_far + 10)
-            assert connections() - before < 5, "raw and the watch of the masters may open some"
-    raw.close()
+            before, so_far = eventually(waiting), len(rounds)
+            eventually(lambda: len(rounds) >= so_far + 3)
+            assert eventually(waiting) == before

@@ -34,6 +34,7 @@ def server(start_server: Callable[..., EmbeddedServer]) -> EmbeddedServer:
             for n in range(3):
                 queue.enqueue(Task(kind="render", id=f"task-{n}"))
             queue.pop()
+            queue.enqueue(Task(kind="render", id="cron.nightly.1"), delay=60)
         add(raw, 5)
         read_as(raw, "someone", 2)
         raw.xgroup_create("svc-input", "svc-group", "0", mkstream=True)
@@ -65,6 +66,7 @@ def look_at_everything(inspector: Inspector) -> None:
     for state in (TaskState.QUEUED, TaskState.RUNNING, TaskState.SCHEDULED, TaskState.DONE):
         inspector.tasks.tasks("jobs", state)
     inspector.tasks.status("jobs", "task-0")
+    inspector.schedules.of("jobs")
     inspector.workers.page()
     inspector.services.streams("svc")
     inspector.retention.page()
@@ -84,6 +86,8 @@ def test_a_reader_sees_everything_and_changes_nothing(server: EmbeddedServer) ->
             inspector.groups.delete(STREAM, GROUP, force=True)
         with pytest.raises(PermissionDenied):
             inspector.tasks.cancel("jobs", "task-1")
+        with pytest.raises(PermissionDenied):
+            inspector.schedules.pause("jobs", "nightly")
 
 
 def test_an_operator_may_do_everything_that_the_inspector_does(server: EmbeddedServer) -> None:
@@ -99,6 +103,9 @@ def test_an_operator_may_do_everything_that_the_inspector_does(server: EmbeddedS
         assert (inspector.dead_letters.redrive(STREAM, limit=1)).redriven == 1
         assert inspector.dead_letters.purge(STREAM) == 1
         assert inspector.tasks.cancel("jobs", "task-1") == "cancelled"
+        assert inspector.schedules.pause("jobs", "nightly")
+        assert inspector.schedules.run("jobs", "nightly")
+        assert inspector.schedules.resume("jobs", "nightly")
         inspector.groups.seek(STREAM, GROUP, "+")
         inspector.groups.remove_dead_consumers(STREAM, GROUP, idle_ms=0)
         inspector.retention.trim(STREAM, RetentionPolicy(max_length=1))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 import redis
 
@@ -116,20 +118,84 @@ def test_a_schedule_is_seen_by_its_next_task_and_run_at_once(inspector: Inspecto
     queue.enqueue(Task(kind="clean", id="first", payload={"deep": False}))
     worker = Worker(queue, handlers)
     run = start(worker.run)
-    schedules = eventually(lambda: inspector.tasks.schedules(QUEUE))
+    schedules = eventually(lambda: inspector.schedules.of(QUEUE))
     assert [(each.name, each.kind) for each in schedules] == [("nightly", "clean")]
-    assert schedules[0].next_at_ms > 0
-    inspector.tasks.run_schedule(QUEUE, "nightly")
+    assert schedules[0].next_at_ms
+    inspector.schedules.run(QUEUE, "nightly")
     eventually(lambda: {"deep": True} in seen)
     worker.stop()
     join(run)
     with pytest.raises(NotFound, match="no schedule 'daily'"):
-        inspector.tasks.run_schedule(QUEUE, "daily")
+        inspector.schedules.run(QUEUE, "daily")
+
+
+def put_forward(raw: redis.Redis, name: str) -> str:
+    """Makes the next task of a schedule due now; returns its id."""
+    [task_id] = [member for member in raw.zrange("{jobs}:due", 0, -1) if member.startswith(f"cron.{name}.".encode())]
+    raw.zadd("{jobs}:due", {task_id: 1})
+    return str(task_id.decode())
+
+
+def test_a_paused_schedule_skips_its_times_in_every_worker_until_it_is_resumed(
+    inspector: Inspector, queue: RedisTaskQueue, client: StreamClient, raw: redis.Redis
+) -> None:
+    handlers, seen = Handlers(), list[str]()
+
+    @handlers.task("clean")
+    def clean(task: Task) -> None:
+        seen.append(task.id)
+
+    handlers.schedule("0 3 1 1 *", "clean", name="yearly")
+    handlers.schedule("0 3 2 1 *", "clean", name="other")
+    workers = [Worker(queue, handlers), Worker(RedisTaskQueue(client, QUEUE), handlers)]
+    queue.enqueue(Task(kind="clean", id="first"))
+    runs = [start(worker.run) for worker in workers]
+    eventually(lambda: raw.zcard("{jobs}:due") == 2)
+    assert inspector.schedules.pause(QUEUE, "yearly")
+    assert not inspector.schedules.pause(QUEUE, "yearly")
+    states = {each.name: (each.is_paused, bool(each.next_at_ms)) for each in inspector.schedules.of(QUEUE)}
+    assert states == {"yearly": (True, True), "other": (False, True)}
+    skipped, ran = put_forward(raw, "yearly"), put_forward(raw, "other")
+    eventually(lambda: ran in seen)
+    eventually(lambda: raw.zcard("{jobs}:due") == 0)
+    # A task of somebody who calls it like one of the schedule is his own.
+    queue.enqueue(Task(kind="clean", id="cron.yearly.mine"), delay=0.01)
+    eventually(lambda: "cron.yearly.mine" in seen)
+    assert skipped not in seen
+    assert (inspector.tasks.status(QUEUE, skipped)).state is TaskState.UNKNOWN
+    [left] = inspector.schedules.of(QUEUE)
+    assert (left.name, left.is_paused, left.next_at_ms) == ("yearly", True, None)
+    with pytest.raises(NotFound, match="no next task"):
+        inspector.schedules.run(QUEUE, "yearly")
+    assert inspector.schedules.resume(QUEUE, "yearly")
+    assert inspector.schedules.of(QUEUE) == []
+    task = handlers.schedules["yearly"].task_at(datetime(2030, 1, 1, 3, tzinfo=UTC))
+    queue.enqueue(task, at=datetime(2024, 1, 1, tzinfo=UTC))
+    eventually(lambda: task.id in seen)
+    eventually(lambda: raw.hlen("{jobs}:index") == 0)
+    for worker, run in zip(workers, runs, strict=True):
+        worker.stop()
+        join(run)
+    assert (inspector.tasks.info(QUEUE)).open_by_kind == {"clean": 0}
+    assert raw.hlen("{jobs}:unique") == 0
+
+
+def test_a_schedule_is_found_among_many_delayed_tasks(inspector: Inspector, queue: RedisTaskQueue) -> None:
+    queue.enqueue_many([Task(kind="a") for _ in range(3_000)], delay=60)
+    later = datetime.now(UTC) + timedelta(days=1)
+    for moment in (later + timedelta(days=1), later):
+        queue.enqueue(Task(kind="b", id=f"cron.nightly.{moment:%Y%m%d}"), at=moment)
+    [found] = inspector.schedules.of(QUEUE)
+    assert (found.name, found.kind, found.next_task_id) == ("nightly", "b", f"cron.nightly.{later:%Y%m%d}")
+    with pytest.raises(NotFound, match="no schedule 'daily'"):
+        inspector.schedules.pause(QUEUE, "daily")
+    with pytest.raises(NotFound, match="no schedule 'daily'"):
+        inspector.schedules.resume(QUEUE, "daily")
 
 
 def test_an_unknown_queue_is_not_found(inspector: Inspector) -> None:
     assert inspector.tasks.all() == []
-    for call in (inspector.tasks.info, inspector.tasks.tasks, inspector.tasks.schedules):
+    for call in (inspector.tasks.info, inspector.tasks.tasks, inspector.schedules.of):
         with pytest.raises(NotFound, match="no task queue 'nothing'"):
             call("nothing")
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import queue
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, TypeAlias
@@ -19,8 +22,9 @@ from penstock.cli.demo import view as demo_view
 from penstock.cli.demo.director import Audience, Director, Summary
 from penstock.cli.demo.orders import GROUP, STREAM, WORKERS, Plan, make_plan
 from penstock.cli.demo.workers import Workers
-from penstock.cli.options import AsJson
+from penstock.cli.options import LOOPBACK, AsJson
 from penstock.cli.shown import say
+from penstock.errors import ConfigurationError
 from penstock.redis.embedded import EmbeddedServer
 from penstock.shown import to_json
 
@@ -28,14 +32,15 @@ Then: TypeAlias = Callable[[Summary, EmbeddedServer, Workers], None]
 _INTERRUPTED = 128 + signal.SIGINT  # as a shell reports it
 _TERMINATED = 128 + signal.SIGTERM
 _ORDER_EVERY_S = 0.02
+_START_S = 30.0  # in which a dashboard starts, or ends
 _HOW_TO_LOOK = """\
-The server stays up at {url}, with a producer and {workers} workers. Look at it from another terminal:
+The server stays up at {url}, with a producer and {workers} workers.{dashboard}
+Look at it from another terminal:
 
   export PENSTOCK_URL={url}
   penstock top
   penstock stream ls
   penstock dlq ls
-  penstock dashboard
 
 Ctrl-C ends everything."""
 
@@ -47,7 +52,7 @@ def demo(
         bool, typer.Option("--spark/--no-spark", help="Have Spark read the orders as well, if it is installed.")
     ] = True,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Then keep the server up, with a producer and workers to look at.")
+        bool, typer.Option("--stay", help="Then keep the server up, with a producer, workers and a dashboard.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -67,7 +72,7 @@ def demo(
     show(summary, as_json)
     if not summary.holds:
         raise typer.Exit(1)
-    say("`penstock demo --stay` keeps the server up, with a producer and workers, so that you can look around.")
+    say("`penstock demo --stay` keeps the server up, with a producer, workers and a dashboard, to look around.")
 
 
 def play(plan: Plan, audience: demo_view.Lines | demo_view.Bars, with_spark: bool, then: Then | None = None) -> Summary:
@@ -82,8 +87,31 @@ def play(plan: Plan, audience: demo_view.Lines | demo_view.Bars, with_spark: boo
 
 def _stay(plan: Plan, as_json: bool, summary: Summary, server: EmbeddedServer, workers: Workers) -> None:
     show(summary, as_json)
-    say(_HOW_TO_LOOK.format(url=server.url, workers=WORKERS))
-    asyncio.run(_keep_busy(server.unix_url, workers, plan))
+    with _dashboard(server.unix_url) as address:
+        where = f" The dashboard is at\n{address} (actions allowed)." if address else ""
+        say(_HOW_TO_LOOK.format(url=server.url, workers=WORKERS, dashboard=where))
+        asyncio.run(_keep_busy(server.unix_url, workers, plan))
+
+
+@contextmanager
+def _dashboard(url: str) -> Iterator[str]:
+    """Serve a dashboard in a thread, which ends with this process in any case; yield its address, '' without one."""
+    try:
+        from penstock.dashboard import create_app
+        from penstock.dashboard.server import DashboardServer
+    except ConfigurationError as error:  # the extra is not installed
+        say(error)
+        yield ""
+        return
+    addresses: queue.Queue[str] = queue.Queue()
+    server = DashboardServer(create_app(url, allow_actions=True), LOOPBACK, 0, addresses.put)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        yield addresses.get(timeout=_START_S)
+    finally:
+        server.should_exit = True
+        thread.join(_START_S)
 
 
 def _end_in_order() -> None:

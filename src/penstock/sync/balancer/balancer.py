@@ -53,7 +53,7 @@ class StreamBalancer:
         self._commands = BalancerCommands(client, self.keys, self._id, config)
         self._notices = NoticeQueue(config.output_chan_size)
         self._sweep = Sweep(self._commands, self._holdings, self._notices)
-        self._listener = Listener(client, config, self._sweep.look_into)
+        self._listener = Listener(client, config, self._sweep.look_into, self._sweep.before_long)
         self._reader = Reader(self._commands, self._holdings, self._notices)
         self._heartbeat = Heartbeat(client.settings, self.keys, self._id, config, self._holdings, self._told_lost)
         self._activities = TaskGroup(lambda: None)

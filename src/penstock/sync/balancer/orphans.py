@@ -52,6 +52,13 @@ class Sweep:
         """Sweep without waiting for the interval to pass."""
         self._soon.set()
 
+    def before_long(self) -> None:
+        """Sweep without waiting for the interval, but not all the time: what events, and gaps in them, ask for."""
+        if not self._soon.is_set():
+            rest_s = min(_MOST_SWEEPING * self._took_s, self._config.recovery_interval_ms / 1000)
+            self._not_before_s = time.monotonic() + max(_SWARM_S, rest_s)
+            self._soon.set()
+
     def keep_away(self, entry_id: str) -> None:
         """Leave an entry to others for a while: this consumer has handed it over."""
         now_s = time.monotonic()
@@ -122,11 +129,9 @@ class Sweep:
         refused = sum(not self._notices.offer(hint) for hint in hints)
         if refused:
             self._config.metrics_recorder.record_ksp_dropped(refused)
-        if hints and not self._soon.is_set():
+        if hints:
             # Redis tells of a lock when it deletes it, which may be seconds after it ran out. The sweep asks for all.
-            rest_s = min(_MOST_SWEEPING * self._took_s, self._config.recovery_interval_ms / 1000)
-            self._not_before_s = time.monotonic() + max(_SWARM_S, rest_s)
-            self._soon.set()
+            self.before_long()
 
     # --- entry by entry -----------------------------------------------------------------------------
 
@@ -174,9 +179,13 @@ class Listener:
     """
 
     def __init__(
-        self, client: StreamClient, config: BalancerConfig, on_expired: Callable[[dict[str, str]], None]
+        self,
+        client: StreamClient,
+        config: BalancerConfig,
+        on_expired: Callable[[dict[str, str]], None],
+        on_gap: Callable[[], None],
     ) -> None:
-        self._client, self._config, self._on_expired = client, config, on_expired
+        self._client, self._config, self._on_expired, self._on_gap = client, config, on_expired, on_gap
         self._stopping = Event()
         self._listening = TaskGroup(lambda: None)
         db = client.settings.db
@@ -233,10 +242,11 @@ class Listener:
         return subscription
 
     def _run(self) -> None:
-        # A server that was replaced, or whose subscription broke; what was missed meanwhile is left to the sweep.
+        # A server that was replaced, or whose subscription broke. Pub/sub keeps nothing: a sweep finds what was missed.
         while not self._stopping.wait(doubling(_RETRY_S, self._failures + 1, _LONGEST_RETRY_S)):
             try:
                 if self._follow_masters():
+                    self._on_gap()
                     self.switch_on()
             except PenstockError as error:
                 self._config.logger.debug("no events for now: %s", error)

@@ -4,7 +4,9 @@
 The names here are async; `penstock.sync.ops` has the same names for plain functions and threads.
 """
 
-from penstock.ops.model import (
+from penstock.sync.ops.doctor import Doctor
+from penstock.sync.ops.inspector import Inspector
+from penstock.sync.ops.model import (
     BalancerPeer,
     Consumer,
     ConsumerState,
@@ -26,6 +28,7 @@ from penstock.ops.model import (
     Pending,
     Pin,
     QueueInfo,
+    ReaderCommit,
     ReaderPosition,
     RedriveReport,
     RetentionInfo,
@@ -45,8 +48,6 @@ from penstock.ops.model import (
     TrimReport,
     WorkerInfo,
 )
-from penstock.sync.ops.doctor import Doctor
-from penstock.sync.ops.inspector import Inspector
 from penstock.sync.ops.sampler import Sampler
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "Pending",
     "Pin",
     "QueueInfo",
+    "ReaderCommit",
     "ReaderPosition",
     "RedriveReport",
     "RetentionInfo",

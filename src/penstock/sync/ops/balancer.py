@@ -10,12 +10,12 @@ from penstock.errors import NotFound, PenstockError
 from penstock.keys import BalancerKeys
 from penstock.keys.stream_names import service_of
 from penstock.number_checks import check_number
-from penstock.ops.model import BalancerPeer, OwnedStream, Page, ServiceInfo
 from penstock.redis.retry import Repeat
 from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.ops.batches import ask, number_or
 from penstock.sync.ops.catalogue import Catalogue, Look, checked_id
 from penstock.sync.ops.lag import measure
+from penstock.sync.ops.model import BalancerPeer, OwnedStream, Page, ServiceInfo
 from penstock.sync.redis.client import StreamClient
 
 _PAGE = 500

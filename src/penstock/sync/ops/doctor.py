@@ -22,8 +22,8 @@ from penstock.ops.findings import (
     unbounded_dead_letters,
     unread_by_anybody,
 )
-from penstock.ops.model import Finding, ServiceInfo, Severity, StreamInfo
 from penstock.ops.rights import Place, missing_commands, rights_of
+from penstock.sync.ops.model import Finding, ServiceInfo, Severity, StreamInfo
 
 if TYPE_CHECKING:
     from penstock.sync.ops.inspector import Inspector

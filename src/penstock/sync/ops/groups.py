@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -10,13 +11,22 @@ from penstock import envelope, ids
 from penstock.errors import ConfigurationError, NotFound
 from penstock.keys import check_name
 from penstock.number_checks import check_number
-from penstock.ops.model import Consumer, ConsumerState, GroupInfo, GroupKind, GroupLag, Page, ReaderPosition
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.ops.catalogue import Catalogue, group_must_exist
 from penstock.sync.ops.lag import Position, added_since, rates
+from penstock.sync.ops.model import (
+    Consumer,
+    ConsumerState,
+    GroupInfo,
+    GroupKind,
+    GroupLag,
+    Page,
+    ReaderPosition,
+    StreamInfo,
+)
 from penstock.sync.ops.streams import Bound, Streams
 from penstock.sync.redis.client import StreamClient
 
@@ -77,14 +87,9 @@ class Groups:
         return [group_lag(group) for stream in streams for group in stream.groups]
 
     def positions(self, match: str = "*") -> list[ReaderPosition]:
-        """Return how far Spark queries, archives and other readers by ids have come."""
+        """Return how far Spark queries, archives and other readers by ids have come; see Sampler for their rates."""
         streams, _, _ = self._streams.overview(match)
-        return [
-            ReaderPosition(stream.name, group.name, group.kind, group.last_delivered_id, group.lag)
-            for stream in streams
-            for group in stream.groups
-            if group.kind is not GroupKind.CONSUMERS
-        ]
+        return reader_positions(streams)
 
     # --- consumers ----------------------------------------------------------------------------------
 
@@ -144,6 +149,16 @@ class Groups:
         for kept in (keys.attempts(group), keys.retries(group), keys.position(group)):
             self._client.call(keys.stream, "DEL", kept, repeat=Repeat.IDEMPOTENT)
         return found.pending
+
+
+def reader_positions(streams: Sequence[StreamInfo]) -> list[ReaderPosition]:
+    """Return the groups through which nobody reads."""
+    return [
+        ReaderPosition(stream.name, group.name, group.kind, group.last_delivered_id, group.lag)
+        for stream in streams
+        for group in stream.groups
+        if group.kind is not GroupKind.CONSUMERS
+    ]
 
 
 def group_lag(group: GroupInfo) -> GroupLag:

@@ -6,15 +6,16 @@ from __future__ import annotations
 import time
 from typing import Any, Self
 
-from penstock.ops.model import Finding, Overview, StreamKind
 from penstock.sync.ops.balancer import Services
 from penstock.sync.ops.catalogue import Catalogue
 from penstock.sync.ops.dead_letters import DeadLetterStreams
 from penstock.sync.ops.doctor import Doctor
 from penstock.sync.ops.groups import Groups
+from penstock.sync.ops.model import Finding, Overview, StreamKind
 from penstock.sync.ops.pending import PendingMessages
 from penstock.sync.ops.queues import MessageQueues
 from penstock.sync.ops.retention import Retention
+from penstock.sync.ops.schedules import Schedules
 from penstock.sync.ops.servers import Servers
 from penstock.sync.ops.streams import Streams
 from penstock.sync.ops.tasks import TaskQueues
@@ -42,6 +43,7 @@ class Inspector:
         self.dead_letters = DeadLetterStreams(client, self._catalogue)
         self.queues = MessageQueues(client, self._catalogue, self.streams)
         self.tasks = TaskQueues(client, self._catalogue)
+        self.schedules = Schedules(client, self.tasks)
         self.workers = Workers(client, self._catalogue)
         self.services = Services(client, self._catalogue)
         self.retention = Retention(client, self._catalogue)

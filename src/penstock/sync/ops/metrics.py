@@ -7,11 +7,12 @@ dashboards of task queues know; all others begin with `penstock_`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock import ids
 from penstock.errors import ConfigurationError
-from penstock.ops.model import GroupLag, Overview, StreamInfo, StreamKind, TaskQueueInfo
+from penstock.sync.ops.model import GroupInfo, GroupLag, Overview, ReaderPosition, StreamInfo, StreamKind, TaskQueueInfo
 from penstock.sync.ops.sampler import Sampler
 
 try:
@@ -20,13 +21,17 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ConfigurationError("metrics need prometheus-client: pip install 'penstock[metrics]'") from error
 
-MOST_STREAMS, MOST_GROUPS, MOST_KINDS = 1_000, 2_000, 200  # that have labels of their own; the others share `other`
+# What has labels of its own; the others share `other`.
+MOST_STREAMS, MOST_GROUPS, MOST_QUEUES, MOST_KINDS = 1_000, 2_000, 100, 200
 OTHER = "other"
-_STREAM, _GROUP = ["stream"], ["stream", "group"]
+_STREAM, _GROUP, _READER = ["stream"], ["stream", "group"], ["stream", "reader", "kind"]
+
+Rows = Iterable[tuple[Sequence[str], float]]  # values of the labels, and the number
+Combine = Callable[[Iterable[float]], float]  # the numbers of those that share a label
 
 
 class InspectorCollector(Collector):
-    """What the last sample of a Sampler saw: streams, groups, task queues, balanced services, dead letters, servers."""
+    """What the last sample of a Sampler saw: streams, groups, queues, tasks, Spark queries, services, servers."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -41,28 +46,36 @@ class InspectorCollector(Collector):
         yield GaugeMetricFamily("penstock_sample_time_seconds", "When it was sampled.", value=found.at_ms / 1000)
         yield from _stream_metrics(found.streams)
         yield from _group_metrics(found.streams, self._sampler.lags())
+        yield from _queue_metrics(found.streams)
         yield from _task_metrics(found.task_queues, found.streams)
+        yield from _reader_metrics(self._sampler.positions())
         yield from _service_metrics(found)
         yield from _server_metrics(found)
 
 
-Rows = Iterable[tuple[Sequence[str], float]]  # values of the labels, and the number
-
-
-def _gauges(name: str, text: str, labels: Sequence[str], rows: Rows, most: int = MOST_GROUPS) -> Any:
+def _gauges(
+    name: str, text: str, labels: Sequence[str], rows: Rows, most: int = MOST_GROUPS, combine: Combine = sum
+) -> Any:
     family = GaugeMetricFamily(name, text, labels=labels)
+    for values, number in _bounded(rows, most, combine):
+        family.add_metric(values, number)
+    return family
+
+
+def _counters(name: str, text: str, labels: Sequence[str], rows: Rows, most: int = MOST_GROUPS) -> Any:
+    family = CounterMetricFamily(name, text, labels=labels)
     for values, number in _bounded(rows, most):
         family.add_metric(values, number)
     return family
 
 
-def _bounded(rows: Rows, most: int) -> Rows:
+def _bounded(rows: Rows, most: int, combine: Combine = sum) -> list[tuple[Sequence[str], float]]:
     # Names are whatever somebody wrote: a label for each would be more than a Prometheus wants.
     everything = list(rows)
     if len(everything) <= most:
         return everything
     others = [OTHER] * len(everything[0][0])
-    return [*everything[:most], (others, sum(number for _, number in everything[most:]))]
+    return [*everything[:most], (others, combine(number for _, number in everything[most:]))]
 
 
 def _stream_metrics(streams: Sequence[StreamInfo]) -> Iterable[Any]:
@@ -71,11 +84,10 @@ def _stream_metrics(streams: Sequence[StreamInfo]) -> Iterable[Any]:
         "penstock_stream_length", "Entries of a stream.", [*_STREAM, "kind"],
         (([each.name, each.kind.value], each.length) for each in streams), MOST_STREAMS,
     )  # fmt: skip
-    added = CounterMetricFamily("penstock_stream_added_total", "Entries that were ever added.", labels=_STREAM)
-    for each in streams[:MOST_STREAMS]:
-        if each.entries_added is not None:
-            added.add_metric([each.name], each.entries_added)
-    yield added
+    yield _counters(
+        "penstock_stream_added_total", "Entries that were ever added.", _STREAM,
+        (([each.name], each.entries_added) for each in streams if each.entries_added is not None), MOST_STREAMS,
+    )  # fmt: skip
     yield _gauges(
         "penstock_dead_letters", "Dead letters.", ["stream", "owner"],
         (([each.name, each.owner], each.length) for each in streams if each.kind is StreamKind.DEAD_LETTERS),
@@ -84,82 +96,114 @@ def _stream_metrics(streams: Sequence[StreamInfo]) -> Iterable[Any]:
 
 
 def _group_metrics(streams: Sequence[StreamInfo], lags: Sequence[GroupLag]) -> Iterable[Any]:
-    known, groups = lags, [group for stream in streams for group in stream.groups]
-    by_group: dict[str, tuple[str, list[tuple[Sequence[str], float]]]] = {
-        "penstock_group_lag": (
-            "Entries that the group has not been handed.", [([each.stream, each.group], each.count) for each in known]
-        ),
-        "penstock_group_lag_is_exact": (
-            "0 = the lag is a bound.", [([each.stream, each.group], float(each.is_exact)) for each in known]
-        ),
-        "penstock_group_oldest_unread_seconds": (
-            "Age of the oldest unread entry.", [([each.stream, each.group], each.age_s) for each in known]
-        ),
-        "penstock_group_in_per_second": (
-            "Entries added.",
-            [([each.stream, each.group], each.in_per_s) for each in known if each.in_per_s is not None],
-        ),
-        "penstock_group_out_per_second": (
-            "Entries handed out.",
-            [([each.stream, each.group], each.out_per_s) for each in known if each.out_per_s is not None],
-        ),
-        "penstock_group_drain_seconds": (
-            "Time until nothing is unread; +Inf = never at these rates.",
-            [
-                ([each.stream, each.group], float("inf") if each.drain_s is None else each.drain_s)
-                for each in known
-                if each.in_per_s is not None
-            ],
-        ),
-        "penstock_group_pending": (
-            "Messages with consumers.", [([each.stream, each.name], each.pending) for each in groups]
-        ),
-        "penstock_group_retries_waiting": (
-            "Failed messages that wait.", [([each.stream, each.name], each.retries_waiting) for each in groups]
-        ),
-        "penstock_group_oldest_pending_idle_seconds": (
-            "Since the oldest pending message was renewed.",
-            [([each.stream, each.name], each.oldest_pending_idle_ms / 1000) for each in groups],
-        ),
-        "penstock_group_consumers": (
-            "Consumers, dead ones included.", [([each.stream, each.name], each.consumers) for each in groups]
-        ),
-    }  # fmt: skip
-    for name, (text, rows) in by_group.items():
-        yield _gauges(name, text, _GROUP, rows)
+    def of_lags(name: str, text: str, number: Callable[[GroupLag], float | None], combine: Combine = sum) -> Any:
+        numbers = ((each, number(each)) for each in lags)
+        rows = (([each.stream, each.group], found) for each, found in numbers if found is not None)
+        return _gauges(name, text, _GROUP, rows, combine=combine)
+
+    def of_groups(name: str, text: str, number: Callable[[GroupInfo], float], combine: Combine = sum) -> Any:
+        rows = (([group.stream, group.name], number(group)) for stream in streams for group in stream.groups)
+        return _gauges(name, text, _GROUP, rows, combine=combine)
+
+    yield of_lags("penstock_group_lag", "Entries that the group has not been handed.", lambda each: each.count)
+    yield of_lags("penstock_group_lag_is_exact", "0 = the lag is a bound.", lambda each: float(each.is_exact), min)
+    yield of_lags(
+        "penstock_group_oldest_unread_seconds", "Age of the oldest unread entry.", lambda each: each.age_s, max
+    )
+    yield of_lags("penstock_group_in_per_second", "Entries added.", lambda each: each.in_per_s)
+    yield of_lags("penstock_group_out_per_second", "Entries handed out.", lambda each: each.out_per_s)
+    yield of_lags(
+        "penstock_group_drain_seconds", "Time until nothing is unread; +Inf = never at these rates.", _drain_s, max
+    )
+    yield of_groups("penstock_group_pending", "Messages with consumers.", lambda each: each.pending)
+    yield of_groups("penstock_group_retries_waiting", "Failed messages that wait.", lambda each: each.retries_waiting)
+    yield of_groups(
+        "penstock_group_oldest_pending_idle_seconds", "Since the oldest pending message was renewed.",
+        lambda each: each.oldest_pending_idle_ms / 1000, max,
+    )  # fmt: skip
+    yield of_groups("penstock_group_consumers", "Consumers, dead ones included.", lambda each: each.consumers)
+
+
+def _drain_s(lag: GroupLag) -> float | None:
+    if lag.in_per_s is None:
+        return None
+    return float("inf") if lag.drain_s is None else lag.drain_s
+
+
+def _queue_metrics(streams: Sequence[StreamInfo]) -> Iterable[Any]:
+    rows = (
+        ([each.name, state], number)
+        for each in streams
+        if each.kind is StreamKind.QUEUE
+        for state, number in _messages(each).items()
+    )
+    yield _gauges("penstock_queue_messages", "Messages of message queues by state.", ["queue", "state"], rows)
+
+
+def _messages(queue: StreamInfo) -> dict[str, int]:
+    retrying = sum(group.retries_waiting for group in queue.groups)
+    return {
+        "pending": queue.lag.count if queue.lag else queue.length,
+        "processing": max(0, queue.pending - retrying),
+        "retrying": retrying,
+        "dead": queue.dead_letters,
+    }
+
+
+def _reader_metrics(positions: Sequence[ReaderPosition]) -> Iterable[Any]:
+    """Yield the metrics of Spark queries, pipelines and archives, which read by ids and have no consumers."""
+    labelled = [([each.stream, each.group, each.kind.value], each) for each in positions]
+    yield _gauges(
+        "penstock_reader_lag", "Entries that a Spark query, pipeline or archive has not committed.", _READER,
+        ((labels, each.lag.count) for labels, each in labelled),
+    )  # fmt: skip
+    yield _gauges(
+        "penstock_reader_oldest_unread_seconds", "Age of the oldest entry that it has not committed.", _READER,
+        ((labels, each.lag.age_s) for labels, each in labelled), combine=max,
+    )  # fmt: skip
+    yield _gauges(
+        "penstock_reader_position_time_seconds", "When the last entry that it has committed was added.", _READER,
+        ((labels, ids.parse(each.position)[0] / 1000) for labels, each in labelled), combine=min,
+    )  # fmt: skip
 
 
 def _task_metrics(queues: Sequence[TaskQueueInfo], streams: Sequence[StreamInfo]) -> Iterable[Any]:
-    pending = GaugeMetricFamily("queue_pending_total", "Open tasks.", labels=["stream", "kind"])
-    idle = GaugeMetricFamily(
-        "queue_pending_idle_max_seconds", "Longest time since a task in hand was renewed.", labels=["stream"]
-    )
-    acked = CounterMetricFamily("queue_ack_total", "Tasks that were done.", labels=["kind", "queue"])
-    dead = CounterMetricFamily("queue_dead_total", "Tasks that were given up.", labels=["kind", "queue"])
-    trimmed = CounterMetricFamily(
-        "penstock_dead_tasks_trimmed_total", "Dead tasks that were removed beyond their limits.", labels=["queue"]
-    )
-    states = GaugeMetricFamily("penstock_tasks", "Tasks by state.", labels=["queue", "state"])
     main = {stream.owner: stream.name for stream in streams if stream.kind is StreamKind.TASKS}
     main |= {
         each.owner: each.name for each in streams if each.kind is StreamKind.TASKS and each.name.endswith(".tasks")
     }
-    for queue in queues:
-        stream = main.get(queue.name, f"{queue.name}.tasks")
-        for labels, number in _bounded(
-            (([stream, kind], count) for kind, count in queue.open_by_kind.items()), MOST_KINDS
-        ):
-            pending.add_metric([stream, labels[1]], number)
-        idle.add_metric([stream], queue.longest_idle_s)
-        for family, numbers in ((acked, queue.done_by_kind), (dead, queue.dead_by_kind)):
-            for labels, number in _bounded(
-                (([kind, queue.name], count) for kind, count in numbers.items()), MOST_KINDS
-            ):
-                family.add_metric([labels[0], queue.name], number)
-        trimmed.add_metric([queue.name], queue.dead_trimmed)
-        for state in ("queued", "running", "waiting", "scheduled", "dead"):
-            states.add_metric([queue.name, state], getattr(queue, state))
-    yield from (pending, idle, acked, dead, trimmed, states)
+    named = [(main.get(queue.name, f"{queue.name}.tasks"), queue) for queue in queues]
+    yield _gauges(
+        "queue_pending_total", "Open tasks.", ["stream", "kind"],
+        (([stream, kind], number) for stream, queue in named for kind, number in _by_kind(queue.open_by_kind)),
+    )  # fmt: skip
+    yield _gauges(
+        "queue_pending_idle_max_seconds", "Longest time since a task in hand was renewed.", _STREAM,
+        (([stream], queue.longest_idle_s) for stream, queue in named), MOST_QUEUES, max,
+    )  # fmt: skip
+    yield _counters(
+        "queue_ack_total", "Tasks that were done.", ["kind", "queue"],
+        (([kind, queue.name], number) for queue in queues for kind, number in _by_kind(queue.done_by_kind)),
+    )  # fmt: skip
+    yield _counters(
+        "queue_dead_total", "Tasks that were given up.", ["kind", "queue"],
+        (([kind, queue.name], number) for queue in queues for kind, number in _by_kind(queue.dead_by_kind)),
+    )  # fmt: skip
+    yield _counters(
+        "penstock_dead_tasks_trimmed_total", "Dead tasks that were removed beyond their limits.", ["queue"],
+        (([queue.name], queue.dead_trimmed) for queue in queues), MOST_QUEUES,
+    )  # fmt: skip
+    states = ("queued", "running", "waiting", "scheduled", "dead")
+    yield _gauges(
+        "penstock_tasks", "Tasks by state.", ["queue", "state"],
+        (([queue.name, state], getattr(queue, state)) for queue in queues for state in states),
+        MOST_QUEUES * len(states),
+    )  # fmt: skip
+
+
+def _by_kind(numbers: Mapping[str, int]) -> Iterable[tuple[str, float]]:
+    rows = _bounded((([kind], number) for kind, number in numbers.items()), MOST_KINDS)
+    return ((kind, number) for [kind], number in rows)
 
 
 def _service_metrics(found: Overview) -> Iterable[Any]:

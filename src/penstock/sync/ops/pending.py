@@ -9,13 +9,13 @@ from penstock import dead_letter_record, envelope
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.number_checks import check_number
-from penstock.ops.model import Page, Pending
 from penstock.policy import Reason
 from penstock.redis.blocking import Command, Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.sync.ops.batches import ask
 from penstock.sync.ops.catalogue import Catalogue, checked_id, group_must_exist
+from penstock.sync.ops.model import Page, Pending
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question
 

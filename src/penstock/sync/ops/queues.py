@@ -6,9 +6,9 @@ from __future__ import annotations
 from penstock.errors import NotFound
 from penstock.keys import QueueKeys
 from penstock.number_checks import check_number
-from penstock.ops.model import QueueInfo, StreamInfo, StreamKind
 from penstock.queue.model import GROUP, MessageData
 from penstock.sync.ops.catalogue import Catalogue
+from penstock.sync.ops.model import QueueInfo, StreamInfo, StreamKind
 from penstock.sync.ops.streams import Streams
 from penstock.sync.queue.administration import Administration
 from penstock.sync.redis.client import StreamClient

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from penstock import ids
 from penstock.errors import NotFound, PenstockError
 from penstock.number_checks import check_number
-from penstock.ops.model import (
+from penstock.redis.retry import Repeat
+from penstock.sync.delivery.janitor import count_after
+from penstock.sync.ops.batches import ask
+from penstock.sync.ops.catalogue import Catalogue, GroupLook, Look, kind_of
+from penstock.sync.ops.groups import DEAD_AFTER_MS, consumers_of
+from penstock.sync.ops.lag import measure
+from penstock.sync.ops.model import (
     MOST_CONSUMERS,
     ConsumerState,
     GroupKind,
@@ -18,12 +24,6 @@ from penstock.ops.model import (
     RetentionPolicy,
     TrimReport,
 )
-from penstock.redis.retry import Repeat
-from penstock.sync.delivery.janitor import count_after
-from penstock.sync.ops.batches import ask
-from penstock.sync.ops.catalogue import Catalogue, GroupLook, Look, kind_of
-from penstock.sync.ops.groups import DEAD_AFTER_MS, consumers_of
-from penstock.sync.ops.lag import measure
 from penstock.sync.ops.streams import group_kind
 from penstock.sync.redis.client import StreamClient
 

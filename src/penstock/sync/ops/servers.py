@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 
 from penstock.errors import PenstockError
-from penstock.ops.model import ServerInfo
 from penstock.redis.blocking import Connection, Reply
 from penstock.redis.capabilities import parse_info
+from penstock.sync.ops.model import ServerInfo
 from penstock.sync.redis.client import StreamClient
 
 _SETTINGS = ("appendfsync", "save", "maxmemory-policy", "min-replicas-to-write", "notify-keyspace-events")

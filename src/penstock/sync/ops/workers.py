@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from penstock.errors import PenstockError
 from penstock.number_checks import check_number
-from penstock.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
 from penstock.sync.ops.batches import ask
 from penstock.sync.ops.catalogue import Catalogue
 from penstock.sync.ops.groups import DEAD_AFTER_MS, consumers_of, state_of
+from penstock.sync.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
 from penstock.sync.redis.client import StreamClient
 
 

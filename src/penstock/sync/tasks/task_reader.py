@@ -341,7 +341,8 @@ class TaskReader:
         self._reads.wake()
 
     def _promote(self) -> None:
-        keys = [self._keys.due, self._keys.bodies, self._keys.index, self._keys.lanes]
+        names = self._keys
+        keys = [names.due, names.bodies, names.index, names.lanes, names.paused, names.unique, names.counts]
         is_new = False
         for _ in range(_TRIES):
             streams = [self._keys.tasks(suffix_of(name)).stream for name in self._due_lanes]

@@ -4,15 +4,18 @@
 --       most, 6 text that some value must contain ('' = any), 7 entries to look at, at most, 8 what the names of the fields
 --       to send begin with ('' = all fields)
 -- Returns: {{{id, field, value, bytes of the value, field, ...}, ...}, id of the last entry that was looked at or '' = the range
---       has ended}
+--       has ended}; {} = the entries are huge: read them one by one without a script
 -- Called twice: the same again.
 -- A value is cut here: an entry may have megabytes, of which a page of entries shows a few lines. What a dead letter says about
 -- its failure is sent whole: failures are compared by the end of their tracebacks.
+-- include: shared/huge.lua
 -- include: shared/pages.lua
 local LONGEST_TRACEBACK = 32000
 local stream, from, to, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local command = ARGV[4] == '1' and 'XREVRANGE' or 'XRANGE'
 local longest, text, looks, wanted_fields = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8]
+
+if has_huge_entries(stream) then return {} end
 
 local function contains(row)
   if text == '' then return true end

@@ -8,18 +8,16 @@
 --        ...}}; {} = there is no such stream
 -- Called twice: the same again.
 -- XINFO STREAM copies two payloads, and the look for an unread entry one: after some large ones no more are looked for. Where
--- entries have megabytes, by the memory that the stream takes, no payload is touched: ids of entries are '' or '?' then, and
--- what was ever added is -1.
+-- entries have megabytes, no payload is touched: ids of entries are '' or '?' then, and what was ever added is -1.
 -- include: shared/ids.lua
 -- include: shared/group_info.lua
 -- include: shared/pages.lua
+-- include: shared/huge.lua
 -- include: shared/now.lua
-local HUGE = 2097152
 local stream, most = KEYS[1], tonumber(ARGV[1])
 if redis.call('EXISTS', stream) == 0 then return {} end
 local length = redis.call('XLEN', stream)
-local memory = redis.pcall('MEMORY', 'USAGE', stream, 'SAMPLES', 1) -- a user may not ask
-local is_huge = length > 0 and type(memory) == 'number' and memory / length > HUGE
+local is_huge = has_huge_entries(stream)
 local info = is_huge and {} or as_table(redis.call('XINFO', 'STREAM', stream))
 local first, last = info['first-entry'] or nil, info['last-entry'] or nil -- false where there is none
 local read, is_dead_letter = 0, '0'

@@ -1,0 +1,105 @@
+"""Schedules: when their next tasks are due; they are paused, resumed and run."""
+
+from __future__ import annotations
+
+import time
+
+from penstock import envelope
+from penstock.errors import NotFound
+from penstock.keys import TaskKeys
+from penstock.ops.model import ScheduleInfo, TaskState
+from penstock.ops.tasks import TaskQueues, lanes_of
+from penstock.redis.client import StreamClient
+from penstock.redis.retry import Repeat
+from penstock.task import Task
+from penstock.tasks.redis_queue import RedisTaskQueue
+
+_CRON = "cron."
+_NO_TASK = (1 << 62, "")  # after all others
+_SCANNED, _SCANS = 1_000, 100  # scheduled tasks in one step, and steps, in which schedules are looked for
+
+
+class Schedules:
+    """The schedules of the task queues of one server, as their next tasks tell: rules live in the workers' code."""
+
+    def __init__(self, client: StreamClient, tasks: TaskQueues) -> None:
+        self._client, self._tasks = client, tasks
+
+    def _keys(self, queue: str) -> TaskKeys:
+        return TaskKeys.of(queue, self._client.prefix, self._client.is_cluster)
+
+    async def of(self, queue: str) -> list[ScheduleInfo]:
+        """Return the schedules whose next task is on the queue, and those that are paused, by time.
+
+        Workers add the next task of a schedule ahead of its time, also while the schedule is paused. Raises NotFound
+        if there is no such queue.
+        """
+        keys = self._keys(queue)
+        await lanes_of(self._client, keys, queue)
+        flat = await self._client.call(keys.paused, "HGETALL", keys.paused)
+        paused = {envelope.text(flat[at]): envelope.number(flat[at + 1]) or 0 for at in range(0, len(flat), 2)}
+        due = await self._next_tasks(queue)
+        kinds = await self._kinds(keys, {name: task_id for name, (_, task_id) in due.items()})
+        found = [
+            ScheduleInfo(queue, name, task_id, at_ms, kinds[name], name in paused, paused.get(name))
+            for name, (at_ms, task_id) in sorted(due.items(), key=lambda each: each[1])
+        ]
+        gone = sorted(paused.keys() - due.keys())
+        return found + [ScheduleInfo(queue, name, "", None, "", True, paused[name]) for name in gone]
+
+    async def _next_tasks(self, queue: str) -> dict[str, tuple[int, str]]:
+        """Return when the next task of each schedule is due, and its id."""
+        key, cursor, found = self._keys(queue).due, "0", dict[str, tuple[int, str]]()
+        for _ in range(_SCANS):
+            answer = await self._client.call(key, "ZSCAN", key, cursor, "MATCH", f"{_CRON}*", "COUNT", _SCANNED)
+            for raw, score in zip(answer[1][::2], answer[1][1::2], strict=True):
+                task_id = envelope.text(raw)
+                name = task_id.removeprefix(_CRON).rpartition(".")[0]
+                if name:
+                    found[name] = min(found.get(name, _NO_TASK), (int(float(score)), task_id))
+            cursor = envelope.text(answer[0])
+            if cursor == "0":
+                break
+        return found
+
+    async def _kinds(self, keys: TaskKeys, task_ids: dict[str, str]) -> dict[str, str]:
+        if not task_ids:
+            return {}
+        bodies = await self._client.call(keys.bodies, "HMGET", keys.bodies, *task_ids.values())
+        kinds = [envelope.text((body or b"").partition(b"\0")[0]) for body in bodies]
+        return dict(zip(task_ids, kinds, strict=True))
+
+    async def _one(self, queue: str, name: str) -> ScheduleInfo:
+        for schedule in await self.of(queue):
+            if schedule.name == name:
+                return schedule
+        raise NotFound(f"queue {queue!r} has no schedule {name!r}: workers add the next task of each when they start")
+
+    async def pause(self, queue: str, name: str) -> bool:
+        """Have all workers skip the times of a schedule until it is resumed; return False if it was paused before.
+
+        What it has put onto the queue already runs. Raises NotFound if no such schedule is known.
+        """
+        await self._one(queue, name)
+        key, now_ms = self._keys(queue).paused, time.time_ns() // 1_000_000
+        return bool(await self._client.call(key, "HSETNX", key, name, now_ms, repeat=Repeat.IDEMPOTENT))
+
+    async def resume(self, queue: str, name: str) -> bool:
+        """Let the next times of a schedule count again; return False if it was not paused."""
+        await self._one(queue, name)
+        key = self._keys(queue).paused
+        return bool(await self._client.call(key, "HDEL", key, name, repeat=Repeat.IDEMPOTENT))
+
+    async def run(self, queue: str, name: str) -> str:
+        """Add the task of a schedule now, paused or not, beside the one that waits for its time; return its id."""
+        schedule = await self._one(queue, name)
+        info = await self._tasks.status(queue, schedule.next_task_id) if schedule.next_task_id else None
+        if info is None or info.state is TaskState.UNKNOWN:
+            raise NotFound(f"schedule {name!r} of queue {queue!r} has no next task to copy: start a worker that has it")
+        task = Task(
+            kind=info.kind,
+            payload=info.payload or {},
+            requires=frozenset(info.requires),
+            priority=info.priority,  # type: ignore[arg-type]
+        )
+        return await RedisTaskQueue(self._client, queue).enqueue(task)
