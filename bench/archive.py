@@ -84,9 +84,9 @@ class Subject:
 
     def _report(self, name: str, root: Path) -> int:
         now = datetime.now(UTC)
-        subject, window = about.Subject(name, {"url": self._url}, root), about.Window.of(now - _A_DAY, now, now)
-        figures = about.Study(self._spark, subject, window).figures(lambda _: None)
-        about.render(figures, subject, window, window.high)
+        target, window = about.Target(name, {"url": self._url}, root), about.Window.of(now - _A_DAY, now, now)
+        figures = about.ReportQuery(self._spark, target, window).figures(lambda _: None)
+        about.render(figures, target, window, window.high)
         return figures.messages.whole.count
 
     def _replay(self, name: str, root: Path, into: str) -> int:

@@ -64,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--rotation", type=int, metavar="N", help="where one server or one third of the tests is enough: which one"
     )
-    group.addoption("--third", action="store_true", help="treat every test as slow: run the third of this rotation")
+    group.addoption("--third", action="store_true", help="run a third of the tests, and a ninth of the slow ones")
     group.addoption("--order-seed", type=int, metavar="N", help="run files, and the tests of a file, in random order")
     group.addoption(
         "--acl",
@@ -142,10 +142,11 @@ def _is_due(item: pytest.Item) -> bool:
     option = item.config.getoption
     if option("--acl") and not (user_of(item) and _SHARED & {*getattr(item, "fixturenames", ())}):
         return False
-    is_my_turn = _turn_of(item) % 3 == 0
+    is_slow, turn = item.get_closest_marker("slow") is not None, _turn_of(item)
+    is_my_turn = turn % 3 == 0
     if option("--third"):
-        return is_my_turn
-    if item.get_closest_marker("slow") is None or option("--matrix") == "all":
+        return turn % 9 == 0 if is_slow else is_my_turn
+    if not is_slow or option("--matrix") == "all":
         return True
     is_asked_for = "slow" in option("-m") or option("-k") or any("::" in word for word in item.config.args)
     return is_my_turn if option("--rotation") is not None else bool(is_asked_for)

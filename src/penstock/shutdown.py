@@ -7,14 +7,17 @@ import functools
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar
 
 logger = logging.getLogger("penstock.shutdown")
 
 _Handler = Callable[[int, Any], Any] | int | None
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+INTERRUPTED = 130  # as a shell reports Ctrl-C
+_PYSPARK = ("pyspark.core.context", "pyspark.context")
 _RUNNER_METHOD = getattr(asyncio.Runner, "_on_sigint", None)
 
 
@@ -22,14 +25,16 @@ class SignalWatch:
     """Tells whoever subscribed that the process was asked to end; there is one per process.
 
     Handlers are installed with the first subscriber, in the main thread only, and only where nobody else has
-    installed one (a default, or the one of `asyncio.run`); they go with the last subscriber. They are plain
-    signal handlers and not those of an event loop, so that asyncio, uvloop and threads are served alike.
+    installed one (a default, the one of `asyncio.run`, or PySpark's, which breaks off whatever runs); they go with the
+    last subscriber. They are plain signal handlers and not those of an event loop, so that asyncio, uvloop and threads
+    are served alike.
 
     Guarantees: the first signal calls every subscriber once, and whoever subscribes while the others still stop is
     called at once. The second signal, or one that finds no subscriber, has the effect it had before: SIGTERM kills,
     SIGINT raises KeyboardInterrupt. A forked child starts without subscribers and handlers of its parent.
     """
 
+    SIGNALS: ClassVar[tuple[signal.Signals, ...]] = (signal.SIGTERM, signal.SIGINT)
     _lock: ClassVar[threading.RLock] = threading.RLock()
     _subscribers: ClassVar[dict[object, Callable[[], object]]] = {}  # replaced, never changed: handlers take no lock
     _previous: ClassVar[dict[signal.Signals, _Handler]] = {}
@@ -64,9 +69,9 @@ class SignalWatch:
 
     @classmethod
     def _install(cls) -> None:
-        for number in _SIGNALS:
+        for number in cls.SIGNALS:
             current = signal.getsignal(number)
-            if current in (signal.SIG_DFL, signal.default_int_handler) or _is_of_runner(current):
+            if current in (signal.SIG_DFL, signal.default_int_handler, end_at_once) or _is_foreign(current):
                 cls._previous[number] = current
                 signal.signal(number, cls._handle)
 
@@ -111,6 +116,19 @@ class SignalWatch:
 
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
+
+
+def end_at_once(_number: int, _frame: object) -> None:
+    """End the process, whatever it is doing: what a command lets the second signal do (see `SignalWatch`)."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, RuntimeError):  # the signal may have come in the midst of a write
+            stream.flush()
+    os._exit(INTERRUPTED)
+
+
+def _is_foreign(handler: _Handler) -> bool:
+    """Tell whether a handler was installed by a library that knows nothing of this process."""
+    return _is_of_runner(handler) or getattr(handler, "__module__", None) in _PYSPARK
 
 
 def _is_of_runner(handler: _Handler) -> bool:

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 import redis
-import typer.main
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
-from penstock.cli.app import app
+from penstock.spark.runtime.retry import Retries
 from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamProducer
 from penstock.sync.tasks import RedisTaskQueue, Task
+from tests.helpers.commands import TREE as ROOT
+from tests.helpers.commands import call, run
 from tools.cli_reference import leaves
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -81,7 +81,9 @@ CASES: dict[str, Case] = {
     "task wait": Case(None, ("nosuch", "--timeout", "1ms"), ("nosuch", "--timeout", "soon")),
     "task cancel": Case(("{task}",), ("nosuch",), ()),
     "schedule ls": Case(reads=True, unknown=("--queue", "nosuch")),
-    "schedule run": Case(None, ("nosuch",), ()),
+    "schedule pause": Case(("nightly",), ("nosuch",), ()),
+    "schedule resume": Case(("nightly",), ("nosuch",), ()),
+    "schedule run": Case(("nightly",), ("nosuch",), ()),
     "balance ls": Case(reads=True, unknown=("nosuch",)),
     "balance release": Case(None, ("nosuch", "stream", "-y"), ("svc",)),
     "worker": Case(("tests.cli.jobs:handlers", "--burst"), bad=("nosuch:handlers",)),
@@ -97,6 +99,7 @@ CASES: dict[str, Case] = {
     "top": Case(("--every", "10ms", "-n", "1"), bad=("--every", "soon"), reads=True),
     "exporter": Case(None, bad=("--port", "99999"), note="it runs until it is stopped: test_worker_command.py"),
     "dashboard": Case(None, bad=("--port", "99999"), waits=True, note="tests/dashboard"),
+    "bench": Case(("--for", "20ms", "--messages", "300"), bad=("--messages", "0"), reads=True),
     "config show": Case(reads=True, bad=("--set", "nonsense"), needs_server=False),
     "config check": Case(bad=("--set", "a.b=c"), needs_server=False),
     "config schema": Case(needs_server=False),
@@ -104,10 +107,17 @@ CASES: dict[str, Case] = {
     "pipeline run": Case(None, bad=("nosuch.toml",), needs_server=False, note="tests/spark/pipeline/test_cli.py"),
     "pipeline validate": Case(None, bad=("nosuch.toml",), needs_server=False, note="likewise"),
     "pipeline status": Case(None, bad=("nosuch.toml",), needs_server=False, note="likewise"),
+    "pipeline preview": Case(None, bad=("nosuch.toml",), needs_server=False, note="likewise"),
+    "pipeline reset": Case(None, bad=("nosuch.toml", "--from", "earliest"), needs_server=False, note="likewise"),
+    "pipeline schema": Case(needs_server=False),
     "archive run": Case(None, bad=("--archive", "{place}", "--stream", "orders", "--every", "soon"), note="tests/spark"),
     "archive status": Case(None, ("--archive", "{place}"), (), needs_server=False, note="tests/spark/archive/test_cli.py"),
     "archive verify": Case(None, ("--archive", "{place}"), (), needs_server=False, note="likewise"),
     "archive compact": Case(None, ("--archive", "{place}"), (), needs_server=False, note="likewise"),
+    "archive import": Case(
+        None, ("--from", "{place}", "--archive", "{place}"), ("--archive", "{place}"), needs_server=False,
+        note="tests/spark/archive/test_old_format.py",
+    ),
     "replay": Case(None, ("--into", "b", "--dead-letters", "--stream", "nosuch"), ("--into", "b"), note="likewise"),
     "reprocess": Case(
         None,
@@ -126,7 +136,7 @@ ALIASES = {
     "queue dlq purge": "dlq purge",
 }
 NOT_YET_EVERYWHERE = {"dashboard"}  # needs an extra
-TREE = {" ".join(path): command for path, command in leaves(typer.main.get_command(app))}
+TREE = {" ".join(path): command for path, command in leaves(ROOT)}
 NAMES = [name for name in CASES if name in TREE]
 
 
@@ -153,13 +163,6 @@ def test_options_are_spelled_alike_everywhere(name: str) -> None:
         assert options["url"].envvar == "PENSTOCK_URL"
 
 
-def run(*words: str, text: str = "") -> Result:
-    result = CliRunner().invoke(app, list(words), input=text)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
 @pytest.fixture
 def names(redis_url: str, raw: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A server with something of everything; what `{letter}`, `{task}` and `{place}` stand for."""
@@ -181,6 +184,7 @@ def names(redis_url: str, raw: redis.Redis, tmp_path: Path, monkeypatch: pytest.
         RedisMessageQueue("mails", client=client).publish({"to": "ada"})
     with RedisTaskQueue(redis_url) as queue:
         task_id = queue.enqueue(Task(kind="render"))
+        queue.enqueue(Task(kind="render", id="cron.nightly.1"), delay=86_400)
     raw.lpush("old::pending", "a message")
     letter = raw.xrange("orders_dlq")[0][0].decode()
     return {"letter": letter, "task": task_id, "place": str(tmp_path / "nowhere")}
@@ -198,6 +202,9 @@ def test_without_a_server_it_ends_with_one_line(name: str, tmp_path: Path, monke
         words = ()
     if name == "archive run":
         words = ("--archive", "{place}", "--stream", "orders")
+    # The commands of Spark retry for a minute first: tests/spark/runtime/test_retry.py.
+    retries = Retries.__init__
+    monkeypatch.setattr(Retries, "__init__", lambda self, _: retries(self, 0.0))
     monkeypatch.setenv("COLUMNS", "200")
     result = run(*name.split(), *filled(words, {"letter": "1-0", "task": "t", "place": str(tmp_path)}), "--url", DEAD)
     assert result.exit_code == 1, result.output
@@ -277,8 +284,8 @@ def test_a_question_is_asked_before_something_is_destroyed(names: dict[str, str]
 
 # --- fuzz -------------------------------------------------------------------------------------------
 
-LONG_RUNNING = {"worker", "consume", "exporter", "dashboard", "demo", "top", "stream tail"}
-_NEEDS_JAVA = {"archive run", "pipeline run", "pipeline validate", "reprocess", "report", "replay"}
+LONG_RUNNING = {"worker", "consume", "exporter", "dashboard", "demo", "top", "stream tail", "bench"}
+_NEEDS_JAVA = {"archive run", "pipeline run", "pipeline validate", "pipeline preview", "reprocess", "report", "replay"}
 _WORDS = st.one_of(
     st.text(max_size=30),
     st.sampled_from(
@@ -299,7 +306,7 @@ def calls(draw: st.DrawFn) -> list[str]:
         if parameter.param_type_name == "argument":
             words += draw(st.lists(_WORDS, min_size=int(parameter.required), max_size=1 if parameter.nargs == 1 else 3))
         elif (
-            parameter.name not in {"help", "url", "output", "config", "wait", "timeout"}
+            parameter.name not in {"help", "url", "output", "config", "wait", "timeout", "over"}
             and draw(st.integers(0, 3)) == 0
         ):
             words.append(draw(st.sampled_from([*parameter.opts, *parameter.secondary_opts])))
@@ -316,7 +323,7 @@ def calls(draw: st.DrawFn) -> list[str]:
 )
 @given(words=calls())
 def test_no_argument_leads_to_a_stack_trace(names: dict[str, str], words: list[str]) -> None:
-    result = CliRunner().invoke(app, words, input="n\n")
+    result = call(*words, text="n\n")
     assert result.exit_code in {0, 1, 2, 3}, (words, result.output)
     assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)
     assert "\x1b[2J" not in result.stdout

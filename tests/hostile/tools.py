@@ -92,8 +92,8 @@ def spark_source(url: str, raw: redis.Redis, seed: int, count: int, kinds: Itera
     """The rows of the Spark source, made in Python without a JVM."""
     import pyarrow as pa
 
-    from penstock.spark.reading import columns as known
-    from penstock.spark.reading.rows import RowBuilder
+    from penstock.spark.source import columns as known
+    from penstock.spark.source.rows import RowBuilder
 
     complaints = _Complaints()
     builder = RowBuilder(pa.schema([(name, types[0]) for name, types in known.DEAD_LETTER.items()]))
@@ -113,12 +113,12 @@ def pipeline_tasks(url: str, raw: redis.Redis, seed: int, count: int, kinds: Ite
     import pyarrow as pa
 
     from penstock.spark.payload import PayloadFormat
-    from penstock.spark.pipeline.dead_letters import DeadLetterDesk
+    from penstock.spark.pipeline.dead_letters import DeadLetterWriter
     from penstock.spark.pipeline.intake import Intake
-    from penstock.spark.pipeline.source import WHY_CORRUPT
-    from penstock.spark.reading.batch_reader import BatchReader
-    from penstock.spark.reading.options import SourceOptions
-    from penstock.spark.reading.rows import RowBuilder
+    from penstock.spark.pipeline.spec import WHY_CORRUPT
+    from penstock.spark.source.batch_reader import BatchReader
+    from penstock.spark.source.options import SourceOptions
+    from penstock.spark.source.rows import RowBuilder
 
     complaints, bad = _Complaints(), list[str]()
     for number, entry in enumerate(hostile_entries(seed, count, kinds=kinds)):
@@ -129,11 +129,11 @@ def pipeline_tasks(url: str, raw: redis.Redis, seed: int, count: int, kinds: Ite
     payload = PayloadFormat("json", pa.schema([pa.field("n", pa.int64(), nullable=False)]), reason_column=WHY_CORRUPT)
     reader = BatchReader(SourceOptions.parse({"url": url, "streams": "orders"}), RowBuilder(schema, payload))
     with StreamClient.from_url(url) as client:
-        office = _Office(DeadLetterDesk(client, "shop", lambda _: "batch 1"))
+        dead_letters = _Office(DeadLetterWriter(client, "shop", lambda _: "batch 1"))
 
         def rows() -> Counter[int]:
             batches = (batch for part in reader.partitions() for batch in reader.read(part))
-            passed = Intake(office, ("n",))(batches)  # type: ignore[arg-type]
+            passed = Intake(dead_letters, ("n",))(batches)  # type: ignore[arg-type]
             return Counter(n for batch in passed for n in batch.column("n").to_pylist())
 
         for _ in range(2):  # a batch may be repeated
@@ -144,7 +144,7 @@ def pipeline_tasks(url: str, raw: redis.Redis, seed: int, count: int, kinds: Ite
             complaints.of("dead twice", lambda dead=dead: _equal(max(dead.values(), default=1), 1))  # type: ignore[misc]
             complaints.of("others dead", lambda dead=dead: _equal(set(dead) <= set(bad), True))  # type: ignore[misc]
             complaints.of(
-                "every bad one has a fate",
+                "every bad one has a failure",
                 lambda dead=dead, taken=taken: _equal(len(dead) + taken, len(bad)),  # type: ignore[misc]
             )
     return complaints.found
@@ -152,12 +152,12 @@ def pipeline_tasks(url: str, raw: redis.Redis, seed: int, count: int, kinds: Ite
 
 @dataclass(frozen=True)
 class _Office:
-    """Opens the desk that a task of Spark would be given."""
+    """Opens the writer that a task of Spark would be given."""
 
-    desk: Any
+    writer: Any
 
     def open(self) -> Any:
-        return self.desk
+        return self.writer
 
 
 TOOLS: dict[str, Callable[..., list[str]]] = {

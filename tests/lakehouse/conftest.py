@@ -125,7 +125,7 @@ def iceberg_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark_of_session(
     request: pytest.FixtureRequest, java: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkSession]:
-    from penstock.spark.session import session
+    from penstock.spark.sessions import session
     from tests.spark.conftest import _end_java
 
     if HAS_ICEBERG:

@@ -11,11 +11,11 @@ import redis
 from deltalake import DeltaTable
 
 from penstock.spark.pipeline import Delta, Handler, Parquet, Pipeline, Sql
+from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.running import PipelineFailed, Report
+from penstock.spark.pipeline.sinks.delta import DeltaSparkWriter, DeltaWriter
+from penstock.spark.pipeline.sinks.writers import writer_of
 from penstock.spark.pipeline.validation import PipelineInvalid
-from penstock.spark.pipeline.writing.delta import DeltaWriter
-from penstock.spark.pipeline.writing.delta_spark import DeltaSparkWriter
-from penstock.spark.pipeline.writing.writers import writer_of
 from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters
 from tests.spark.pipeline.test_crashes import crash_after, crash_after_each
 
@@ -105,3 +105,43 @@ def test_a_table_that_does_not_fit_is_told(
         f"sink 1 (delta): the table at {path} has other columns: 'n' is bigint here and string there",
         f"sink 1 (delta): the table at {path} is partitioned by ['day'], not by partition_by",
     ]
+
+
+@pytest.mark.parametrize("libraries", [("spark", "spark"), ("spark", "python"), ("python", "spark")])
+def test_the_newest_row_of_each_key_stays_whichever_library_merges(
+    spark: SparkSession, pipeline_of: Declare, tmp_path: Path, libraries: tuple[str, str]
+) -> None:
+    path = str(tmp_path / "latest")
+
+    def write(number: int, library: str, *rows: tuple[str, str, str]) -> bool:
+        sink = Delta(path, ("truncate(1, word)",), library, key="k", delete_when="word = ''", evolve=number > 0)
+        frame = spark.createDataFrame(
+            [("orders", *row) for row in rows], "stream string, id string, k string, word string"
+        )
+        writer = writer_of(sink, pipeline_of(), spark)
+        assert list(writer.problems(frame.schema)) == []
+        return writer.write(frame, BatchKey("q", number), lambda _: None)
+
+    first, then = libraries
+    assert write(0, first, ("10-0", "a", "new"), ("9-5", "a", "old"), ("5-9", "b", "old"), ("1-0", "c", "one"))
+    assert not write(0, first, ("11-0", "a", "again"))
+    assert write(1, then, ("9-9", "a", "stale"), ("6-0", "b", "newer"), ("2-0", "c", ""), ("1-0", "d", ""))
+    assert not write(1, then, ("12-0", "a", "again"))
+    found = DeltaTable(path).to_pyarrow_table()
+    rows = sorted(
+        zip(found["k"].to_pylist(), found["word"].to_pylist(), found["word_truncate_1"].to_pylist(), strict=True)
+    )
+    assert rows == [("a", "new", "n"), ("b", "newer", "n")]
+    assert spark.conf.get("spark.databricks.delta.write.txnVersion", None) is None
+
+
+@pytest.mark.parametrize("library", ["spark", "python"])
+def test_a_new_column_is_added_if_that_is_allowed(
+    spark: SparkSession, pipeline_of: Declare, tmp_path: Path, library: str
+) -> None:
+    path = str(tmp_path / "delta")
+    for number, rows in enumerate((spark.range(2), spark.range(2, 3).selectExpr("id", "'x' AS word"))):
+        writer = writer_of(Delta(path, library=library, evolve=number > 0), pipeline_of(), spark)
+        assert list(writer.problems(rows.schema)) == []
+        assert writer.write(rows, BatchKey("q", number), lambda _: None)
+    assert DeltaTable(path).to_pyarrow_table().sort_by("id")["word"].to_pylist() == [None, None, "x"]

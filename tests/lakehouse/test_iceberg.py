@@ -11,15 +11,14 @@ import pytest
 import redis
 
 from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.lake.iceberg_java import IcebergBranchLost, IcebergJavaTable
 from penstock.spark.pipeline import Handler, Iceberg, Parquet, Pipeline, Sql
 from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.running import PipelineFailed, Report
+from penstock.spark.pipeline.sinks.iceberg import IcebergSparkWriter, IcebergWriter
+from penstock.spark.pipeline.sinks.writers import writer_of
 from penstock.spark.pipeline.validation import PipelineInvalid
-from penstock.spark.pipeline.writing.iceberg import IcebergWriter
-from penstock.spark.pipeline.writing.iceberg_java_table import IcebergBranchLost, IcebergJavaTable
-from penstock.spark.pipeline.writing.iceberg_spark import IcebergSparkWriter
-from penstock.spark.pipeline.writing.writers import writer_of
 from tests.lakehouse.conftest import iceberg_settings
 from tests.spark.driver import Driver
 from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters, iceberg_catalogue, iceberg_rows
@@ -217,6 +216,42 @@ def test_columns_that_only_the_table_has_are_null(
     assert rows_of(spark, table) == [0, 1]
     found = spark.read.table(name_of(table)).orderBy("n").collect()
     assert [(row["more"], row["n"]) for row in found] == [(None, 0), (None, 1)]
+
+
+@pytest.mark.parametrize("libraries", [("spark", "spark"), ("spark", "python"), ("python", "spark")])
+def test_the_newest_row_of_each_key_stays_whichever_library_merges(
+    spark: SparkSession, pipeline_of: Declare, sink: Make, libraries: tuple[str, str]
+) -> None:
+    def write(number: int, library: str, *rows: tuple[str, str, str]) -> bool:
+        frame = spark.createDataFrame(
+            [("orders", *row) for row in rows], "stream string, id string, k string, word string"
+        )
+        writer = writer_of(sink(library, key="k", delete_when="word = ''"), pipeline_of(), spark)
+        assert list(writer.problems(frame.schema)) == []
+        return writer.write(frame, BatchKey("q", number), lambda _: None)
+
+    first, then = libraries
+    assert write(0, first, ("10-0", "a", "new"), ("9-5", "a", "old"), ("5-9", "b", "old"), ("1-0", "c", "one"))
+    assert not write(0, first, ("11-0", "a", "again"))
+    assert write(1, then, ("9-9", "a", "stale"), ("6-0", "b", "newer"), ("2-0", "c", ""), ("1-0", "d", ""))
+    assert not write(1, then, ("12-0", "a", "again"))
+    spark.catalog.refreshTable(name_of(sink()))
+    found = spark.read.table(name_of(sink())).select("k", "word").collect()
+    assert sorted(map(tuple, found)) == [("a", "new"), ("b", "newer")]
+
+
+def test_transforms_and_new_columns_are_those_of_iceberg(spark: SparkSession, pipeline_of: Declare, sink: Make) -> None:
+    by = ("day(at)", "bucket(4, n)", "truncate(2, word)")
+    rows = spark.sql("SELECT 1L AS n, timestamp'2026-11-15 23:30:00' AS at, 'apple' AS word")
+    wider = rows.selectExpr("n + 1 AS n", "at", "word", "2 AS more")
+    for number, (library, frame) in enumerate((("spark", rows), ("spark", wider))):
+        writer = writer_of(sink(library, partition_by=by, evolve=True), pipeline_of(), spark)
+        assert list(writer.problems(frame.schema)) == []
+        assert writer.write(frame, BatchKey("q", number), lambda _: None)
+    assert list(writer_of(sink(partition_by=by), pipeline_of(), spark).problems(wider.schema)) == []
+    assert rows_of(spark, sink()) == [1, 2]
+    found = spark.read.table(name_of(sink())).orderBy("n").collect()
+    assert [row["more"] for row in found] == [None, 2]
 
 
 KILLED = """

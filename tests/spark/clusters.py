@@ -10,8 +10,8 @@ from typing import Self
 
 import pyspark
 
-from penstock.spark.cache import made_once
-from penstock.spark.fast_start import java_options
+from penstock.spark.runtime.fast_start import java_options
+from penstock.spark.runtime.files import made_once
 from tests.spark.driver import Process
 
 _PACKAGE = Path(pyspark.__file__).resolve().parent

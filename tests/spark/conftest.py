@@ -18,10 +18,10 @@ import redis
 
 from penstock.errors import PenstockError
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.fast_start import make_class_archive
-from penstock.spark.java import ensure_java
-from penstock.spark.prerequisites import require_pyspark
-from penstock.spark.session import session
+from penstock.spark.runtime.fast_start import make_class_archive
+from penstock.spark.runtime.java import ensure_java
+from penstock.spark.runtime.prerequisites import require_pyspark
+from penstock.spark.sessions import session
 from tests.conftest import ServerPark, with_user
 from tests.helpers.missing import usual_server
 from tests.spark.driver import Driver
@@ -38,7 +38,7 @@ _LONGEST_PLACE = 64  # of sockets, whose own names have 43 letters: a path of mo
 
 # What Spark 4.1 has not (docs/explanation/spark.md): where a batch begins when its end is asked for, and so limits of a
 # batch, lag in the progress of a query, archive runs. Tests of these are marked; these files are about nothing else.
-collect_ignore = [] if HAS_LIMITS else ["reading/test_joined.py", "reading/test_stream_reader.py"]
+collect_ignore = [] if HAS_LIMITS else ["source/test_hybrid_log.py", "source/test_stream_reader.py"]
 _NEEDS_LIMITS = pytest.mark.skipif(not HAS_LIMITS, reason="Spark 4.1 does not tell a source where a batch begins")
 # It leaves sockets to the garbage collector.
 _SPARK_4_1 = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -91,6 +91,10 @@ class Process:
         assert self._process.returncode == 0, f"it ended with {self._process.returncode}:\n{self._tail()}"
         return self.lines()
 
+    def code(self, timeout_s: float = PATIENCE_S) -> int:
+        """Waits until it ends by itself, and returns the code that it ends with."""
+        return self._process.wait(timeout_s)
+
     def _reap(self) -> None:
         self._process.wait()
         assert self._process.stdin is not None

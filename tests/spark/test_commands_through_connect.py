@@ -70,7 +70,7 @@ def test_a_report_is_made_and_an_archive_refused(penstock: Penstock, stream_redi
     made = penstock("report", "--stream", "orders", "--since", "2h", "--output", out)
     assert made.returncode == 0, made.stderr
     assert made.stdout == f"{out}: 7 messages, 0 dead letters\n"
-    assert "7 messages published" in Page(out.read_text()).text
+    assert Page(out.read_text()).tiles["Messages"] == "7"
     refused = penstock("archive", "run", "--archive", tmp_path / "cold", "--stream", "orders", "--once")
     assert refused.returncode == 2
     assert "this command does not run through Spark Connect" in refused.stderr

@@ -12,8 +12,9 @@ import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark import register, registration, shipment
+from penstock.spark import register, registration
 from penstock.spark.registration import PackagesMissing
+from penstock.spark.runtime import code_shipping
 from tests.spark.bare_python import bare_python
 from tests.spark.clusters import ConnectServer, Standalone
 from tests.spark.driver import Driver
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 _ENTRIES = 10
 _JOB = """
 import json, sys
-from penstock.spark import session, shipment
+from penstock.spark import session
+from penstock.spark.runtime import code_shipping
 from tests.spark import format_job
 spark = session(master=sys.argv[1], short=True, conf=json.loads(sys.argv[2]))
 format_job.run(spark, sys.argv[3], print)
-print("carried", shipment.is_carried())
+print("carried", code_shipping.is_carried())
 spark.stop()
 """
 
@@ -46,7 +48,7 @@ def url(stream_server: EmbeddedServer, stream_redis: redis.Redis) -> str:
 @pytest.fixture(autouse=True)
 def by_reference_again() -> Iterator[None]:
     yield
-    shipment.leave()
+    code_shipping.leave()
 
 
 class Said:
@@ -123,7 +125,7 @@ def test_a_connect_server_that_has_penstock_imports_its_own(connect: SparkSessio
     register(connect)
     read(connect, url, said)
     assert said.lines == [f"read {_ENTRIES}"]
-    assert not shipment.is_carried()
+    assert not code_shipping.is_carried()
 
 
 @pytest.mark.slow
@@ -138,14 +140,14 @@ def test_a_connect_server_that_lacks_penstock_gets_it_with_the_job(
         run(client, url, said)
         client.stop()
     assert said.lines == [f"read {_ENTRIES}", f"streamed {_ENTRIES}", f"written {_ENTRIES}"]
-    assert shipment.is_carried()
+    assert code_shipping.is_carried()
 
 
 def test_a_job_may_force_what_it_knows(spark: SparkSession, url: str, said: Said) -> None:
     register(spark, by_value=True)
     read(spark, url, said)
-    assert shipment.is_carried()
+    assert code_shipping.is_carried()
     register(spark, by_value=False)
     read(spark, url, said)
-    assert not shipment.is_carried()
+    assert not code_shipping.is_carried()
     assert said.lines == [f"read {_ENTRIES}"] * 2

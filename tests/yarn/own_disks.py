@@ -14,7 +14,7 @@ from penstock.spark.archive import ArchiveRun
 from penstock.spark.pipeline import Delta, Iceberg, Parquet, Pipeline, Results, Source, Sql
 from penstock.spark.reprocess import Reprocess, Work
 from penstock.spark.reprocess.selection import DeadLetters
-from penstock.spark.spark_errors import one_line
+from penstock.spark.runtime.errors import one_line
 from tests.spark.pipeline.conftest import iceberg_catalogue
 
 if TYPE_CHECKING:

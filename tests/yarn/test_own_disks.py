@@ -14,8 +14,7 @@ import redis
 from deltalake import DeltaTable
 
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.archive.layout import Layout
-from penstock.spark.archive.log import ManifestLog
+from penstock.spark.archive.table import load_state
 from tests.spark.archive.streams import archived
 from tests.spark.archive.test_cluster_kills import parquet_numbers
 from tests.spark.clusters import Standalone, spark_home
@@ -88,7 +87,7 @@ def test_what_is_written_elsewhere_is_told_and_not_committed(
     assert stream_redis.xlen("orders_dlq") == 1
     assert not (tmp_path / "journal").exists(), "no handler was called"
     assert not list((tmp_path / "own").glob("**/batch=*")), "no batch is shown"
-    assert not ManifestLog(Layout.of(tmp_path / "own" / "cold")).load().ranges
+    assert not load_state(tmp_path / "own" / "cold").ranges
     assert said["state"] == "done"  # its state is in reach of the executor that has written it, and of no other
 
     # The cause is mended, and there is more to do: the same pipelines, where all disks are one.

@@ -1,14 +1,12 @@
-"""`penstock archive`: streams into a Parquet log, and what can be asked of it."""
+"""`penstock archive`: streams into a Delta table, and what can be asked of it."""
 
 from __future__ import annotations
 
 import logging
 import re
-import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,15 +15,15 @@ from penstock.cli.command import UNHEALTHY, Server, command, group
 from penstock.cli.options import Archive, AsJson, Once, duration
 from penstock.cli.shown import print_error, print_rows, say
 from penstock.cli.spark_session import Master, QueryFailed, check_master, query_failed, quiet_session
+from penstock.cli.stopping import Stopping, stopping
 from penstock.shown import shown, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-app = group("Copy streams into a Parquet log, verify it, compact it.")
+app = group("Copy streams into a Delta table, verify it, compact it.")
 _ADVICE = re.compile(r"[Ss]et option failOnDataLoss=false.*")  # for those who give options; here there is a flag
-_PATIENCE_S = 60.0
 
 
 @command(app)
@@ -60,12 +58,13 @@ def run(
     )
     check_master(master, needs_classic=True)
     job.check()
-    spark = quiet_session("penstock archive", master, is_long=not once)
-    query = job.start(spark, once=once)
-    try:
-        _attend(query)
-    finally:
-        _end(spark)
+    with stopping("archive") as stop:
+        with stop.at_once():
+            spark = quiet_session("penstock archive", master, is_long=not once)
+        try:
+            _attend(replace(job, is_stopping=lambda: stop.is_asked).start(spark, once=once), stop)
+        finally:
+            _end(spark)
     if is_archive(archive):
         _show(archive, as_json)
     else:
@@ -79,30 +78,31 @@ def _end(spark: SparkSession) -> None:
         spark.stop()
 
 
-def _attend(query: StreamingQuery) -> None:
-    """Wait for the end of the query; SIGTERM and SIGINT let it finish the batch that it is at.
+def _attend(query: StreamingQuery, stop: Stopping) -> None:
+    """Wait for the end of the query; asked to stop, it finishes the batch that it is at.
 
     Some supervisors send SIGTERM to Java as well. Then the batch is not finished, and archived by the next run.
     """
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import StreamingQueryException
 
+    from penstock.spark.runtime.errors import StopAsked
+
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints a traceback for each word that Java does not hear
-    stop_s: list[float] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop_s.append(time.monotonic()))
     try:
         while not query.awaitTermination(1):
-            if stop_s and (not query.status["isTriggerActive"] or time.monotonic() - stop_s[0] > _PATIENCE_S):
+            if stop.is_asked and not query.status["isTriggerActive"]:
                 query.stop()
     except StreamingQueryException as error:
+        if stop.is_asked and StopAsked.__name__ in str(error):
+            return
         told = _ADVICE.sub("Start it with --allow-data-loss to go on without them", str(query_failed(error)))
-        _ended(told, is_stopped=bool(stop_s))
+        _ended(told, is_stopped=stop.is_asked)
     except (Py4JError, ConnectionError) as error:
-        if isinstance(error, Py4JJavaError) and not stop_s:
+        if isinstance(error, Py4JJavaError) and not stop.is_asked:
             raise
         why = "Spark's Java has ended: it was killed, or had too little memory"
-        _ended(f"{why}. Started again, the run goes on where it was", is_stopped=bool(stop_s))
+        _ended(f"{why}. Started again, the run goes on where it was", is_stopped=stop.is_asked)
 
 
 def _ended(told: str, *, is_stopped: bool) -> None:
@@ -139,7 +139,7 @@ def verify(
     rows: Annotated[bool, typer.Option("--rows", help="Decode the files and compare their rows, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every file and every range with the manifest; code 3 if anything is not as it should be."""
+    """Compare every file and every range with the log of the table; code 3 if anything is not as it should be."""
     from penstock.spark.archive import verify as examine
 
     report = examine(archive, rows=rows)
@@ -160,7 +160,9 @@ def verify(
 def compact(
     archive: Archive,
     target_mb: Annotated[int, typer.Option(min=1, help="Size that files are brought up to.")] = 256,
-    grace: Annotated[float, duration("How long replaced files stay for those that read them.", default="1h")] = 3_600.0,
+    grace: Annotated[
+        float, duration("How long replaced files stay for those that read them, in whole hours.", default="1h")
+    ] = 3_600.0,
     as_json: AsJson = False,
 ) -> None:
     """Make few big files of the many small ones of a day."""
@@ -169,3 +171,16 @@ def compact(
     done = merge(archive, target_bytes=target_mb << 20, grace_s=grace)
     told = f"{done.merged:,} files became {done.made:,}; {done.cleaned:,} replaced files were removed"
     print(to_json(done) if as_json else told)
+
+
+@command(app, "import")
+def import_(
+    source: Annotated[str, typer.Option("--from", help="The folder of the old archive; it is not changed.")],
+    archive: Archive,
+    as_json: AsJson = False,
+) -> None:
+    """Copy an archive of an older Penstock, which was no Delta table yet, into a new one."""
+    from penstock.spark.archive import import_archive
+
+    copied = import_archive(source, archive, tell=lambda stream, rows: say(f"{shown(stream)}: {rows:,} entries"))
+    print(to_json({"copied": copied}) if as_json else f"{copied:,} entries were copied; verify the archive now")

@@ -1,27 +1,36 @@
-"""`penstock pipeline`: run, validate and look at the pipelines that TOML files declare."""
+"""`penstock pipeline`: run, check, preview, watch and reset the pipelines that TOML files declare."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.command import command, group
-from penstock.cli.options import AsJson, Once
-from penstock.cli.shown import say
-from penstock.cli.spark_session import Master, check_master, is_remote, leave, notice_a_dead_server
-from penstock.errors import PenstockError
+from penstock.cli.options import LOOPBACK, AsJson, DryRun, Limit, Once, Yes, confirm
+from penstock.cli.shown import print_rows, say
+from penstock.cli.spark_session import Master, check_master, is_remote, leave, notice_a_dead_server, started
+from penstock.cli.stopping import Stopping, stopping
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.shown import shown, to_json
+from penstock.shutdown import SignalWatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.events import EventSink
     from penstock.spark.pipeline import Pipeline
+    from penstock.spark.pipeline.preview import Preview
     from penstock.spark.pipeline.progress import Progress
 
 app = group("Run data pipelines on Spark.")
@@ -35,95 +44,280 @@ _TALKERS = (
     "org.apache.spark.util.Utils",
 )
 File = Annotated[Path, typer.Argument(help="The TOML file of the pipeline.", show_default=False)]
+Files = Annotated[list[Path], typer.Argument(help="The TOML files of the pipelines.", show_default=False)]
+Profile = Annotated[
+    str | None,
+    typer.Option(envvar="PENSTOCK_PROFILE", help="The table [profile.NAME] whose values stand above the others."),
+]
+
+
+class PipelinesFailed(PenstockError):
+    """Some of several pipelines failed; `problems` has a line for each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
 
 
 @command(app)
 def run(
-    file: File,
+    files: Files,
     once: Once = True,
+    profile: Profile = None,
     master: Master = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus on this port.")
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="The address that metrics are served on; 0.0.0.0 admits other machines.")
+    ] = LOOPBACK,
     as_json: AsJson = False,
 ) -> None:
-    """Run a pipeline from its checkpoint on.
+    """Run pipelines from their checkpoints on, several in one Spark session.
 
-    It is validated first. SIGTERM and Ctrl-C end it after the batch that is under way. Started again, it continues.
+    Each is validated first. SIGTERM and Ctrl-C end them after the batches that are under way. Started again, they
+    continue.
     """
+    pipelines = _read_all(files, profile)
+    with stopping(_named(pipelines)) as stop, ExitStack() as stack:
+        on_event = None if metrics_port is None else stack.enter_context(_metrics(metrics_host, metrics_port))
+        spark = stack.enter_context(_session(pipelines, master, stop))
+        if len(pipelines) == 1:
+            _run_one(pipelines[0], spark, on_event, once=once, as_json=as_json, prefix="")
+            return
+        # Each has a session of its own, whose settings and tables no other sees. They share Spark and its executors.
+        stack.callback(SignalWatch.subscribe(lambda: None))  # the handlers are this thread's to install
+        with ThreadPoolExecutor(len(pipelines), "pipeline") as threads:
+            ends = [
+                threads.submit(
+                    _run_one, each, _own_session(spark), on_event, once=once, as_json=as_json, prefix=f"{each.name}: "
+                )
+                for each in pipelines
+            ]
+        _raise_all(end.exception() for end in ends)
 
+
+def _run_one(
+    pipeline: Pipeline, spark: SparkSession, on_event: EventSink | None, *, once: bool, as_json: bool, prefix: str
+) -> None:
     def tell(progress: Progress) -> None:
         if as_json:
-            print(to_json(progress.as_dict()), flush=True)
+            print(to_json({"pipeline": pipeline.name, **progress.as_dict()}), flush=True)
         else:
-            say(progress)
+            say(f"{prefix}{progress}")
 
-    pipeline = _read(file)
-    with _session(pipeline, master) as spark:
-        report = pipeline.run(spark, once=once, tell=tell)
+    report = pipeline.run(spark, once=once, tell=tell, on_event=on_event)
     how = "stopped" if report.is_stopped else "done"
     say(f"{pipeline.name}: {how} after {report.batches} batches, {report.rows:,} rows")
 
 
-@command(app)
-def validate(file: File, master: Master = None) -> None:
-    """Check a pipeline without running it: each fault is a line, and the exit code is 2."""
-    pipeline = _read(file)
-    with _session(pipeline, master) as spark:
-        pipeline.validate(spark)
-    print(f"{file}: pipeline {pipeline.name!r} can run")
+def _own_session(spark: SparkSession) -> SparkSession:
+    from penstock.spark import register
+
+    own = spark.newSession()
+    register(own)
+    return own
 
 
-@command(app)
-def status(file: File, as_json: AsJson = False) -> None:
-    """Print how far a pipeline has come; needs no Spark, but the disk with its checkpoint."""
-    pipeline = _read(file)
-    from penstock.spark.pipeline.status import status as status_of
-
-    found = status_of(pipeline)
-    if as_json:
-        print(to_json(found.as_dict()))
-        return
-    batch = "nothing yet" if found.committed_batch is None else f"batch {found.committed_batch}"
-    behind = "unknown" if found.lag is None else f"{found.lag:,}"
-    print(f"{found.name}: committed {batch}, lag {behind}")
-    print(f"  driver: {shown(found.driver or 'never started')}")
-    for name, stream in found.streams.items():
-        print(f"  {shown(name)}: at {stream['at'] or 'the beginning'}, newest {stream['newest']}, lag {stream['lag']}")
-    if found.last is not None:
-        print(f"  last batch: {found.last['rows']:,} rows, {found.last['rows_per_s']:,.0f}/s, {found.last['time']}")
-
-
-def _read(file: Path) -> Pipeline:
-    try:
-        from penstock.spark.pipeline import Pipeline
-    except ModuleNotFoundError as error:
-        raise PenstockError(f"pipelines need {error.name}: pip install 'penstock[spark]'") from None
-    return Pipeline.from_file(file)
+def _raise_all(errors: Iterable[BaseException | None]) -> None:
+    found = [error for error in errors if error is not None]
+    for error in found:
+        if not isinstance(error, PenstockError):
+            raise error
+    if found:
+        raise PipelinesFailed([str(line) for error in found for line in getattr(error, "problems", (error,))])
 
 
 @contextmanager
-def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
+def _metrics(host: str, port: int) -> Iterator[EventSink]:
+    from penstock.cli.worker_metrics import serve
+    from penstock.spark.pipeline.metrics import PipelineMetrics
+
+    metrics = PipelineMetrics()
+    server, thread = serve(host, port, metrics)
+    say(f"metrics on port {server.server_port}")
+    try:
+        yield metrics
+    finally:
+        server.shutdown()
+        thread.join(5.0)
+        server.server_close()
+
+
+@command(app)
+def validate(files: Files, profile: Profile = None, master: Master = None) -> None:
+    """Check pipelines without running them: each fault is a line, and the exit code is 2."""
+    from penstock.spark.pipeline.validation import PipelineInvalid
+
+    pipelines = _read_all(files, profile)
+    problems: list[str] = []
+    with stopping(_named(pipelines)) as stop, _session(pipelines, master, stop) as spark, stop.at_once():
+        for file, pipeline in zip(files, pipelines, strict=True):
+            try:
+                pipeline.validate(spark)
+                print(f"{shown(file)}: pipeline {pipeline.name!r} can run")
+            except PipelineInvalid as error:
+                problems += [f"{file}: {each}" if files[1:] else each for each in error.problems]
+    if problems:
+        raise PipelineInvalid(tuple(problems))
+
+
+@command(app)
+def status(files: Files, profile: Profile = None, as_json: AsJson = False) -> None:
+    """Print how far pipelines have come; needs no Spark, but the disk with their checkpoints."""
+    pipelines = _read_all(files, profile)
+    from penstock.spark.pipeline.status import status as status_of
+
+    for found in map(status_of, pipelines):
+        if as_json:
+            print(to_json(found.as_dict()))
+            continue
+        batch = "nothing yet" if found.committed_batch is None else f"batch {found.committed_batch}"
+        behind = "unknown" if found.lag is None else f"{found.lag:,}"
+        print(f"{found.name}: committed {batch}, lag {behind}")
+        print(f"  driver: {shown(found.driver or 'never started')}")
+        for name, stream in found.streams.items():
+            at = stream["at"] or "the beginning"
+            print(f"  {shown(name)}: at {at}, newest {stream['newest']}, lag {stream['lag']}")
+        if found.last is not None:
+            print(f"  last batch: {found.last['rows']:,} rows, {found.last['rows_per_s']:,.0f}/s, {found.last['time']}")
+
+
+@command(app)
+def preview(
+    file: File, limit: Limit = 20, profile: Profile = None, master: Master = None, as_json: AsJson = False
+) -> None:
+    """Print the first rows that each sink would get. Nothing is written, and no handler is called."""
+    (pipeline,) = _read_all([file], profile)
+    from penstock.spark.pipeline.preview import preview as preview_of
+
+    with stopping(pipeline.name) as stop, _session([pipeline], master, stop) as spark, stop.at_once():
+        found = preview_of(pipeline, spark, limit)
+        _print_preview(pipeline.name, found, as_json=as_json)
+
+
+def _print_preview(name: str, found: Preview, *, as_json: bool) -> None:
+    say(f"{name}: {found.entries} entries")
+    for rule, count in found.broken.items():
+        say(f"  {count} break {rule!r}" if rule != "decode_error" else f"  {count} do not decode")
+    for handler in found.handlers:
+        say(f"  the handler {handler} was not called: the columns of its output are empty")
+    for sink, rows in found.sinks.items():
+        if as_json:
+            for row in rows:
+                print(to_json({"sink": sink, "row": row}))
+            continue
+        say(f"{sink}:")
+        titles = dict.fromkeys(title for row in rows for title in row)
+        print_rows(rows, {title: partial(_cell, title) for title in titles}, as_json=False, none="  no rows")
+
+
+def _cell(name: str, row: dict[str, object]) -> object:
+    value = row.get(name)
+    return to_json(value) if isinstance(value, dict | list) else value
+
+
+@command(app)
+def reset(
+    file: File,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="Where to begin: earliest, latest, an id, a time such as 2026-11-15T12:00Z, "
+            "or how long ago, such as 2h.",
+        ),
+    ],
+    profile: Profile = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Let a pipeline begin anew at another place: the next run reads from there.
+
+    What it reads again it writes again: sinks with a key replace their rows, others get them a second time.
+    """
+    (pipeline,) = _read_all([file], profile)
+    from penstock.spark.pipeline.reset import plan_reset
+    from penstock.spark.pipeline.reset import reset as carry_out
+
+    planned = plan_reset(pipeline, start, time.time_ns() // 1_000_000)
+    say(f"{pipeline.name}: {planned}")
+    if not dry_run:
+        confirm("Reset it?", yes=yes)
+        carry_out(pipeline, planned)
+
+
+@command(app)
+def schema() -> None:
+    """Print the JSON Schema of pipeline files, for editors."""
+    _require_spark()
+    from penstock.spark.pipeline.spec_file import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _read_all(files: Sequence[Path], profile: str | None) -> list[Pipeline]:
+    _require_spark()
+    from penstock.spark.pipeline import Pipeline
+
+    pipelines = [Pipeline.from_file(file, profile=profile) for file in files]
+    for what in ("name", "checkpoint"):
+        values = [getattr(pipeline, what) for pipeline in pipelines]
+        for value in values:
+            if values.count(value) > 1:
+                raise ConfigurationError(f"two of the pipelines have the {what} {value!r}: give each one of its own")
+    return pipelines
+
+
+def _require_spark() -> None:
+    try:
+        importlib.import_module("penstock.spark.pipeline")
+    except ModuleNotFoundError as error:
+        raise PenstockError(f"pipelines need {error.name}: pip install 'penstock[spark]'") from None
+
+
+def _named(pipelines: Sequence[Pipeline]) -> str:
+    return ", ".join(pipeline.name for pipeline in pipelines)
+
+
+def _settings_of(pipelines: Sequence[Pipeline]) -> dict[str, str]:
+    """Return the settings of the one session; raise ConfigurationError where two pipelines want different ones."""
+    made: dict[str, str] = {}
+    for pipeline in pipelines:
+        for key, value in pipeline.spark.items():
+            if made.setdefault(key, value) != value:
+                raise ConfigurationError(f"the pipelines differ in [spark] {key}: run them one by one")
+    return made
+
+
+@contextmanager
+def _session(pipelines: Sequence[Pipeline], master: str | None, stop: Stopping) -> Iterator[SparkSession]:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from penstock.spark.master import is_connect
-    from penstock.spark.session import session
-    from penstock.spark.spark_errors import one_line
+    from penstock.spark.runtime.errors import one_line
+    from penstock.spark.runtime.master import is_connect
+    from penstock.spark.sessions import session
 
     # The bridge to Java logs the traceback of whatever ends a batch; we tell it in one line.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    check_master(master or pipeline.spark.get("spark.master"))
+    settings = _settings_of(pipelines)
+    check_master(master or settings.get("spark.master"), needs_classic=len(pipelines) > 1)
     ours = {} if is_remote(master) else {_LEVEL: "ERROR", "spark.ui.showConsoleProgress": "false"}
-    conf = {**ours, **pipeline.spark}
+    conf = {**ours, **settings}
     # Functions that the file names may be where the command is run, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
     try:
-        spark = session(pipeline.name, master, conf=conf)
+        with stop.at_once(), started(master or settings.get("spark.master"), is_heard=_LEVEL in settings):
+            spark = session(_named(pipelines), master, conf=conf)
     except (PySparkException, Py4JError) as error:
         raise PenstockError(
             f"Spark could not be started: {one_line(getattr(error, 'java_exception', error))}"
         ) from None
     if is_connect(spark):
         notice_a_dead_server(spark)
-    elif _LEVEL not in pipeline.spark:
+    elif _LEVEL not in settings:
         _hush(spark)
     try:
         yield spark
@@ -132,7 +326,7 @@ def _session(pipeline: Pipeline, master: str | None) -> Iterator[SparkSession]:
             if is_connect(spark):
                 leave(spark)
             else:
-                if _LEVEL not in pipeline.spark:
+                if _LEVEL not in settings:
                     spark.sparkContext.setLogLevel("OFF")  # tasks that are left may mind the end of Spark
                 spark.stop()
 

@@ -11,11 +11,12 @@ from penstock.cli.command import Server
 from penstock.cli.options import AsJson, DryRun, Rate, Since, Until
 from penstock.cli.shown import progress_bar, say
 from penstock.cli.spark_session import quiet_session
+from penstock.cli.stopping import Stopping, stopping
 from penstock.errors import ConfigurationError
 from penstock.shown import to_json
 
 if TYPE_CHECKING:
-    from penstock.spark.replay import Origin, Span
+    from penstock.spark.replay import Origin, Replay, Span
 
 
 def replay(
@@ -34,7 +35,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Write messages into a stream again, each once; a replay that was stopped continues when it is started again."""
-    from penstock.spark.prerequisites import require_pyspark
+    from penstock.spark.runtime.prerequisites import require_pyspark
 
     require_pyspark()
     from penstock.spark.archive.read import check_order
@@ -46,7 +47,13 @@ def replay(
     if where is not None:
         condition = Where(where, origin.schema, lambda: quiet_session("penstock replay"))
     job = Replay(origin, into, {"url": server.url}, name=name, where=condition, rate=rate)
-    counts = job.count()
+    with stopping("replay") as stop:
+        _run(job, into, stop, is_dry=dry_run, as_json=as_json)
+
+
+def _run(job: Replay, into: str, stop: Stopping, *, is_dry: bool, as_json: bool) -> None:
+    with stop.at_once():
+        counts = job.count()
     done = min(job.done(), counts.wanted)
     say(f"replay {job.name}: {counts.wanted:,} messages for stream {into!r}")
     if counts.looping:
@@ -57,12 +64,14 @@ def replay(
         say(f"  {counts.cut:,} without some of their fields, for which there is no room (field dlq_cut)")
     if done:
         say(f"  {done:,} of them were written by an earlier run")
-    told = {"name": job.name, "wanted": counts.wanted, "added": 0, "repeated": done, "dry_run": dry_run}
-    if dry_run:
+    told = {"name": job.name, "wanted": counts.wanted, "added": 0, "repeated": done, "dry_run": is_dry}
+    if is_dry:
         print(to_json(told) if as_json else "dry run: nothing was written")
         return
-    with progress_bar("replay", counts.wanted) as tell:
+    with stop.calling(job.stop), progress_bar("replay", counts.wanted) as tell:
         result = job.run(tell)
+    if stop.is_asked:
+        say("replay: stopped; started again, it continues")
     told |= {"added": result.added, "repeated": result.repeated}
     text = f"{result.added:,} messages written, {result.repeated:,} were there already"
     print(to_json(told) if as_json else text)
@@ -71,9 +80,9 @@ def replay(
 def _origin(
     url: str, stream: str | None, archive: str | None, dead_letters: bool, file: Path | None, span: Span
 ) -> Origin:
-    from penstock.spark.link import Link
-    from penstock.spark.option_values import Options
     from penstock.spark.replay import ArchiveOrigin, DeadLetterOrigin, FileOrigin
+    from penstock.spark.runtime.link import Link
+    from penstock.spark.runtime.option_values import Options
 
     if sum((archive is not None, dead_letters, file is not None)) != 1:
         raise ConfigurationError("say where to replay from: one of --archive PATH, --dead-letters and --file PATH")

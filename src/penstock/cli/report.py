@@ -14,6 +14,7 @@ from penstock.cli.command import Server
 from penstock.cli.options import AsJson, Until, moment
 from penstock.cli.shown import say
 from penstock.cli.spark_session import Master, check_master, query_failed, quiet_session
+from penstock.cli.stopping import stopping
 from penstock.errors import ConfigurationError
 from penstock.shown import to_json
 
@@ -29,35 +30,42 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file.", show_default="<stream>-report.html")
     ] = None,
+    dashboard: Annotated[
+        str | None, typer.Option(help="Link dead letters, groups and entries to the dashboard at this address.")
+    ] = None,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML file: throughput, latency, attempts, dead letters by cause, slowest kinds, biggest payloads."""
-    from penstock.spark.prerequisites import require_pyspark
+    """Write one HTML file: throughput, failure rate, groups, latency, attempts, dead letters, kinds, payloads."""
+    from penstock.spark.runtime.prerequisites import require_pyspark
 
     require_pyspark()
     from pyspark.errors import PySparkException
 
-    from penstock.spark.archive.layout import safe_name
-    from penstock.spark.report import Study, Subject, Window, render
+    from penstock.spark.archive.table import safe_name
+    from penstock.spark.report import ReportQuery, Target, Window, render
+    from penstock.spark.report.page import check_dashboard
 
     now = datetime.now(UTC)
     check_master(master)
+    check_dashboard(dashboard)
     window = Window.of(
         now - _A_DAY if since is None else ids.moment(since), now if until is None else ids.moment(until), now
     )
-    subject = Subject(stream, {"url": server.url}, archive)
-    subject.states()  # a stream that does not exist is told before Spark starts
+    target = Target(stream, {"url": server.url}, archive)
+    target.states()  # a stream that does not exist is an error before Spark starts
     file = _writable(Path(f"{safe_name(stream)}-report.html") if output is None else output)
-    spark = quiet_session("penstock report", master)
-    try:
-        figures = Study(spark, subject, window).figures(lambda what: say(f"reading {what} ..."))
-    except PySparkException as error:
-        raise query_failed(error) from None
-    _write(file, render(figures, subject, window, int(now.timestamp() * 1000)))
-    messages, dead = figures.messages.whole.count, figures.dead.whole.count
-    told = {"file": file, "messages": messages, "dead_letters": dead}
-    print(to_json(told) if as_json else f"{file}: {messages:,} messages, {dead:,} dead letters")
+    with stopping("report") as stop:
+        try:
+            with stop.at_once():
+                spark = quiet_session("penstock report", master)
+                figures = ReportQuery(spark, target, window).figures(lambda what: say(f"reading {what} ..."))
+        except PySparkException as error:
+            raise query_failed(error) from None
+        _write(file, render(figures, target, window, int(now.timestamp() * 1000), dashboard))
+        messages, dead = figures.messages.whole.count, figures.dead.whole.count
+        counts = {"file": file, "messages": messages, "dead_letters": dead}
+        print(to_json(counts) if as_json else f"{file}: {messages:,} messages, {dead:,} dead letters")
 
 
 def _writable(file: Path) -> Path:
@@ -69,7 +77,7 @@ def _writable(file: Path) -> Path:
         if not folder.is_dir():
             raise ConfigurationError(f"--output {file}: there is no folder {folder}")
         probe = _draft(file)
-        probe.touch(exist_ok=False)  # rights alone do not tell it
+        probe.touch(exist_ok=False)  # permissions alone do not decide it
         probe.unlink()
     except OSError as error:
         raise ConfigurationError(f"--output {file} cannot be written: {error.strerror or error}") from None
@@ -81,7 +89,7 @@ def _draft(file: Path) -> Path:
 
 
 def _write(file: Path, page: str) -> None:
-    """Write the page; whoever reads the file sees the old one or the new one."""
+    """Write the page; readers see the old file or the new one, never a part."""
     draft = _draft(file)
     try:
         draft.write_text(page, encoding="utf-8")

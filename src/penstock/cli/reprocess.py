@@ -17,6 +17,7 @@ from penstock.cli.options import AsJson, DryRun, Reason, Results, Since, Until, 
 from penstock.cli.results_place import result_settings
 from penstock.cli.shown import progress_bar, say
 from penstock.cli.spark_session import Master, check_master, query_failed, quiet_session
+from penstock.cli.stopping import Stopping, stopping
 from penstock.errors import ConfigurationError
 from penstock.shown import shown, to_json
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from penstock.spark.reprocess import Reprocess, Selection, Summary
 
 _LOOK_S = 0.5
+# How long Spark lets a task that is cancelled finish the messages that it is at.
+_TASKS_MAY_FINISH = {"spark.python.task.killTimeout": "30s"}
 _HERE, _REPEATING = "local[*]", "local[*,4]"
 
 
@@ -49,11 +52,11 @@ def reprocess(
     as_json: AsJson = False,
 ) -> None:
     """Run a handler over messages again, on Spark; started again, it continues with those that have no result."""
-    from penstock.spark.prerequisites import require_pyspark
+    from penstock.spark.runtime.prerequisites import require_pyspark
 
     require_pyspark()
     from penstock.spark.reprocess import Reprocess, Work
-    from penstock.spark.session import default_master
+    from penstock.spark.sessions import default_master
 
     # The handler lies where the command is run, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
@@ -67,13 +70,16 @@ def reprocess(
         job.check_results()
     # A worker that must be ended leaves its task to be repeated, as on a cluster; by default Spark does not do it here.
     chosen = master or (_REPEATING if timeout and default_master() == _HERE else None)
-    total, summary = _run(job, chosen, dry_run=dry_run)
-    if as_json:
-        print(to_json({"messages": total, "dry_run": dry_run, **asdict(summary)}))
-    elif dry_run:
-        print(f"{total:,} messages\ndry run: nothing was handled, nothing was written")
-    else:
-        _tell(summary)
+    with stopping("reprocess") as stop:
+        total, summary = _run(job, chosen, stop, dry_run=dry_run)
+        if stop.is_asked:
+            say("reprocess: stopped; started again, it continues with the messages that have no result")
+        elif as_json:
+            print(to_json({"messages": total, "dry_run": dry_run, **asdict(summary)}))
+        elif dry_run:
+            print(f"{total:,} messages\ndry run: nothing was handled, nothing was written")
+        else:
+            _tell(summary)
 
 
 def _selection(
@@ -100,23 +106,30 @@ def _selection(
     return DeadLetters({"url": server.url}, stream, reason, where)
 
 
-def _run(job: Reprocess, master: str | None, *, dry_run: bool) -> tuple[int, Summary]:
+def _run(job: Reprocess, master: str | None, stop: Stopping, *, dry_run: bool) -> tuple[int, Summary]:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from penstock.spark.master import is_connect
     from penstock.spark.reprocess import Summary
+    from penstock.spark.runtime.master import is_connect
 
-    spark = quiet_session("penstock reprocess", master)
     try:
-        total = job.count(spark)
+        with stop.at_once():
+            spark = quiet_session("penstock reprocess", master, conf=_TASKS_MAY_FINISH)
+            total = job.count(spark)
         if dry_run:
             return total, Summary()
         say(f"{total:,} messages")
         told = None if is_connect(spark) else spark.sparkContext.accumulator(0)
-        with nullcontext() if told is None else _watched(told, total):
+        cancel = spark.interruptAll if is_connect(spark) else spark.sparkContext.cancelAllJobs
+        with stop.calling(cancel), nullcontext() if told is None else _watched(told, total):
             return total, job.run(spark, told)
-    except PySparkException as error:
-        raise query_failed(error) from None
+    except (PySparkException, Py4JError) as error:
+        if stop.is_asked:
+            return 0, Summary()
+        if isinstance(error, PySparkException):
+            raise query_failed(error) from None
+        raise
 
 
 @contextmanager

@@ -6,12 +6,16 @@ import re
 import socket
 import tempfile
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
+from penstock.cli.java_output import unheard_start
+from penstock.cli.shown import say
 from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
@@ -87,17 +91,35 @@ def _client(spark: SparkSession) -> Any:
     return spark.client  # sessions of Connect have one
 
 
-def quiet_session(name: str, master: str | None = None, *, is_long: bool = False) -> SparkSession:
+def quiet_session(
+    name: str, master: str | None = None, *, is_long: bool = False, conf: Mapping[str, str] | None = None
+) -> SparkSession:
     """Start a session on the master, or on all cores of this machine; a long one computes faster and starts slower."""
-    from penstock.spark.master import is_local
-    from penstock.spark.session import session
+    from penstock.spark.runtime.master import is_local
+    from penstock.spark.sessions import session
 
+    given = _SAME_EVERYWHERE | dict(conf or {})
+    with started(master):
+        if is_remote(master):
+            spark = session(name, master, conf=given)
+            notice_a_dead_server(spark)
+            return spark
+        is_here = master is None or is_local(master)
+        return session(name, master, short=is_here and not is_long, conf=_QUIET | given)
+
+
+@contextmanager
+def started(master: str | None, *, is_heard: bool = False) -> Iterator[None]:
+    """Say what is waited for while the body starts Spark, whose own words are kept back unless they are wanted."""
     if is_remote(master):
-        spark = session(name, master, conf=_SAME_EVERYWHERE)
-        notice_a_dead_server(spark)
-        return spark
-    is_here = master is None or is_local(master)
-    return session(name, master, short=is_here and not is_long, conf=_SAME_EVERYWHERE | _QUIET)
+        say(f"connecting to Spark at {master} ...")
+        yield
+        return
+    where = master or "this machine"
+    is_elsewhere = not where.startswith(("local", "this"))
+    say(f"starting Spark on {where} ..." + (" (until the cluster gives it room)" if is_elsewhere else ""))
+    with nullcontext() if is_heard else unheard_start():
+        yield
 
 
 class QueryFailed(PenstockError):
@@ -106,7 +128,7 @@ class QueryFailed(PenstockError):
 
 def query_failed(error: BaseException) -> QueryFailed:
     """Return an error with our own words out of the long text that Spark wraps them in."""
-    from penstock.spark.spark_errors import one_line
+    from penstock.spark.runtime.errors import one_line
 
     told = [match[2] for match in _OF_PENSTOCK.finditer(str(error))]
     return QueryFailed(told[-1].strip() if told else one_line(error))

@@ -1,20 +1,25 @@
-"""Binds a TOML table to a type; an error names the place, the key, its value and what was expected."""
+"""Binds TOML to types, for penstock.toml and for pipelines; an error names the place, the key and what was expected."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar, get_args, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import Parameter, signature
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from penstock.errors import SettingsError
+from penstock.errors import ConfigurationError, SettingsError
 from penstock.plugins import suggestion
-from penstock.settings.masking import masked
+from penstock.settings.masking import READABLE_FROM_FILE, is_secret, masked
 
 _T = TypeVar("_T")
 _Path = tuple[str | int, ...]
+_LARGEST_FILE: Final = 65_536
+_FILE: Final = "_file"
 _FLAGS: Final = dict.fromkeys(("true", "yes", "1", "on"), True) | dict.fromkeys(("false", "no", "0", "off"), False)
 # What msgspec says, and how we say it; anything else is passed on in its own words.
 _REASONS: Final = (
@@ -30,16 +35,22 @@ _REASONS: Final = (
     (r"Object contains unknown field `(.*)`", r"has an unknown key '\1'"),
     (r"Expected `str` (?:of length >= 1|matching regex '\\\\S')", "must not be empty"),
 )
-_AT: Final = re.compile(r" - at `\$\.?([^.\[`]*)(.*)`$")
+_AT: Final = re.compile(r" - at `\$(.*)`$")
 _HEADER: Final = re.compile(r"\s*(\[\[?)\s*([^\[\]#]+?)\s*\]\]?\s*(?:#.*)?")
 _ASSIGNMENT: Final = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _MULTI_LINE: Final = re.compile(r'"""|\'\'\'')
+# $${ is a ${ that stays; ${NAME} and ${NAME:-default} are variables; any other ${ is a mistake.
+_VARIABLE: Final = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_]\w*)(?::-([^}]*))?\})?")
+_SECRET_VARIABLE: Final = re.compile(r"pass|key|secret|token|cred", re.IGNORECASE)
+
+# --- tables become values -------------------------------------------------------------------------
 
 
 def bind(table: object, kind: type[_T], *, where: Callable[[str], str]) -> _T:
     """Return the table as an instance of `kind`: a dataclass or msgspec Struct, whose annotations msgspec checks.
 
     `where(key)` names a key with its place ("penstock.toml:3: task_queue.idle_ms"), `where("")` the table itself.
+    A key that Python has reserved is a field with an underscore behind it: `from` is `from_`.
 
     Of a table inside the table only a Struct with `forbid_unknown_fields` refuses unknown keys; bind it by itself for
     a suggestion.
@@ -48,31 +59,118 @@ def bind(table: object, kind: type[_T], *, where: Callable[[str], str]) -> _T:
     """
     if not isinstance(table, Mapping):
         raise SettingsError(f"{where('')} must be a table, not {masked('', table)!r}")
+    hints = hints_of(kind)
     for key in table:
-        check_known(key, get_type_hints(kind), where(key))
+        check_known(key, hints, where(key))
+    for name, parameter in signature(kind).parameters.items():
+        if parameter.default is Parameter.empty and key_of(name) not in table:
+            raise SettingsError(f"{where('')} lacks the key {key_of(name)!r}")
+    names = {key_of(name): name for name in signature(kind).parameters}
+    values = {names[key]: fitted(key, value, hints[key], where(key)) for key, value in table.items()}
     try:
-        return msgspec.convert(table, kind)
+        return kind(**values)
+    except ValueError as error:
+        raise SettingsError(f"{where('')}: {error}") from None
+
+
+def hints_of(kind: type) -> dict[str, Any]:
+    """Return the type of each key."""
+    return {key_of(name): hint for name, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+def key_of(name: str) -> str:
+    """Return how a file spells a field."""
+    return name.removesuffix("_")
+
+
+class Checked:
+    """A base of frozen dataclasses that are made in Python as well: their values are held to the same annotations."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError for a value of the wrong type, and take one text where several may be given."""
+        hints = hints_of(type(self))
+        for name in self.__dataclass_fields__:  # type: ignore[attr-defined]
+            key = key_of(name)
+            object.__setattr__(self, name, fitted(key, getattr(self, name), hints[key], key))
+
+
+def fitted(key: str, value: object, hint: Any, name: str) -> Any:
+    """Return the value in the type of a hint; raise SettingsError with the name for one that does not fit.
+
+    A text may stand for a list of one, one declaration for a tuple of them, and options may be numbers or nested.
+    """
+    kind = plain(hint)
+    declared = _declared(kind)
+    if declared:
+        return _instances(value, declared, name, is_tuple=get_origin(kind) is tuple)
+    if get_origin(kind) is tuple and isinstance(value, str):
+        value = (value,)
+    elif is_options(kind) and isinstance(value, Mapping):
+        value = dict(_flat(value, name))
+    try:
+        value = kind.of(value) if hasattr(kind, "of") else value
+        return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        raise SettingsError(_explained(str(error), table, kind, where)) from None
+        raise SettingsError(_explained(str(error), key, value, kind, name)) from None
+    except ConfigurationError as error:
+        raise SettingsError(f"{name}: {error}") from None
 
 
-def _explained(said: str, table: Mapping[str, Any], kind: type, where: Callable[[str], str]) -> str:
-    name, at = where(""), _AT.search(said)
-    if at is not None and at[1] in table:
-        key, below, said = at[1], at[2], said[: at.start()]
-        name = f"{where(key)}{below}" if below else f"{where(key)}={masked(key, table[key])!r}"
-        if said.startswith("Invalid enum value") and not below:
-            return f"{name} must be one of {', '.join(_choices(get_type_hints(kind)[key]))}"
+def plain(hint: Any) -> Any:
+    """Return a type without its limits, and without None beside it."""
+    if get_origin(hint) is Annotated:
+        return plain(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        left = [part for part in get_args(hint) if part is not NoneType]
+        return plain(left[0]) if len(left) == 1 else hint
+    return hint
+
+
+def is_options(kind: Any) -> bool:
+    """Tell whether a type is a table of texts, whose names are somebody else's."""
+    return get_origin(kind) is not None and get_args(kind) == (str, str)
+
+
+def _declared(kind: Any) -> tuple[type, ...]:
+    """Return the classes of ours that a value may be of; none for a type that msgspec knows."""
+    inner = plain(get_args(kind)[0]) if get_origin(kind) is tuple else kind
+    found = get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,)
+    return found if all(isinstance(each, type) and issubclass(each, Checked) for each in found) else ()
+
+
+def _instances(value: object, kinds: tuple[type, ...], name: str, *, is_tuple: bool) -> Any:
+    values = value if isinstance(value, list | tuple) else (value,)
+    for each in values:
+        if each is not None and not isinstance(each, kinds):
+            known = ", ".join(kind.__name__ for kind in kinds)
+            raise SettingsError(f"{name}: {each!r} is none of {known}")
+    return tuple(values) if is_tuple else value
+
+
+def _flat(table: Mapping[str, object], name: str, before: str = "") -> Iterator[tuple[str, str]]:
+    # TOML makes tables of a key with dots that is not quoted, such as spark.executor.memory.
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, name, f"{before}{key}.")
+        elif isinstance(value, str | int | float):
+            yield f"{before}{key}", str(value).lower() if isinstance(value, bool) else str(value)
+        else:
+            shown = masked(key, value)
+            raise SettingsError(f"{name}.{before}{key}={shown!r} must be a text, a number, true or false")
+
+
+def _explained(said: str, key: str, value: object, kind: Any, name: str) -> str:
+    at = _AT.search(said)
+    if at is None:
+        name = f"{name}={masked(key, value)!r}"
+    else:
+        said, name = said[: at.start()], f"{name}{at[1]}"
+    if said.startswith("Invalid enum value") and get_origin(kind) is Literal:
+        return f"{name} must be one of {', '.join(map(str, get_args(kind)))}"
     for pattern, reason in _REASONS:
         if found := re.fullmatch(pattern, said):
             return f"{name} {found.expand(reason)}"
     return f"{name}: {said}"
-
-
-def _choices(hint: object) -> list[str]:
-    """Return the words of a Literal, which may be in a union with None."""
-    words = [word for part in get_args(hint) for word in (get_args(part) or [part])]
-    return [str(word) for word in words if word is not type(None)]
 
 
 def check_known(key: str, known: Iterable[str], name: str, hint: str = "") -> None:
@@ -98,8 +196,123 @@ def parse_text(text: str, kind: object) -> Any:
         return text
 
 
+# --- values from the environment and from files ---------------------------------------------------
+
+
+class Expansion:
+    """Fills ${NAME} and <key>_file into tables; `secrets` are the texts that must not be shown."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+        self.secrets: set[str] = set()
+
+    def table(self, table: object, kind: type, where: Callable[[str], str]) -> object:
+        """Return a table for bind() with everything filled in; `kind` says which keys there are."""
+        if not isinstance(table, Mapping):
+            return table
+        hints, made = hints_of(kind), dict[str, Any]()
+        for key, value in table.items():
+            target = key.removesuffix(_FILE)
+            if key not in hints and target in hints:
+                if target in table:
+                    raise SettingsError(f"{where(key)}: {target} is given as well: give one of them")
+                text = self._secret(value, where(key))
+                made[target] = parse_text(text, str if _takes_text(hints[target]) else plain(hints[target]))
+            else:
+                made[key] = self._filled(value, hints.get(key, object), where(key))
+        return made
+
+    def _filled(self, value: Any, hint: Any, name: str) -> Any:
+        if isinstance(value, Mapping):
+            return dict(self._options(value, name))
+        if isinstance(value, list):
+            return [self._filled(each, object, name) for each in value]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        text = _VARIABLE.sub(lambda found: self._variable(found, name), value)
+        return text if _takes_text(hint) else parse_text(text, plain(hint))
+
+    def _options(self, table: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+        for key, value in table.items():
+            target = key.removesuffix(_FILE)
+            # Options of others may well end in _file; only what can be a secret is read from one.
+            if target != key and (target.lower() in READABLE_FROM_FILE or is_secret(target)):
+                yield target, self._secret(value, f"{name}.{key}")
+            else:
+                yield key, self._filled(value, str, f"{name}.{key}")
+
+    def _variable(self, found: re.Match[str], name: str) -> str:
+        variable, default = found[1], found[2]
+        if found[0] == "$${":
+            return "${"
+        if variable is None:
+            raise SettingsError(f"{name}: write ${{NAME}} for an environment variable, and $${{ for a plain ${{")
+        value = self._variables.get(variable, default)
+        if value is None:
+            raise SettingsError(f"{name}: the environment variable {variable} is not set")
+        if value and _SECRET_VARIABLE.search(variable):
+            self.secrets.add(value)
+        return value
+
+    def _secret(self, path: object, name: str) -> str:
+        text = read_line(path, name)
+        self.secrets.add(text)
+        return text
+
+
+def _takes_text(hint: Any) -> bool:
+    kind = plain(hint)
+    return kind in (str, object) or get_origin(kind) in (tuple, Literal)
+
+
+def read_line(path: object, name: str) -> str:
+    """Return the one line of a file, such as a secret; `name` is what errors call the key that names the file."""
+    if not isinstance(path, str) or not path:
+        raise SettingsError(f"{name} must be the path of a file")
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(_LARGEST_FILE + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise SettingsError(f"{name}={path!r} cannot be read: {reason}") from None
+    line = text.strip("\r\n")  # an editor ends a file with a line break
+    if not line or "\n" in line or len(text) > _LARGEST_FILE:
+        raise SettingsError(f"{name}={path!r} must hold one line")
+    return line
+
+
+# --- files, and the lines in them -----------------------------------------------------------------
+
+
+class Document:
+    """A TOML text with the lines of its keys, which the parser does not tell."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        try:
+            self.content = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{name} is no TOML: {error}") from None
+        self.lines = lines_of(text)
+
+    @classmethod
+    def read(cls, path: Path) -> Document:
+        """Read a file; raise SettingsError if that cannot be done."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            raise SettingsError(f"{path} cannot be read: {reason}") from None
+        return cls(str(path), text)
+
+    def place(self, path: _Path) -> str:
+        """Return the file and the line of a key, or of the innermost table around it whose line is known."""
+        line = nearest_line(self.lines, path)
+        return self.name if line is None else f"{self.name}:{line}"
+
+
 def lines_of(text: str) -> dict[_Path, int]:
-    """Return the line of each key and header of a TOML text, which the parser does not tell.
+    """Return the line of each key and header of a TOML text.
 
     The second `[[sink]]` has the path ("sink", 1). What stands in an inline table is not found.
     """

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_type_hints
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from penstock.errors import SettingsError
 from penstock.plugins import RESULT_BACKENDS, TASK_QUEUES, suggestion
-from penstock.settings.binding import bind, check_known, lines_of, nearest_line, parse_text
+from penstock.settings.binding import Document, bind, check_known, hints_of, parse_text, plain, read_line
 from penstock.settings.masking import READABLE_FROM_FILE, is_secret, masked, masked_options
 
 FILE_NAME: Final = "penstock.toml"
 _PREFIX: Final = "PENSTOCK__"
 _CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
-_LARGEST_SECRET: Final = 65_536
 
 # --- the tables -----------------------------------------------------------------------------------
 
@@ -159,17 +157,9 @@ def _of_environment(variables: Mapping[str, str]) -> Iterator[Given]:
 def _of_file(path: Path | None) -> Iterator[Given]:
     if path is None:
         return
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is no TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}") from None
-    lines = lines_of(text)
-    for name, value in _values(content, ()):
-        line = nearest_line(lines, name)
-        yield Given(name, value, Origin("file", str(path) if line is None else f"{path}:{line}"))
+    document = Document.read(path)
+    for name, value in _values(document.content, ()):
+        yield Given(name, value, Origin("file", document.place(name)))
 
 
 def _values(table: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -288,7 +278,7 @@ def _of_table(given: Given, table: str, key: str) -> Given:
     hint = f"; what only one provider knows belongs under [{table}.<provider>]"
     check_known(key, [*keys, *files], f"{given.origin}: {given.name}", hint)
     kind = TABLES[table]
-    value = _parsed(given, get_type_hints(kind)[key])
+    value = _parsed(given, plain(hints_of(kind)[key]))
     bound = bind({key: value}, kind, where=lambda name: f"{given.origin}: {table}.{name}")
     return replace(given, value=getattr(bound, key))
 
@@ -311,15 +301,5 @@ def _parsed(given: Given, kind: object) -> Any:
 
 
 def _from_file(given: Given, path: tuple[str, ...]) -> Given:
-    if not isinstance(given.value, str) or not given.value:
-        raise SettingsError(f"{given.origin}: {given.name} must be the path of a file")
-    try:
-        with Path(given.value).open(encoding="utf-8") as file:
-            text = file.read(_LARGEST_SECRET + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise SettingsError(f"{given.origin}: {given.name}={given.value!r} cannot be read: {reason}") from None
-    secret = text.strip("\r\n")  # an editor ends a file with a line break
-    if not secret or "\n" in secret or len(text) > _LARGEST_SECRET:
-        raise SettingsError(f"{given.origin}: {given.name}={given.value!r} must hold one line")
+    secret = read_line(given.value, f"{given.origin}: {given.name}")
     return Given(path, secret, Origin(given.origin.source, f"{given.origin.place} (file {given.value})"))

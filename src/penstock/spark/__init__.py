@@ -1,7 +1,7 @@
 """Redis Streams as a source and sink of PySpark: format `redis_streams`."""
 
-from penstock.spark.reading.offsets import lag
 from penstock.spark.registration import register
-from penstock.spark.session import session
+from penstock.spark.sessions import session
+from penstock.spark.source.offsets import lag
 
 __all__ = ["lag", "register", "session"]

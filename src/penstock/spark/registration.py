@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.spark import shipment
-from penstock.spark.master import is_connect, is_local
-from penstock.spark.prerequisites import require_pyspark
+from penstock.spark.runtime import code_shipping
+from penstock.spark.runtime.master import is_connect, is_local
+from penstock.spark.runtime.prerequisites import require_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,16 +45,18 @@ def register(spark: SparkSession, by_value: bool | Literal["auto"] = "auto") -> 
         raise ConfigurationError(f"by_value={by_value!r} must be True, False or 'auto'")
     is_by_value = not _is_installed(spark) if by_value == "auto" else by_value
     if not is_by_value:
-        shipment.leave()
-    for source in _sources():
-        spark.dataSource.register(shipment.shipped(source) if is_by_value else source)
+        code_shipping.leave()
+    for source in _sources(spark):
+        spark.dataSource.register(code_shipping.shipped(source) if is_by_value else source)
 
 
-def _sources() -> tuple[type[DataSource], ...]:
+def _sources(spark: SparkSession) -> tuple[type[DataSource], ...]:
     from penstock.spark.results.source import ResultsSource
-    from penstock.spark.source import RedisStreamsSource
+    from penstock.spark.source.data_source import RedisStreamsSource, of_session
 
-    return RedisStreamsSource, ResultsSource
+    if is_connect(spark):  # it does not tell the number of cores
+        return RedisStreamsSource, ResultsSource
+    return of_session(spark.sparkContext.defaultParallelism), ResultsSource
 
 
 def _is_installed(spark: SparkSession) -> bool:

@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from penstock import ids
 from penstock.spark.archive.batch import BatchArchiver
-from penstock.spark.archive.file_writer import read_batches
-from penstock.spark.archive.layout import DAY_MS, Layout
-from penstock.spark.archive.log import ManifestLog
+from penstock.spark.archive.file_reader import batches_of
+from penstock.spark.archive.file_writer import StagedFile
 from penstock.spark.archive.rows import whole_fields
-from penstock.spark.archive.task import ArchiveTask, StagedFile
-from penstock.spark.reading.offsets import Offsets, Position, Progress
+from penstock.spark.archive.table import DAY_MS, ArchiveTable, FileEntry, load_state
+from penstock.spark.archive.task import ArchiveTask
+from penstock.spark.lake.files import Location
+from penstock.spark.source.offsets import Offsets, Position, Progress
 
 START_MS = 19_676 * DAY_MS  # 2023-11-15, the beginning of the day
 _SCHEMA = pa.schema(
@@ -73,17 +74,22 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
-def archived(root: Path, stream: str = "orders") -> list[tuple[str, dict[str, bytes]]]:
-    """Returns what an archive holds of a stream, by its manifest, in order."""
+def archived(root: Path | Location, stream: str = "orders") -> list[tuple[str, dict[str, bytes]]]:
+    """Returns what an archive holds of a stream, by the log of its table, in order."""
     found = []
-    for entry in ManifestLog(Layout.of(root)).load().files_of(stream):
-        for batch in read_batches(root / entry.path):
+    store = Location.of(root).store
+    for entry in files_of(root, stream):
+        for batch in batches_of(store.opened(entry.path)):
             found += list(zip(batch.column("id").to_pylist(), whole_fields(batch), strict=True))
     return found
 
 
-def opened(root: Path, step: Callable[[str], None] = lambda _: None, **settings: Any) -> BatchArchiver:
-    archiver = BatchArchiver(Layout.of(root), step=step, **settings)
+def files_of(root: Path | Location, stream: str = "orders") -> list[FileEntry]:
+    return load_state(root).files_of(stream)
+
+
+def opened(root: Path | Location, step: Callable[[str], None] = lambda _: None, **settings: Any) -> BatchArchiver:
+    archiver = BatchArchiver(ArchiveTable.of(root), step=step, **settings)
     archiver.open()
     return archiver
 

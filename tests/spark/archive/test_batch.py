@@ -10,13 +10,11 @@ from penstock import ids
 from penstock.errors import DataLost
 from penstock.spark.archive import ArchiveConflict, ArchiveDamaged, verify
 from penstock.spark.archive.cold_log import ColdLog
-from penstock.spark.archive.layout import Layout, path_of, safe_name
-from penstock.spark.archive.log import ManifestLog
-from penstock.spark.archive.manifest import Commit
 from penstock.spark.archive.rows import READ_SCHEMA
-from penstock.spark.reading.offsets import Offsets, Position, Progress
-from penstock.spark.reading.rows import RowBuilder
-from tests.spark.archive.streams import START_MS, Crash, Stream, archive, archived, opened
+from penstock.spark.archive.table import load_state, safe_name
+from penstock.spark.source.offsets import Offsets, Position, Progress
+from penstock.spark.source.rows import RowBuilder
+from tests.spark.archive.streams import START_MS, Crash, Stream, archive, archived, files_of, opened
 
 
 @pytest.fixture
@@ -31,7 +29,8 @@ def test_the_archive_holds_the_entries_as_they_were(tmp_path: Path, stream: Stre
     archive(archiver, stream, 0, 25)
     archive(archiver, stream, 25, 60, cuts=[30, 41])
     assert archived(tmp_path) == stream.entries
-    assert [each.rows for each in archiver.state.ranges["orders"]] == [25, 35]
+    assert [each.rows for each in archiver.state.ranges["orders"]] == [60]  # without a hole between them
+    assert load_state(tmp_path) == archiver.state
     assert [entry.rows for entry in archiver.state.files_of("orders")] == [25, 5, 11, 19]
 
 
@@ -39,14 +38,15 @@ def test_a_file_ends_with_the_day_and_at_its_greatest_size(tmp_path: Path) -> No
     stream = Stream()
     stream.add(30, every_ms=6_000_000)  # 14.4 a day
     archive(opened(tmp_path), stream, 0, 30)
-    files = ManifestLog(Layout.of(tmp_path)).load().files_of("orders")
-    assert [(entry.date, entry.rows) for entry in files] == [("2023-11-15", 15), ("2023-11-16", 14), ("2023-11-17", 1)]
+    files = files_of(tmp_path)
+    assert [(entry.day, entry.rows) for entry in files] == [("2023-11-15", 15), ("2023-11-16", 14), ("2023-11-17", 1)]
     assert all((tmp_path / entry.path).is_file() for entry in files)
-    assert files[0].path == path_of("orders", "2023-11-15", stream.entries[0][0], stream.entries[14][0])
+    name = f"{stream.entries[0][0]}_{stream.entries[14][0]}_{files[0].sha256}_"
+    assert files[0].path.startswith(f"stream=orders/day=2023-11-15/{name}")
     small = Stream("small")
     small.add(20)
     archive(opened(tmp_path, max_file_rows=5), small, 0, 20)
-    assert max(e.rows for e in ManifestLog(Layout.of(tmp_path)).load().files_of("small")) <= 7  # and a batch of rows
+    assert max(e.rows for e in files_of(tmp_path, "small")) <= 7  # and a batch of rows
     assert archived(tmp_path, "small") == small.entries
 
 
@@ -74,7 +74,9 @@ def test_killed_at_any_step_and_restarted_every_entry_is_archived_once(tmp_path:
         archive(again, stream, 20, 60, cuts=[33])
         assert archived(root) == stream.entries
         assert archive(again, stream, 20, 60, cuts=[33]) is None  # it is known, and not written again
-    assert steps == ["written", "checked", "placed", "placed", "drafted", "linked", "committed"]
+        assert verify(root, rows=True).is_sound, seen  # and nothing is left of the killed run
+        assert not list((root / "_staging").iterdir())
+    assert steps == ["written", "checked", "placed", "placed", "committed"]
 
 
 def test_a_batch_that_overlaps_what_is_archived_adds_what_is_new(tmp_path: Path, stream: Stream) -> None:
@@ -99,7 +101,7 @@ def test_ids_that_nobody_got_are_no_gap(tmp_path: Path, stream: Stream) -> None:
     archive(archiver, stream, 0, 20)
     later = Progress(stream.position(60), Position(stream.entries[20][0].replace("-", "-0"), 20))
     archiver.archive(Offsets({"orders": later}), lambda task: task.write(stream.rows(21, 60)))
-    assert [each.lost for each in archiver.state.ranges["orders"]] == [0, 0]
+    assert [(each.lost, each.rows) for each in archiver.state.ranges["orders"]] == [(0, 59)]
 
 
 def test_a_stream_that_was_created_anew_with_old_ids_is_refused(tmp_path: Path, stream: Stream) -> None:
@@ -154,7 +156,7 @@ def test_ids_are_any_numbers_that_the_server_takes(tmp_path: Path) -> None:
     stream = Stream(entries=[(entry_id, {"data": b"x"}) for entry_id in numbers])
     archive(opened(tmp_path), stream, 0, 6)
     assert archived(tmp_path) == stream.entries
-    dates = [entry.date for entry in ManifestLog(Layout.of(tmp_path)).load().files_of("orders")]
+    dates = [entry.day for entry in files_of(tmp_path)]
     assert dates == ["1970-01-01", "9999-12-31"]
     pages = ColdLog.of(str(tmp_path)).pages("orders", numbers[2], numbers[5])
     assert [entry_id.decode() for page in pages for entry_id, _ in page] == numbers[3:]
@@ -171,21 +173,23 @@ def test_a_stream_that_was_created_anew_with_new_ids_is_a_loss_of_unknown_size(t
     assert (report.is_sound, len(report.known_losses)) == (True, 1)
 
 
-def test_a_manifest_that_was_changed_is_not_believed(tmp_path: Path, stream: Stream) -> None:
+def test_a_log_that_was_changed_is_not_believed(tmp_path: Path, stream: Stream) -> None:
     archiver = opened(tmp_path)
     for start in range(0, 60, 20):
         archive(archiver, stream, start, start + 20)
-    file = archiver.log.path(2)
+    file = tmp_path / "_delta_log" / f"{2:020d}.json"
     content = file.read_bytes()
     file.write_bytes(content.replace(b'"rows":20', b'"rows":21', 1))
-    with pytest.raises(ArchiveDamaged, match="was changed"):
-        archiver.log.load()
+    assert not verify(tmp_path).is_sound
+    file.write_bytes(content.replace(b'"upto":"', b'"upto":"x', 1))
+    with pytest.raises(ArchiveDamaged, match="no range of ids"):
+        load_state(tmp_path)
+    file.write_bytes(content.replace(b'"commitInfo"', b'"commitInfo', 1))
+    with pytest.raises(ArchiveDamaged, match="archive verify"):
+        load_state(tmp_path)
     file.unlink()
-    with pytest.raises(ArchiveDamaged, match="commit 2 is missing"):
-        archiver.log.load()
-    file.write_bytes(Commit(2, "append", 0).dump())
-    with pytest.raises(ArchiveDamaged, match="does not follow"):
-        archiver.log.load()
+    with pytest.raises(ArchiveDamaged, match="archive verify"):
+        load_state(tmp_path)
 
 
 def test_names_of_streams_become_safe_and_stay_different() -> None:

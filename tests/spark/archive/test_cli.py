@@ -16,9 +16,11 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli import archive as cli_of_archive
 from penstock.cli.app import app
+from penstock.cli.stopping import stopping
 from penstock.errors import PenstockError
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.archive.run_lock import RunLock
+from penstock.spark.archive.lock import Lock
+from penstock.spark.lake.files import Location
 from tests.helpers.threads import eventually
 from tests.spark.archive.streams import START_MS, Stream, archive, archived, opened
 from tests.spark.clusters import fast_start
@@ -91,22 +93,19 @@ class _Gone:
 
 
 def test_java_may_end_before_us_when_all_processes_are_told_to_stop() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        cli_of_archive._attend(_Gone(signal.SIGTERM))
+    with stopping("archive") as stop:
         with pytest.raises(PenstockError, match="Java has ended"):
-            cli_of_archive._attend(_Gone(None))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            cli_of_archive._attend(_Gone(None), stop)
+        cli_of_archive._attend(_Gone(signal.SIGTERM), stop)
+        assert stop.is_asked
 
 
 _HOLD = """
 import signal, sys
-from pathlib import Path
-from penstock.spark.archive.run_lock import RunLock
+from penstock.spark.archive.lock import Lock
+from penstock.spark.lake.files import Location
 
-RunLock.take(Path(sys.argv[1]))
+Lock.take(Location.of(sys.argv[1]))
 print("held", flush=True)
 signal.pause()
 """
@@ -117,14 +116,14 @@ def test_a_second_run_of_a_root_is_refused_before_it_touches_anything(
 ) -> None:
     fill(stream_redis, "orders", 1)
     before = sorted(root.rglob("*"))
-    with Process([sys.executable, "-c", _HOLD, str(root / "_lock")], tmp_path, {"PYTHONPATH": str(ROOT)}) as other:
+    with Process([sys.executable, "-c", _HOLD, str(root)], tmp_path, {"PYTHONPATH": str(ROOT)}) as other:
         other.wait_for_line("held")
         result = call("archive", "run", "--stream", "orders", "--url", stream_server.url, "--archive", root)
         assert result.exit_code == 1
         assert "another run archives to" in result.stderr
         other.kill()
-    assert sorted(root.rglob("*")) == [root / "_lock", *before]
-    RunLock.take(root / "_lock").give_back()  # it went with the process
+    assert sorted(root.rglob("*")) == sorted([root / "_lock", *before])
+    Lock.take(Location.of(root)).give_back()  # it went with the process
 
 
 @pytest.mark.needs_limits
@@ -132,7 +131,7 @@ def test_a_run_that_finds_no_stream_has_archived_nothing_and_ends_well(
     spark: SparkSession, stream_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda _: None)  # the command joins the session of the tests
-    monkeypatch.setattr("penstock.cli.archive._attend", lambda query: query.awaitTermination())
+    monkeypatch.setattr("penstock.cli.archive._attend", lambda query, _: query.awaitTermination())
     words = ("--stream", "no:*", "--url", stream_server.url, "--archive", tmp_path / "cold", "--once")
     result = call("archive", "run", *words)
     assert (result.exit_code, result.stdout) == (0, "")
@@ -155,7 +154,7 @@ def test_a_run_on_spark_4_1_is_refused_in_one_line_before_it_touches_anything(
 def test_verify_prints_what_and_where_and_ends_with_3(root: Path) -> None:
     sound = call("archive", "verify", "--archive", root)
     assert (sound.exit_code, sound.stdout) == (0, "sound: 3 commits, 3 files, 60 entries\n")
-    victim = sorted(root.glob("stream=*/date=*/*"))[1]
+    victim = sorted(root.glob("stream=*/day=*/*"))[1]
     victim.unlink()
     found = call("archive", "verify", "--archive", root)
     assert found.exit_code == 3
@@ -171,7 +170,7 @@ def test_an_archive_that_cannot_be_written_is_told_before_anything_is_done(
 
     fill(stream_redis, "orders", 1)
     before = sorted(root.rglob("*"))
-    monkeypatch.setattr("penstock.spark.archive.durable.tempfile.mkdtemp", refuse)
+    monkeypatch.setattr("penstock.spark.lake.files.tempfile.mkdtemp", refuse)
     run = ("run", "--stream", "orders", "--url", stream_server.url)
     for words in (run, ("compact",)):
         result = call("archive", *words, "--archive", root)
@@ -220,8 +219,8 @@ def test_replay_counts_first_then_writes_then_has_nothing_to_do(
         (("--file", "{root}"), "cannot be read: Is a directory"),
         (("--file", "a" * 300), "cannot be read: File name too long"),
         (("--archive", "a" * 300, "--stream", "orders"), "too long"),
-        (("--file", "{root}/_manifest/000000000001.json", "--since", "9", "--until", "8"), "must be before"),
-        (("--file", "{root}/_manifest/000000000001.json"), "line 1"),
+        (("--file", "{root}/_delta_log/00000000000000000001.json", "--since", "9", "--until", "8"), "must be before"),
+        (("--file", "{root}/_delta_log/00000000000000000001.json"), "line 1"),
         (("--archive", "{root}", "--stream", "orders", "--name", ""), "--name"),
     ],
 )
@@ -268,7 +267,6 @@ def test_a_condition_that_cannot_be_is_one_line_and_code_2_and_writes_nothing(
     ("words", "why"),
     [
         (("run", "--archive", "/proc/cold", "--stream", "orders"), "nothing can be written"),
-        (("run", "--archive", "s3://bucket/cold", "--stream", "orders"), "file system"),
         (("run", "--archive", "{root}", "--stream", "nobody"), "there is no stream 'nobody'"),
         (("run", "--archive", "{root}", "--stream", " "), "option streams"),
         (("run", "--archive", "{root}/co[l]d", "--stream", "orders"), "for a pattern"),

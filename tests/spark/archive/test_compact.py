@@ -8,10 +8,9 @@ import pytest
 
 from penstock.spark.archive import ArchiveDamaged, compact, verify
 from penstock.spark.archive.compact import Compaction
-from penstock.spark.archive.file_writer import read_batches
-from penstock.spark.archive.layout import Layout
-from penstock.spark.archive.log import ManifestLog
-from tests.spark.archive.streams import Crash, Stream, archive, archived, opened
+from penstock.spark.archive.file_reader import batches_of
+from penstock.spark.archive.table import ArchiveTable
+from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
 
 
 def filled(root: Path, batches: int = 6, every_ms: int = 1) -> Stream:
@@ -25,13 +24,13 @@ def filled(root: Path, batches: int = 6, every_ms: int = 1) -> Stream:
 
 def test_the_files_of_a_day_become_one_and_a_second_run_does_nothing(tmp_path: Path) -> None:
     stream = filled(tmp_path, every_ms=3_600_000)  # 24 a day: a batch may span two
-    before = ManifestLog(Layout.of(tmp_path)).load()
+    before = files_of(tmp_path)
     done = compact(tmp_path)
     assert (done.merged, done.made, done.cleaned) == (8, 3, 0)
-    assert [e.rows for e in ManifestLog(Layout.of(tmp_path)).load().files_of("orders")] == [24, 24, 12]
+    assert [e.rows for e in files_of(tmp_path)] == [24, 24, 12]
     assert archived(tmp_path) == stream.entries
-    # Whoever holds the manifest of before still reads.
-    old = [b.num_rows for entry in before.files_of("orders") for b in read_batches(tmp_path / entry.path)]
+    # Whoever has opened the table before still reads.
+    old = [b.num_rows for entry in before for b in batches_of(tmp_path / entry.path)]
     assert sum(old) == 60
     assert compact(tmp_path).made == 0
     assert compact(tmp_path, grace_s=0).cleaned == 8
@@ -55,19 +54,19 @@ def test_killed_at_any_step_the_archive_stays_whole_and_the_next_run_finishes(tm
         except Crash:
             pass
         else:
-            assert seen == ["written", "placed", "drafted", "linked", "committed", *["cleaned"] * 3]
+            assert seen == ["written", "placed", "committed"]
             break
         assert archived(root) == stream.entries, seen
         compact(root, grace_s=0)
         assert archived(root) == stream.entries
         assert verify(root, rows=True).is_sound, seen
-        assert len(list(root.glob("stream=*/date=*/*"))) == 1
+        assert len(list(root.glob("stream=*/day=*/*"))) == 1
 
 
 def test_archiving_goes_on_meanwhile(tmp_path: Path) -> None:
     stream = filled(tmp_path)
     stream.add(10)
-    compaction = Compaction.of(tmp_path, grace_s=0)
+    compaction = Compaction(ArchiveTable.of(tmp_path), grace_s=0)
     compaction.step = lambda name: archive(opened(tmp_path), stream, 60, 70) if name == "written" else None
     assert compaction.run().merged == 6
     assert archived(tmp_path) == stream.entries
@@ -76,18 +75,18 @@ def test_archiving_goes_on_meanwhile(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_not_carried_over(tmp_path: Path) -> None:
     filled(tmp_path)
-    files = [tmp_path / entry.path for entry in ManifestLog(Layout.of(tmp_path)).load().files_of("orders")]
+    files = [tmp_path / entry.path for entry in files_of(tmp_path)]
     files[1].write_bytes(files[2].read_bytes())
     with pytest.raises(ArchiveDamaged, match="nothing was changed"):
         compact(tmp_path)
     files[1].unlink()
     with pytest.raises(ArchiveDamaged, match="is missing"):
         compact(tmp_path)
-    assert len(ManifestLog(Layout.of(tmp_path)).load().files) == 6
+    assert len(files_of(tmp_path)) == 6
 
 
 def test_a_file_stays_below_the_greatest_size(tmp_path: Path) -> None:
     stream = filled(tmp_path)
     compact(tmp_path, max_file_rows=25)
-    assert [e.rows for e in ManifestLog(Layout.of(tmp_path)).load().files_of("orders")] == [20, 20, 20]
+    assert [e.rows for e in files_of(tmp_path)] == [20, 20, 20]
     assert archived(tmp_path) == stream.entries

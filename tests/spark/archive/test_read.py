@@ -100,7 +100,7 @@ def test_cold_and_hot_are_one_table_without_gap_or_repetition(
     assert numbers(read(spark, root, "orders", low, high, hot=hot)) == list(range(50, 250))
     assert numbers(read(spark, root, ["orders"], low)) == list(range(50, 200))
 
-    [file] = root.glob("stream=orders/date=*/*")
+    [file] = root.glob("stream=orders/day=*/*")
     flip_a_bit_of_the_payload(file)
     with pytest.raises(Exception, match=r"(?i)crc"):
         table(read(spark, root, "orders"))

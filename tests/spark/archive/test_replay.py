@@ -14,9 +14,9 @@ import redis
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import ArchiveDamaged, compact
-from penstock.spark.link import Link
 from penstock.spark.replay import ArchiveOrigin, DeadLetterOrigin, FileOrigin, Replay, Replayed, Span, Where
 from penstock.spark.replay import run as replay_run
+from penstock.spark.runtime.link import Link
 from tests.spark.archive.streams import START_MS, Stream, archive, flip_a_bit_of_the_payload, opened
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_a_compaction_may_take_files_away_meanwhile_and_damage_is_told(root: Pat
     compact(root, grace_s=0)
     seen += [entry_id for batch in rows for entry_id in ids_of(batch)]
     assert seen == [entry_id for entry_id, _ in stream.entries[:100]]  # what came later is not meant
-    [file] = root.glob("stream=*/date=*/*")
+    [file] = root.glob("stream=*/day=*/*")
     content = file.read_bytes()
     for damage, why in ((file.unlink, "is missing"), (lambda: file.write_bytes(content[:-50]), "bytes instead of")):
         damage()
@@ -86,7 +86,7 @@ def test_nothing_of_a_file_with_a_flipped_bit_is_filtered(
 
 
 def _replay_in_spite_of_a_flipped_bit(replay: Replay, root: Path, stream_redis: redis.Redis) -> None:
-    files = sorted(root.glob("stream=*/date=*/*"))
+    files = sorted(root.glob("stream=*/day=*/*"))
     flip_a_bit_of_the_payload(files[2])
     with pytest.raises(ArchiveDamaged, match=rf"{files[2].name} is damaged: its bytes are not those that were written"):
         replay.count()
@@ -213,14 +213,19 @@ def test_the_rate_is_kept(
 ) -> None:
     now_s = [0.0]
     monkeypatch.setattr(replay_run.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(replay_run, "pause", lambda s: now_s.__setitem__(0, now_s[0] + s))
     seen: list[tuple[int, float]] = []
     origin = ArchiveOrigin(root, "orders", Span())
-    made(stream_server, origin, rate=20).run(lambda sent: seen.append((sent, now_s[0])))
+
+    def paced() -> Replay:
+        replay = made(stream_server, origin, rate=20)
+        monkeypatch.setattr(replay._stopped, "wait", lambda s: now_s.__setitem__(0, now_s[0] + s))
+        return replay
+
+    paced().run(lambda sent: seen.append((sent, now_s[0])))
     assert now_s[0] == pytest.approx(5.0)
     assert all(at_s >= sent / 20 - 1e-9 for sent, at_s in seen)
     assert stream_redis.xlen("again") == 100
-    made(stream_server, origin, rate=20).run()
+    paced().run()
     assert now_s[0] == pytest.approx(5.0)  # what is there already is not waited for
     with pytest.raises(ConfigurationError, match="--rate"):
         made(stream_server, origin, rate=0)

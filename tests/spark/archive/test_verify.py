@@ -11,10 +11,10 @@ import pytest
 from penstock.errors import ConfigurationError
 from penstock.spark.archive import status, verify
 from penstock.spark.archive.compact import compact
-from penstock.spark.archive.layout import Layout
-from penstock.spark.archive.log import ManifestLog
-from penstock.spark.archive.manifest import Commit
-from tests.spark.archive.streams import Stream, archive, opened
+from penstock.spark.archive.table import ArchiveTable, FileEntry, RangeEntry
+from penstock.spark.lake.delta import DeltaLog
+from penstock.spark.lake.files import Location
+from tests.spark.archive.streams import Stream, archive, files_of, opened
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def files(root: Path) -> list[Path]:
-    return [root / entry.path for entry in ManifestLog(Layout.of(root)).load().files_of("orders")]
+    return [root / entry.path for entry in files_of(root)]
 
 
 def found(root: Path, *, rows: bool = False) -> list[tuple[str, str]]:
@@ -60,41 +60,63 @@ def test_any_flipped_byte_is_found(root: Path) -> None:
     assert found(root) == [("changed file", str(victim))]
 
 
+def commit_file(root: Path, version: int) -> Path:
+    return root / "_delta_log" / f"{version:020d}.json"
+
+
+def changed(root: Path, version: int, old: str, new: str) -> None:
+    """Changes a commit as somebody with an editor would."""
+    file = commit_file(root, version)
+    content = file.read_text()
+    assert old in content
+    file.write_text(content.replace(old, new))
+
+
+def ranges_of(root: Path, version: int) -> list[RangeEntry]:
+    [commit] = [info for number, info in DeltaLog.open(Location.of(root)).infos(version - 1) if number == version]
+    return [RangeEntry(**each) for each in commit["penstock"]["ranges"]]
+
+
+def test_a_commit_that_is_gone_is_found(root: Path) -> None:
+    commit_file(root, 2).unlink()
+    assert found(root) == [("log", str(root))]
+
+
 def test_a_missing_range_is_found_though_its_files_are_gone_as_well(root: Path) -> None:
-    log = ManifestLog(Layout.of(root))
-    log.path(2).unlink()
-    files_of_2 = [file for file in root.glob("stream=*/date=*/*") if str(file.name).startswith("1700006400015")]
-    assert len(files_of_2) == 1
-    files_of_2[0].unlink()
-    assert found(root) == [("manifest", str(log.path(2))), ("missing range", "stream 'orders'")]
-    assert "1700006400014-2" in str(verify(root).findings[1])
+    [middle] = ranges_of(root, 2)
+    gone = [entry for entry in files_of(root) if entry.last == middle.upto]
+    assert len(gone) == 1
+    log = DeltaLog.open(Location.of(root))
+    log.commit([], [gone[0].data_file()])
+    changed(root, 2, '"penstock"', '"someone"')
+    (root / gone[0].path).unlink()
+    assert found(root) == [("missing range", "stream 'orders'")]
+    assert "1700006400014-2" in str(verify(root).findings[0])
 
 
-def test_a_range_that_lost_its_file_in_the_manifest_is_found(root: Path) -> None:
-    log = ManifestLog(Layout.of(root))
-    commit = log.read(4)
-    log.path(4).unlink()
-    log.commit(replace(commit, add=()))  # with a checksum that fits
-    assert found(root) == [("unknown file", str(root / commit.add[0].path)), ("missing range", "stream 'orders'")]
+def test_a_range_that_lost_its_file_in_the_log_is_found(root: Path) -> None:
+    last = files_of(root)[-1]
+    DeltaLog.open(Location.of(root)).commit([], [last.data_file()])
+    assert found(root) == [("missing range", "stream 'orders'")]
+    ArchiveTable.of(root).log.vacuum(0)
+    assert found(root) == [("missing range", "stream 'orders'")]
 
 
 def test_commits_that_are_gone_from_the_end_are_found_by_the_checkpoint(root: Path) -> None:
-    log = ManifestLog(Layout.of(root))
-    last = log.read(4)
-    offset = {"v": 1, "s": {"orders": {"id": last.ranges[0].upto, "n": 60, "from": "0-0", "from_n": 0}}}
+    last, [range_] = files_of(root)[-1], ranges_of(root, 4)
+    offset = {"v": 1, "s": {"orders": {"id": range_.upto, "n": 60, "from": "0-0", "from_n": 0}}}
     for folder, text in (("offsets", f"v1\n{{}}\n{json.dumps(offset)}"), ("commits", "v1\n{}")):
         (root / "_checkpoint" / folder).mkdir(parents=True)
         (root / "_checkpoint" / folder / "3").write_text(text)
     assert verify(root).is_sound
-    log.path(4).unlink()
-    (root / last.add[0].path).unlink()
+    commit_file(root, 4).unlink()
+    (root / last.path).unlink()
     assert found(root) == [("missing range", "stream 'orders'")]
 
 
 def test_overlapping_ranges_are_found(root: Path) -> None:
-    log = ManifestLog(Layout.of(root))
-    state, last = log.load(), log.read(4)
-    log.commit(Commit(5, "append", 0, last.ranges, prev=state.check))
+    table = ArchiveTable.of(root)
+    table.append(table.load(), ranges_of(root, 4), {})
     assert ("overlapping range", "stream 'orders'") in found(root)
 
 
@@ -105,18 +127,26 @@ def test_a_file_that_nobody_knows_is_found(root: Path) -> None:
 
 
 def test_a_changed_commit_is_found(root: Path) -> None:
-    file = ManifestLog(Layout.of(root)).path(3)
-    file.write_bytes(file.read_bytes().replace(b"append", b"oppend"))
-    assert ("manifest", str(file)) in found(root)
+    changed(root, 3, '"rows":15', '"rows":14')
+    assert found(root) == [("overlapping range", "stream 'orders'")]
 
 
 def test_wrong_rows_under_a_right_checksum_are_found_when_rows_are_compared(root: Path) -> None:
-    log = ManifestLog(Layout.of(root))
-    commit = log.read(4)
-    log.path(4).unlink()
-    log.commit(replace(commit, add=(replace(commit.add[0], row_sum="0" * 64),)))
+    entry = files_of(root)[3]
+    stats = json.dumps({"numRecords": 14, "minValues": {}, "maxValues": {}, "nullCount": {}})
+    log = DeltaLog.open(Location.of(root))
+    other = renamed(root, entry)
+    log.commit([other.data_file(stats)], [entry.data_file()])
+    changed(root, 4, '"rows":15', '"rows":14')
     assert found(root) == []
-    assert found(root, rows=True) == [("wrong rows", str(root / commit.add[0].path))]
+    assert found(root, rows=True) == [("wrong rows", str(root / other.path))]
+
+
+def renamed(root: Path, entry: FileEntry) -> FileEntry:
+    """Gives a file another name; a path cannot be added and removed in one commit."""
+    path = entry.path.replace(".parquet", "0.parquet")
+    (root / entry.path).rename(root / path)
+    return replace(entry, path=path)
 
 
 def test_a_compacted_archive_is_sound(root: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from penstock.spark.reading.offsets import lag
+from penstock.spark.source.offsets import lag
 from penstock.testing import Cluster
 
 if TYPE_CHECKING:

@@ -75,6 +75,40 @@ def test_the_words_of_the_kafka_source_are_understood(
     assert column(by_path.load("orders")) == numbers(4)
 
 
+def test_a_job_for_kafka_finds_its_columns(
+    spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis
+) -> None:
+    stream_redis.xadd("orders", {"data": '{"n": 7}', "key": "k", "headers": '{"h": "1"}'}, "1700000000000-5")
+    options = {"url": stream_server.url, "subscribe": "orders", "columns": "kafka", "includeHeaders": "true"}
+    rows = spark.read.format(FORMAT).options(**options).load()
+    assert [(field.name, field.dataType.simpleString()) for field in rows.schema] == [
+        ("key", "binary"), ("value", "binary"), ("topic", "string"), ("partition", "int"), ("offset", "bigint"),
+        ("timestamp", "timestamp"), ("timestampType", "int"), ("headers", "array<struct<key:string,value:binary>>"),
+    ]  # fmt: skip
+    query = "cast(key as string) key", "cast(value as string) value", "topic", "partition", "offset", "headers.key[0] h"
+    assert rows.selectExpr(*query).collect() == [("k", '{"n": 7}', "orders", 0, (1_700_000_000_000 << 20) + 5, "h")]
+    decoded = spark.read.format(FORMAT).options(**options, payload="json", payloadSchema="n bigint")
+    assert decoded.schema("n bigint, offset bigint").load().collect() == [(7, (1_700_000_000_000 << 20) + 5)]
+    plain = spark.read.format(FORMAT).options(url=stream_server.url, streams="orders").schema("value binary")
+    with pytest.raises(PySparkException, match=r"there is no column 'value'.*columns=kafka"):
+        plain.load().collect()
+
+
+@pytest.mark.slow
+def test_a_long_read_takes_all_cores_of_the_session(
+    spark: SparkSession, stream_redis: redis.Redis, table: Read
+) -> None:
+    for _ in range(60):
+        pipe = stream_redis.pipeline(transaction=False)
+        for n in range(1_000):
+            pipe.xadd("orders", {"data": str(n)})
+        pipe.execute()
+    cores = spark.sparkContext.defaultParallelism
+    assert abs(table().rdd.getNumPartitions() - cores) <= 1
+    assert table(minPartitions=1).rdd.getNumPartitions() == 1
+    assert table().count() == 60_000
+
+
 def test_a_stream_can_be_a_view_in_sql(
     spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis
 ) -> None:

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 _TOUR = """
 import json, sys
-from penstock.spark import session, shipment
+from penstock.spark import session
+from penstock.spark.runtime import code_shipping
 from tests.spark.end_to_end.tour import tour
 spark = session(master=sys.argv[1], short=True, conf=json.loads(sys.argv[2]))
 print("toured", json.dumps(tour(spark, sys.argv[3], "orders", sys.argv[4])))
-print("carried", shipment.is_carried())
+print("carried", code_shipping.is_carried())
 spark.stop()
 """
 COMPLETE = {"read": numbers(50), "streamed": numbers(50), "written": numbers(50)}

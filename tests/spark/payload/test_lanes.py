@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.spark.payload import PayloadFormat
-from penstock.spark.payload.decoder import _block, _columns
-from penstock.spark.payload.row_decoder import row_decoder
+from penstock.spark.payload.decoding import _block, _columns, row_decoder
 from penstock.spark.payload.schema import TIMESTAMP, TIMESTAMP_NTZ, list_of, map_of, parse_ddl
 
 _NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=2)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pyspark.sql import types as spark
 
 from penstock.errors import ConfigurationError
-from penstock.spark.arrow_types import arrow_schema
 from penstock.spark.payload import parse_ddl, to_ddl
+from penstock.spark.runtime.arrow_types import arrow_schema
 from tests.spark.limits import HAS_LIMITS
 
 _ITEM = spark.StructType(

@@ -10,9 +10,9 @@ import redis
 
 from penstock.policy import Reason
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.link import Link
 from penstock.spark.pipeline.begun import Begun, BegunStream, WorkerDied
-from penstock.spark.pipeline.dead_letters import DeadLetterOffice
+from penstock.spark.pipeline.dead_letters import DeadLetterConfig
+from penstock.spark.runtime.link import Link
 
 Task = Callable[..., Begun]
 
@@ -22,7 +22,7 @@ def task(stream_server: EmbeddedServer, stream_redis: redis.Redis) -> Task:
     """Begins a task of one batch."""
 
     def begin(attempts: int = 3, batch: str = "q:0") -> Begun:
-        return Begun(DeadLetterOffice(Link(stream_server.url), "shop", "").desk(batch), "shop:handle", attempts)
+        return Begun(DeadLetterConfig(Link(stream_server.url), "shop", "").writer(batch), "shop:handle", attempts)
 
     return begin
 
@@ -48,15 +48,15 @@ def test_a_task_that_ends_leaves_nothing(task: Task, stream_redis: redis.Redis) 
 
 def test_a_message_that_ends_its_process_is_given_up_after_the_attempts(task: Task) -> None:
     died(task())
-    assert died(task(), "5-0").fate("5-0") is None
+    assert died(task(), "5-0").failure("5-0") is None
     again = died(task(), "5-0")
-    assert (again.tries_before("5-0"), again.tries_before("4-0"), again.fate("5-0")) == (2, 0, None)
+    assert (again.tries_before("5-0"), again.tries_before("4-0"), again.failure("5-0")) == (2, 0, None)
     last = task()
     notes = last.stream("orders", "1-0")
-    fate: Any = notes.fate("5-0")
-    assert (fate.reason, fate.attempts, type(fate.error)) == (Reason.MAX_DELIVERIES, 3, WorkerDied)
-    assert "ended 3 times" in str(fate.error)
-    assert notes.fate("4-0") is None
+    failure: Any = notes.failure("5-0")
+    assert (failure.reason, failure.attempts, type(failure.error)) == (Reason.MAX_DELIVERIES, 3, WorkerDied)
+    assert "ended 3 times" in str(failure.error)
+    assert notes.failure("4-0") is None
     notes.forget(["4-0", "5-0"])
     last.end()
     assert task().stream("orders", "1-0").tries_before("5-0") == 0
@@ -64,8 +64,8 @@ def test_a_message_that_ends_its_process_is_given_up_after_the_attempts(task: Ta
 
 def test_even_with_one_attempt_each_has_one_alone(task: Task) -> None:
     died(task(attempts=1))
-    assert died(task(attempts=1), "5-0").fate("5-0") is None
-    assert task(attempts=1).stream("orders", "1-0").fate("5-0") is not None
+    assert died(task(attempts=1), "5-0").failure("5-0") is None
+    assert task(attempts=1).stream("orders", "1-0").failure("5-0") is not None
 
 
 def test_an_error_is_no_death(task: Task, stream_redis: redis.Redis) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_a_wrong_key_ends_with_two_before_spark_starts(file: Path) -> None:
         [sys.executable, "-m", "penstock", "pipeline", "run", str(file)], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 2
-    assert ended.stderr == f"penstock: {file}:6: [source] has an unknown key 'shema'; did you mean 'schema'?\n"
+    assert ended.stderr.startswith(f"penstock: {file}:6: [source] shema is unknown: did you mean 'schema'? ")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,78 @@ def test_a_master_that_cannot_be_is_told_before_spark_starts(file: Path, master:
     result = CliRunner().invoke(app, ["pipeline", "validate", str(file), "--master", master])
     assert result.exit_code == 2
     assert result.stderr.startswith(f"penstock: {told}")
+
+
+def test_a_preview_and_a_reset_say_what_they_do(
+    penstock: Callable[..., Any], file: Path, stream_redis: redis.Redis, table: Callable[..., list[Any]]
+) -> None:
+    add_orders(stream_redis, 3)
+    result = penstock("preview", file, "-n", 2)
+    assert result.stdout.split() == ["n", "0", "1"]
+    assert result.stderr.endswith("orders: 2 entries\nparquet:\n")  # after what it waited for
+    assert [json.loads(line) for line in penstock("preview", file, "--json").stdout.splitlines()] == [
+        {"sink": "parquet", "row": {"n": n}} for n in range(3)
+    ]
+    penstock("run", file)
+    assert penstock("reset", file, "--from", "earliest", "--dry-run").exit_code == 0
+    assert json.loads(penstock("status", file, "--json").stdout)["committed_batch"] == 0
+    result = penstock("reset", file, "--from", "earliest", "--yes")
+    assert result.stderr == (
+        "orders: The pipeline has committed batch 0. Its next run is a new one and reads from earliest\n"
+    )
+    penstock("run", file)
+    assert table() == [0, 0, 1, 1, 2, 2]
+    assert penstock("reset", file, "--from", "noon", "--yes").exit_code == 2
+
+
+def test_several_files_run_in_one_session_and_one_that_fails_stops_no_other(
+    penstock: Callable[..., Any], file: Path, stream_redis: redis.Redis, table: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    add_orders(stream_redis, 5)
+    other, broken = tmp_path / "other.toml", tmp_path / "broken.toml"
+    text = file.read_text()
+    other.write_text(
+        text.replace('"orders"\ncheck', '"other"\ncheck').replace("/checkpoint", "/c2").replace("/table", "/t2")
+    )
+    bad = text.replace('"orders"\ncheck', '"broken"\ncheck').replace("/checkpoint", "/c3").replace("/table", "/t3")
+    broken.write_text(bad.replace("SELECT n", "SELECT CAST(raise_error('the sky fell') AS bigint) AS n"))
+    result = penstock("run", file, other, broken)
+    assert result.exit_code == 1
+    assert "other: done after 1 batches, 5 rows" in result.stderr
+    assert "the sky fell" in result.stderr.splitlines()[-1]
+    assert (table(), table("n", "t2")) == (list(range(5)), list(range(5)))
+    assert "'other' can run" in penstock("validate", file, other).stdout
+    assert len(penstock("status", file, other, "--json").stdout.splitlines()) == 2
+    assert penstock("run", file, file).stderr.startswith("penstock: two of the pipelines have the name 'orders'")
+
+
+def test_metrics_are_served_while_it_runs(
+    penstock: Callable[..., Any], file: Path, stream_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_orders(stream_redis, 5)
+    served: list[str] = []
+
+    def scrape(text: object) -> None:
+        if str(text).startswith("metrics on port "):
+            served.append(f"http://127.0.0.1:{str(text).rpartition(' ')[2]}/metrics")
+        elif "batch 0" in str(text):
+            served.append(urllib.request.urlopen(served[0]).read().decode())
+
+    monkeypatch.setattr(commands, "say", scrape)
+    assert penstock("run", file, "--metrics-port", 0).exit_code == 0
+    assert 'penstock_pipeline_rows_total{pipeline="orders"} 5.0' in served[1]
+
+
+def test_a_profile_is_chosen_on_the_command_line(
+    penstock: Callable[..., Any], file: Path, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    add_orders(stream_redis, 2)
+    file.write_text(f'{file.read_text()}\n[profile.dev]\ncheckpoint = "{tmp_path}/dev"\n')
+    assert penstock("run", file, "--profile", "dev").exit_code == 0
+    assert (tmp_path / "dev").exists()
+    assert not (tmp_path / "checkpoint").exists()
+    result = penstock("run", file, "--profile", "prod")
+    assert (result.exit_code, "did you mean" in result.stderr or "known are dev" in result.stderr) == (2, True)
 
 
 @pytest.mark.slow

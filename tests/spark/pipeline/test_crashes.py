@@ -50,7 +50,8 @@ ALL_STEPS = [
     "delta written",
     "delta committed",
     "redis_streams written",
-    "postgres copied",
+    "postgres staged",
+    "postgres moved",
     "postgres committed",
     "done",
 ]

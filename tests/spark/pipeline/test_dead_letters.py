@@ -7,8 +7,8 @@ import redis
 
 from penstock.policy import Reason
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.pipeline.dead_letters import DeadLetterDesk, Fate
-from penstock.spark.pipeline.plan import office_of
+from penstock.spark.pipeline.dead_letters import DeadLetterWriter, Failure
+from penstock.spark.pipeline.plan import dead_letter_config
 from penstock.sync import StreamClient
 from tests.helpers.hostile import MANY_FIELDS, wide
 
@@ -22,8 +22,8 @@ def test_an_entry_of_very_many_fields_is_given_up_once_with_what_matters(
     entry_id = raw.xadd("orders", wide(count, data="no json")).decode()
     with StreamClient.from_url(redis_url) as client:
         for _ in range(2):
-            DeadLetterDesk(client, "shop", lambda _: "batch 1").dead_letter(
-                "orders", entry_id, None, Fate(Reason.DECODE_ERROR)
+            DeadLetterWriter(client, "shop", lambda _: "batch 1").dead_letter(
+                "orders", entry_id, None, Failure(Reason.DECODE_ERROR)
             )
     [(_, record)] = raw.xrange("orders_dlq")
     assert (record[b"data"], record[b"dlq_id"], record[b"field-1999"]) == (b"no json", entry_id.encode(), b"1999")
@@ -42,9 +42,9 @@ dead_letter_limits = {{ max_count = 3 }}
 [[sink]]
 kind = "console"
 """
-    desk = office_of(Pipeline.from_toml(text)).desk("batch 1")
+    writer = dead_letter_config(Pipeline.from_toml(text)).writer("batch 1")
     ids = [raw.xadd("orders", {"data": "no json"}) for _ in range(8)]
     for entry_id in ids:
-        desk.dead_letter("orders", entry_id.decode(), None, Fate(Reason.DECODE_ERROR))
-        desk.dead_letter("orders", entry_id.decode(), None, Fate(Reason.DECODE_ERROR))
+        writer.dead_letter("orders", entry_id.decode(), None, Failure(Reason.DECODE_ERROR))
+        writer.dead_letter("orders", entry_id.decode(), None, Failure(Reason.DECODE_ERROR))
     assert [record[b"dlq_id"] for _, record in raw.xrange("orders_dlq")] == ids[5:]

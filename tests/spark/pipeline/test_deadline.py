@@ -61,9 +61,9 @@ def test_a_plain_handler_is_interrupted_and_only_its_message_given_up(hang: Any)
     before = signal.getsignal(signal.SIGALRM)
     outcome = handled(handle)
     assert set(outcome.done) == {"0-0", "2-0"}
-    fate = outcome.failed["1-0"]
-    assert (fate.reason, fate.attempts, type(fate.error)) == (Reason.MAX_DELIVERIES, 2, HandlerTimeout)
-    assert str(fate.error) == "the handler ran longer than 1 s"
+    failure = outcome.failed["1-0"]
+    assert (failure.reason, failure.attempts, type(failure.error)) == (Reason.MAX_DELIVERIES, 2, HandlerTimeout)
+    assert str(failure.error) == "the handler ran longer than 1 s"
     assert signal.getsignal(signal.SIGALRM) is before
 
 
@@ -110,8 +110,8 @@ from tests.spark.pipeline.shop import hang_in_c
 from tests.spark.pipeline.test_handling import messages
 def handle(given):
     hang_in_c(holds_the_lock={holds!r})
-def give_up(entry_id, fate):
-    print(entry_id, type(fate.error).__name__, flush=True)
+def give_up(entry_id, failure):
+    print(entry_id, type(failure.error).__name__, flush=True)
 Caller(handle, 3, has_output=False, timeout_s=0.2).handle(messages(2), give_up, {alone})
 """
 
@@ -135,5 +135,5 @@ def test_a_worker_that_cannot_be_interrupted_ends_and_tells_of_the_message(
 
 @pytest.mark.parametrize("timeout", ["0s", "soon", "-5s", "2d", "1e999s", ""])
 def test_a_timeout_that_is_none_is_refused(timeout: str) -> None:
-    with pytest.raises(ConfigurationError, match="timeout = "):
+    with pytest.raises(ConfigurationError, match="timeout="):
         Handler("a:b", timeout=timeout)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.pipeline.driver import Driver, PipelineBusy, last_word
+from penstock.spark.pipeline.status import Driver, PipelineBusy, last_state
 
 HOLDS = """
 import sys
 from pathlib import Path
-from penstock.spark.pipeline.driver import Driver
+from penstock.spark.pipeline.status import Driver
 with Driver(Path(sys.argv[1])).alone():
     print("alone", flush=True)
     sys.stdin.read()
@@ -24,12 +24,12 @@ with Driver(Path(sys.argv[1])).alone():
 
 def test_a_second_driver_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     with Driver(tmp_path).alone() as first:
-        assert str(last_word(tmp_path)).startswith("running since")
+        assert str(last_state(tmp_path)).startswith("running since")
         with pytest.raises(PipelineBusy, match=f"process {os.getpid()} on .* runs a pipeline on the checkpoint"):
             Driver(tmp_path).alone().__enter__()
-        assert str(last_word(tmp_path)).startswith("running since")
+        assert str(last_state(tmp_path)).startswith("running since")
         first.end("stopped")
-    assert str(last_word(tmp_path)).startswith("stopped at")
+    assert str(last_state(tmp_path)).startswith("stopped at")
     with Driver(tmp_path).alone():
         pass
 
@@ -37,13 +37,13 @@ def test_a_second_driver_is_refused_until_the_first_has_ended(tmp_path: Path) ->
 def test_a_driver_that_fails_leaves_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the sky"), Driver(tmp_path / "new").alone():
         raise ValueError("the sky\nfell")
-    word = last_word(tmp_path / "new")
+    word = last_state(tmp_path / "new")
     assert word is not None
     assert (word.state, word.why) == ("failed", "the sky fell")
 
 
 def test_a_killed_driver_is_known_as_such_and_in_nobodys_way(tmp_path: Path) -> None:
-    assert last_word(tmp_path) is None
+    assert last_state(tmp_path) is None
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -52,6 +52,6 @@ def test_a_killed_driver_is_known_as_such_and_in_nobodys_way(tmp_path: Path) -> 
         with pytest.raises(PipelineBusy, match=f"process {process.pid} "):
             Driver(tmp_path).alone().__enter__()
         os.kill(process.pid, signal.SIGKILL)
-    assert str(last_word(tmp_path)).startswith(f"crashed: process {process.pid} on ")
+    assert str(last_state(tmp_path)).startswith(f"crashed: process {process.pid} on ")
     with Driver(tmp_path).alone():
         pass

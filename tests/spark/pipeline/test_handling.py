@@ -16,10 +16,10 @@ import pytest
 from penstock import StreamMessage
 from penstock.errors import ConfigurationError, FatalError, Snooze
 from penstock.policy import Reason
-from penstock.spark.pipeline.dead_letters import DeadLetterOffice
+from penstock.spark.pipeline.dead_letters import DeadLetterConfig
 from penstock.spark.pipeline.handling import Caller, HandlerTask, NotDone, Outcome
+from penstock.spark.pipeline.sinks.delta import partition_values
 from penstock.spark.pipeline.steps import Handler
-from penstock.spark.pipeline.writing.delta import partition_values
 
 
 def messages(count: int) -> list[StreamMessage]:
@@ -98,9 +98,9 @@ def test_a_handler_that_wants_to_end_its_process_fails_for_its_message_alone(
 
     outcome = handled(later if is_async else plain)
     assert set(outcome.done) == {"0-0", "2-0"}
-    fate = outcome.failed["1-0"]
-    assert (fate.reason, fate.attempts) == (Reason.MAX_DELIVERIES, 3)
-    assert isinstance(fate.error, SystemExit | KeyboardInterrupt | asyncio.CancelledError | Odd)
+    failure = outcome.failed["1-0"]
+    assert (failure.reason, failure.attempts) == (Reason.MAX_DELIVERIES, 3)
+    assert isinstance(failure.error, SystemExit | KeyboardInterrupt | asyncio.CancelledError | Odd)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
@@ -179,12 +179,12 @@ def test_a_step_with_an_output_wants_a_mapping() -> None:
 
 def test_only_the_output_that_does_not_fit_is_given_up() -> None:
     output = pa.schema([pa.field("score", pa.float64(), nullable=False)])
-    task = HandlerTask(Handler("a:b"), DeadLetterOffice(None, "p", ""), "json", output)  # type: ignore[arg-type]
+    task = HandlerTask(Handler("a:b"), DeadLetterConfig(None, "p", ""), "json", output)  # type: ignore[arg-type]
     answers = {"0-0": {"score": 1.0}, "1-0": {"score": "x"}, "2-0": {}, "3-0": {"scare": 1.0}}
     outcome = Outcome(done=dict(answers))
     task._check_outputs(outcome, {message.id: message for message in messages(4)})
     assert set(outcome.done) == {"0-0"}
-    assert {fate.reason for fate in outcome.failed.values()} == {Reason.INVALID}
+    assert {failure.reason for failure in outcome.failed.values()} == {Reason.INVALID}
     assert "no column 'scare'" in str(outcome.failed["3-0"].error)
     assert "lacks the column 'score'" in str(outcome.failed["2-0"].error)
 

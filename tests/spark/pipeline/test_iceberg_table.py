@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.spark.lake.iceberg import BatchNote, IcebergTable, for_hadoop
+from penstock.spark.lake.partitions import Partitions
 from penstock.spark.pipeline import Iceberg
 from penstock.spark.pipeline.batch_key import BatchKey
-from penstock.spark.pipeline.writing.iceberg_note import BatchNote
-from penstock.spark.pipeline.writing.iceberg_table import IcebergTable, for_hadoop
 from tests.spark.pipeline.conftest import iceberg_catalogue, iceberg_rows
 
 SCHEMA = pa.schema([("n", pa.int64()), ("day", pa.string()), ("headers", pa.map_(pa.string(), pa.string()))])
@@ -37,14 +37,22 @@ def add(sink: Iceberg) -> Add:
     return added
 
 
+def table_of(sink: Iceberg) -> IcebergTable:
+    return IcebergTable(sink.table, sink.catalog, Partitions.of(sink.partition_by))
+
+
+def problems(sink: Iceberg, schema: pa.Schema = SCHEMA) -> list[str]:
+    return list(table_of(sink).problems(schema, is_keyed=False, may_add=False))
+
+
 def opened(sink: Iceberg) -> IcebergTable:
-    table = IcebergTable(sink)
+    table = table_of(sink)
     table.open(SCHEMA)
     return table
 
 
 def noted(key: BatchKey) -> BatchNote:
-    return BatchNote(key, "iceberg")
+    return BatchNote(key.query, "iceberg", key.number)
 
 
 def file_of(table: IcebergTable, key: BatchKey) -> str:
@@ -114,12 +122,12 @@ def test_a_catalogue_in_a_database_goes_by_its_name(sink: Iceberg, add: Add) -> 
 
 
 def test_looking_makes_nothing_and_tells_what_does_not_fit(sink: Iceberg, add: Add, tmp_path: Path) -> None:
-    assert list(IcebergTable(sink).problems(SCHEMA)) == []
+    assert problems(sink) == []
     assert list(tmp_path.iterdir()) == []
     add(BatchKey("q", 0))
-    assert list(IcebergTable(sink).problems(SCHEMA)) == []
+    assert problems(sink) == []
     other = pa.schema([("n", pa.string()), ("more", pa.int64())])
-    assert list(IcebergTable(Iceberg(sink.table, sink.catalog)).problems(other)) == [
+    assert problems(Iceberg(sink.table, sink.catalog), other) == [
         "table 'shop.orders': column 'n' is string here and long there",
         "table 'shop.orders' has no column 'more'; it has n, day, headers",
         "table 'shop.orders' is partitioned by ['day'], not by partition_by",

@@ -10,8 +10,8 @@ import pytest
 from penstock.spark.pipeline import Jdbc
 from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.batches import no_mark
-from penstock.spark.pipeline.writing.jdbc import JdbcStageDiffers, JdbcWriter
-from penstock.spark.pipeline.writing.jdbc_database import JdbcConnection, JdbcDatabase
+from penstock.spark.pipeline.sinks.jdbc import JdbcStageDiffers, JdbcWriter
+from penstock.spark.pipeline.sinks.jdbc_connection import JdbcConnection, JdbcDatabase
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

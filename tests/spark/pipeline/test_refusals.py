@@ -24,9 +24,9 @@ from penstock.spark.pipeline import (
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.origin import Origin
 from penstock.spark.pipeline.running import PipelineFailed, Report
-from penstock.spark.pipeline.writing.bisection import bisected
-from penstock.spark.pipeline.writing.iceberg import IcebergWriter
-from penstock.spark.pipeline.writing.jdbc_database import JdbcDatabase
+from penstock.spark.pipeline.sinks.iceberg import IcebergWriter
+from penstock.spark.pipeline.sinks.jdbc_connection import JdbcDatabase
+from penstock.spark.pipeline.sinks.staged import bisected
 from penstock.sync.results import FSBackend
 from tests.spark.pipeline.conftest import SHOP, dead_letters, iceberg_catalogue
 
@@ -95,7 +95,7 @@ def test_each_sink_refuses_for_itself(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, postgres: PostgresServer,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    postgres.execute("CREATE TABLE orders (n int UNIQUE, word text)")
+    postgres.execute("CREATE TABLE orders (n int UNIQUE, word text, penstock_order text)")
     words = {0: "fine", 1: "x" * 300, 2: "a\0b", 3: "b a d", 4: "", 5: "good", 6: None}
     add(stream_redis, *({"n": n, "word": word} for n, word in words.items()))
     sinks = (
@@ -144,7 +144,9 @@ def test_a_database_behind_jdbc_says_which_rows_it_refuses(
     """Those that it takes into no table (a day in the year 10002), and those that it does not take into this one."""
     sink = Jdbc(derby, "orders", key=("n",))
     with JdbcDatabase(sink, spark).connection() as connection:
-        connection.execute("CREATE TABLE orders (n SMALLINT PRIMARY KEY, length INT NOT NULL, day DATE)")
+        connection.execute(
+            "CREATE TABLE orders (n SMALLINT PRIMARY KEY, length INT NOT NULL, day DATE, penstock_order VARCHAR(41))"
+        )
         connection.commit()
     add(stream_redis, {"n": 1, "word": "one"}, {"n": 70_000, "word": "x"}, {"n": 3}, {"n": 4, "word": "four"})
     add(stream_redis, {"n": 5, "word": "x", "day": "9999-12-31"}, {"n": 4, "word": "again", "day": "2026-11-16"})

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.spark.pipeline import Results
-from penstock.spark.pipeline.writing.results import ResultInvalid, SaveTask, opened, result_of
+from penstock.spark.pipeline.sinks.results import ResultInvalid, SaveTask, opened, result_of
 
 AT = datetime(2026, 11, 15, 8, tzinfo=UTC)
 SCHEMA = pa.schema([

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 from deltalake import DeltaTable
-from pyspark.sql import Row
-from pyspark.sql.types import StructType
 
 from penstock.protection import Protection
+from penstock.spark.lake.parquet import FilesMissing, check_files
 from penstock.spark.pipeline import (
     Console,
     Delta,
@@ -32,10 +31,9 @@ from penstock.spark.pipeline import (
 from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.running import PipelineFailed, Report, Run
+from penstock.spark.pipeline.sinks.delta import DeltaWriter
+from penstock.spark.pipeline.sinks.staged import as_json
 from penstock.spark.pipeline.status import status
-from penstock.spark.pipeline.writing.counting import FilesMissing, check_files
-from penstock.spark.pipeline.writing.delta import DeltaWriter
-from penstock.spark.pipeline.writing.postgres import _value
 from tests.spark.limits import HAS_LIMITS, limit
 from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters
 
@@ -285,8 +283,9 @@ def test_the_console_alone_takes_in_every_row_that_it_does_not_show(
 
 
 def test_a_batch_that_hangs_is_an_alarm_before_it_ends(
-    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.spark.pipeline.running._COLD_START_S", 0.0)
     add_orders(stream_redis, 5)
     told = threading.Event()
     running = Run(pipeline_of(trigger="1ms"), spark, once=False, tell=lambda _: running.stop())
@@ -327,7 +326,9 @@ def test_a_time_that_names_the_folders_of_a_delta_table_is_the_same_in_every_zon
     assert hour.isoformat() == "2026-11-16T02:00:00+00:00"
 
 
-def test_nested_values_are_json_that_postgres_reads() -> None:
-    nested = Row(a=[float("nan"), float("inf"), float("-inf"), 1.5], b={"k": Row(c=bytearray(b"\x00x"), d=None)})
-    told = json.loads(_value(nested, StructType()), parse_constant=pytest.fail)
+def test_nested_values_are_json_that_postgres_reads(spark: SparkSession) -> None:
+    numbers = "array(double('NaN'), double('Infinity'), double('-Infinity'), 1.5D)"
+    nested = f"named_struct('a', {numbers}, 'b', map('k', named_struct('c', X'0078', 'd', CAST(NULL AS int))))"
+    (found,) = as_json(spark.sql(f"SELECT {nested} AS nested")).collect()
+    told = json.loads(found.nested, parse_constant=pytest.fail)
     assert told == {"a": ["NaN", "Infinity", "-Infinity", 1.5], "b": {"k": {"c": "AHg=", "d": None}}}

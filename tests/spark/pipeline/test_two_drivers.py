@@ -13,12 +13,12 @@ from psycopg import conninfo
 
 from penstock.spark.pipeline import Delta, Parquet, Pipeline, Postgres
 from penstock.spark.pipeline.batch_key import BatchKey
-from penstock.spark.pipeline.driver import PipelineBusy, last_word
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.running import Report, Run
-from penstock.spark.pipeline.writing.delta import DeltaWriter
-from penstock.spark.pipeline.writing.parquet import ParquetWriter
-from penstock.spark.pipeline.writing.postgres import PostgresWriter
+from penstock.spark.pipeline.sinks.delta import DeltaWriter
+from penstock.spark.pipeline.sinks.parquet import ParquetWriter
+from penstock.spark.pipeline.sinks.postgres import PostgresWriter
+from penstock.spark.pipeline.status import PipelineBusy, last_state
 from tests.spark.pipeline.conftest import add_orders
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def test_a_second_run_is_refused_while_the_first_one_writes(
 
     run(pipeline, mark=second)
     assert table() == list(range(5))
-    word = last_word(tmp_path / "checkpoint")
+    word = last_state(tmp_path / "checkpoint")
     assert word is not None
     assert word.state == "done"
 
@@ -87,7 +87,7 @@ def test_pipelines_that_share_a_database_do_not_wait_for_each_other(
     impatient = conninfo.make_conninfo(postgres.dsn, options="-c lock_timeout=3000")
 
     def other(step: str) -> None:
-        if step == "postgres copied":
+        if step == "postgres moved":
             second = PostgresWriter(Postgres(impatient, "b", create=True))
             assert second.write(rows, BatchKey("another", 0), lambda _: None)
 

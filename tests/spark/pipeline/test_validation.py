@@ -25,8 +25,8 @@ from penstock.spark.pipeline import (
     Results,
     Sql,
 )
+from penstock.spark.pipeline.sinks.jdbc_connection import JdbcDatabase
 from penstock.spark.pipeline.validation import PipelineInvalid
-from penstock.spark.pipeline.writing.jdbc_database import JdbcDatabase
 from tests.spark.pipeline.conftest import SHOP, add_orders, iceberg_catalogue
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ def test_a_good_pipeline_is_found_good(spark: SparkSession, stream_redis: redis.
         ([Sql("SELECT n FROM input"), Sql("SELCT n FROM input")], "step 2 (sql): [PARSE_SYNTAX_ERROR]"),
         ([Sql("SELECT n FROM elsewhere")], "step 1 (sql): [TABLE_OR_VIEW_NOT_FOUND]"),
         ([Sql("SELECT 1 AS n")], "step 1 (sql): step 1 does not read its input"),
-        ([Function(f"{SHOP}:none")], f"step 1 (python): python = '{SHOP}:none' cannot be imported here"),
+        ([Function(f"{SHOP}:none")], f"step 1 (python): python='{SHOP}:none' cannot be imported here"),
         ([Function(f"{SHOP}:broken")], "step 1 (python): KeyError: \"whatever the user's code raises\""),
         ([Function(f"{SHOP}:leaving")], "step 1 (python): SystemExit: 3"),
-        ([Function(f"{SHOP}:nothing")], f"step 1 (python): python = '{SHOP}:nothing' must return a DataFrame, not NoneType"),
-        ([Handler("no.such.module:f")], "step 1 (handler): handler = 'no.such.module:f' cannot be imported here"),
-        ([Sql("SELECT n FROM input"), Handler(f"{SHOP}:score")], "step 2 (handler): handler = "),
+        ([Function(f"{SHOP}:nothing")], f"step 1 (python): python='{SHOP}:nothing' must return a DataFrame, not NoneType"),
+        ([Handler("no.such.module:f")], "step 1 (handler): handler='no.such.module:f' cannot be imported here"),
+        ([Sql("SELECT n FROM input"), Handler(f"{SHOP}:score")], "step 2 (handler): handler="),
         ([Handler(f"{SHOP}:score", output="n double")], "step 1 (handler): output: there is a column 'n' already"),
         ([Sql("SELECT n, count(*) AS c FROM input GROUP BY n")], "steps: [STREAMING_OUTPUT_MODE"),
         ([Sql("SELECT n, null AS x FROM input")], "column 'x' is void, which Parquet cannot hold"),
@@ -266,7 +266,7 @@ def test_a_table_of_postgres_that_does_not_fit_is_told(
         "sink 1 (t): table 't': column 'must' must not be null and has no default, but the rows lack it",
         "sink 1 (t): key: table 't' has no unique index on (n): CREATE UNIQUE INDEX ON t (n)",
         "sink 3 (schema): there is no schema 'shop': create it",
-        "sink 4 (reader): the user may create no table in the schema 'public', where batches are noted: GRANT CREATE",
+        "sink 4 (reader): the user may create no table in the schema 'public', where batches are staged and noted: GRANT CREATE",
         'sink 4 (reader): the user may not write to the table "k": GRANT INSERT',
     )
 

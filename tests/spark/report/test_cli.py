@@ -33,7 +33,7 @@ def test_an_empty_stream_has_a_page_too_and_an_old_page_is_replaced(
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{out}: 0 messages, 0 dead letters\n"
     page = Page(out.read_text())
-    assert "0 messages published" in page.text
+    assert page.tiles["Messages"] == "0"
     assert "Stream orders is empty now: 1 entries were trimmed or deleted" in page.text
     assert list(tmp_path.iterdir()) == [out]
 
@@ -49,7 +49,8 @@ def test_what_is_left_of_a_stream_are_dead_letters_with_bytes_that_are_no_text(
     result = call(stream_server, "--stream", "ghosts", "--archive", tmp_path / "cold", "--output", out)
     assert result.stdout == f"{out}: 0 messages, 1 dead letters\n"
     page = Page(out.read_text())
-    assert page.row("1")[1:4] == ["fatal", "", "\ufffd"]
+    assert page.row("1")[1:3] == ["fatal", "\ufffd"]
+    assert "penstock dlq show --queue ghosts_dlq" in page.text
     assert f"The archive {tmp_path}/cold does not have this stream." in page.text
 
 
@@ -74,6 +75,7 @@ def orders() -> Stream:
         (("--stream", "orders", "--archive", "{place}"), "there is no archive"),
         (("--stream", "orders", "--output", "/proc/page.html"), "--output /proc/page.html cannot be written"),
         (("--stream", "orders", "--master", "lokal"), "--master 'lokal' must be"),
+        (("--stream", "orders", "--dashboard", "javascript:alert(1)"), "must be the address of a dashboard"),
         (("--stream", "orders", "--output", "a" * 300), "cannot be written: File name too long"),
     ],
 )

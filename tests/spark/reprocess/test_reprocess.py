@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.reprocess.identity import result_id
+from penstock.spark.reprocess.store import result_id
 from penstock.sync.results import FSBackend, PostgresBackend
 from penstock.task import check_id
 from tests.helpers.postgres import PostgresServer
@@ -89,7 +89,7 @@ def numbers(root: Path) -> Counter[int]:
 
 
 def test_nothing_of_a_damaged_archive_is_handled(spark: SparkSession, cold: Path, tmp_path: Path) -> None:
-    [file] = cold.glob("stream=*/date=*/*")
+    [file] = cold.glob("stream=*/day=*/*")
     flip_a_bit_of_the_payload(file)
     words = ("--stream", "orders", "--handler", f"{HANDLERS}:doubled", "--archive", cold, "--where", "seq >= 0")
     result = call(*words, "--results", tmp_path / "results")
@@ -179,7 +179,7 @@ def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
         (("--archive", "{cold}", "--name", "a b"), "--name"),
         (("--archive", "{cold}", "--master", "lokal"), "--master 'lokal' must be local[4]"),
         (("--archive", "{cold}", "--master", "sc://127.0.0.1:1"), "no Spark Connect server can be reached"),
-        (("--archive", "{cold}", "--timeout", "0s"), "--timeout = '0.0s' must be more than nothing"),
+        (("--archive", "{cold}", "--timeout", "0s"), "--timeout='0.0s' must be more than nothing"),
         (("--archive", "{cold}", "--results", "mongo"), "mongo"),
         (("--archive", "{cold}", "--results", "/dev/null/here"), "--results /dev/null/here: /dev/null is no directory"),
         (("--archive", "{cold}", "--results", "/proc/none/here"), "nothing can be written in /proc"),

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual
 
 from penstock.errors import ConfigurationError
+from penstock.spark.results.filter import ResultFilter
 from penstock.spark.results.options import ResultsOptions
-from penstock.spark.results.shelf import shared
-from penstock.spark.results.wanted import Wanted
+from penstock.spark.results.scans import share_out
 from penstock.task import Result
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -24,7 +24,7 @@ def test_each_file_is_in_one_share_and_there_are_as_many_shares_as_asked_for(
     rows: list[int], min_parts: int, max_rows: int
 ) -> None:
     folders = [(f"day{n}", count) for n, count in enumerate(rows)]
-    shares = shared(folders, min_parts, max_rows)
+    shares = share_out(folders, min_parts, max_rows)
     assert len(shares) >= min_parts or not folders
     for folder, _ in folders:
         for name in ("a", "b", "resize-01.msgpack"):
@@ -32,7 +32,7 @@ def test_each_file_is_in_one_share_and_there_are_as_many_shares_as_asked_for(
 
 
 def test_small_days_are_packed_and_big_ones_are_cut() -> None:
-    shares = shared([("a", 10), ("b", 10), ("c", 95), ("d", 10)], min_parts=1, max_rows=30)
+    shares = share_out([("a", 10), ("b", 10), ("c", 95), ("d", 10)], min_parts=1, max_rows=30)
     assert [(share.folders, share.slots) for share in shares] == [(("c",), 4)] * 4 + [(("a", "b", "d"), 1)]
 
 
@@ -44,11 +44,11 @@ def test_filters_on_kind_status_and_time_say_what_is_read() -> None:
         LessThanOrEqual(("finished_at",), NOON + timedelta(hours=1)),
         EqualTo(("task_id",), "t1"),  # not cheap anywhere: Spark does it
     ]
-    wanted = Wanted().narrowed(filters)
-    assert wanted.only_kind == "mail"
+    matching = ResultFilter().narrowed(filters)
+    assert matching.only_kind == "mail"
 
     def takes(**given: object) -> bool:
-        return wanted.takes(Result(**{"task_id": "t", "kind": "mail", "finished_at": NOON, **given}))
+        return matching.takes(Result(**{"task_id": "t", "kind": "mail", "finished_at": NOON, **given}))
 
     assert takes()
     assert takes(finished_at=datetime(2026, 11, 15, 13))  # noqa: DTZ001  a time without a zone is UTC
@@ -56,7 +56,7 @@ def test_filters_on_kind_status_and_time_say_what_is_read() -> None:
     assert not takes(status="error")
     assert not takes(finished_at=NOON - timedelta(microseconds=1))
     assert not takes(finished_at=NOON + timedelta(hours=2))
-    assert Wanted(kinds=frozenset(["resize"])).narrowed(filters).kinds == frozenset()
+    assert ResultFilter(kinds=frozenset(["resize"])).narrowed(filters).kinds == frozenset()
 
 
 @pytest.mark.parametrize(

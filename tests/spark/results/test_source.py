@@ -16,10 +16,9 @@ import redis
 
 from penstock.errors import ConfigurationError
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.results.fs_shelf import FSShelf
+from penstock.spark.results.filter import ResultFilter
 from penstock.spark.results.options import ResultsOptions
-from penstock.spark.results.shelf import Sizes
-from penstock.spark.results.wanted import Wanted
+from penstock.spark.results.scans import FSResultScan, PartitionSizes
 from penstock.sync.results import FSBackend, PostgresBackend, S3Backend
 from penstock.sync.tasks import RedisTaskQueue
 from penstock.task import Result, encode
@@ -146,8 +145,8 @@ def test_folders_that_nothing_was_saved_to_since_are_not_read(in_files: Any, tmp
         long_ago = (START + timedelta(days=n)).timestamp()
         os.utime(day, (long_ago, long_ago))
     os.utime(days[0])
-    shelf = ResultsOptions.parse(options).shelf
-    parts = shelf.plan(Wanted(since=START + timedelta(days=3)), Sizes(max_rows=1))
+    scan = ResultsOptions.parse(options).scan
+    parts = scan.plan(ResultFilter(since=START + timedelta(days=3)), PartitionSizes(max_rows=1))
     assert len(days) == 3
     assert {folder for part in parts for folder in part.folders} == {days[0].name, days[2].name}
 
@@ -157,7 +156,7 @@ def test_what_is_read_of_the_file_system_is_told_by_the_settings(
 ) -> None:
     (tmp_path / "penstock.toml").write_text(f'[result_backend]\nprovider = "fs"\nroot = "{tmp_path}/results"\n')
     options = ResultsOptions.parse({"config": str(tmp_path / "penstock.toml")})
-    assert options.shelf == FSShelf(f"{tmp_path}/results")
+    assert options.scan == FSResultScan(f"{tmp_path}/results")
 
 
 def test_several_results_of_one_entry_are_read_and_those_of_tasks_that_were_put_back_are_not(
@@ -170,10 +169,15 @@ def test_several_results_of_one_entry_are_read_and_those_of_tasks_that_were_put_
     later = stream_redis.execute_command("XADD", "jobs.results", "*", *fields[16:])
     stream_redis.xadd("jobs.results", {"data": b"no result"})
     stream_redis.hset("{jobs}:done", mapping={"t0": entry_id, "t2": later})  # t1 was put back, t2 ran again since
-    shelf = ResultsOptions.parse({"backend": "redis", "url": stream_server.url, "queue": "jobs"}).shelf
-    read = [result for part in shelf.plan(Wanted(), Sizes()) for page in shelf.read(part, Wanted()) for result in page]
+    scan = ResultsOptions.parse({"backend": "redis", "url": stream_server.url, "queue": "jobs"}).scan
+    read = [
+        result
+        for part in scan.plan(ResultFilter(), PartitionSizes())
+        for page in scan.read(part, ResultFilter())
+        for result in page
+    ]
     assert [result.task_id for result in read] == ["t0", "t2"]
-    assert "redis://" not in repr(shelf)
+    assert "redis://" not in repr(scan)
 
 
 def test_a_place_without_results_is_told_and_nothing_is_created_there(postgres: PostgresServer, tmp_path: Path) -> None:
@@ -182,7 +186,9 @@ def test_a_place_without_results_is_told_and_nothing_is_created_there(postgres: 
         ({"backend": "postgres", "url": postgres.dsn}, "no table penstock_results"),
     ):
         with pytest.raises(ConfigurationError, match=why):
-            ResultsOptions.parse(options).shelf.plan(Wanted(), Sizes())
+            ResultsOptions.parse(options).scan.plan(ResultFilter(), PartitionSizes())
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigurationError, match="no table penstock_results"):
-        ResultsOptions.parse({"backend": "postgres", "url": postgres.dsn}).shelf.plan(Wanted(), Sizes(min_parts=4))
+        ResultsOptions.parse({"backend": "postgres", "url": postgres.dsn}).scan.plan(
+            ResultFilter(), PartitionSizes(min_parts=4)
+        )

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from penstock.spark.option_values import Options
+from penstock.spark.runtime.option_values import Options
 from penstock.spark.sink.identity import Identity
 from penstock.spark.sink.options import SinkOptions
 from penstock.spark.sink.writer import Written, write_partition

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from penstock import envelope
 from penstock.errors import EncodeError, PayloadTooLarge
 from penstock.spark.sink.chunks import Backlog
-from penstock.spark.sink.columns import Columns
 from penstock.spark.sink.entries import Packed, Packer, commands, counted
+from penstock.spark.sink.options import Columns
 
 NONE = Columns(None, None, None, None, None, None, ())
 MAP = pa.map_(pa.string(), pa.binary())

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigurationError
-from penstock.spark.option_values import Options
+from penstock.spark.runtime.option_values import Options
 from penstock.spark.sink import make_writer
 from penstock.spark.sink.options import SinkOptions
 

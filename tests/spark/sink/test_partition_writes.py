@@ -14,7 +14,7 @@ import redis
 
 from penstock.errors import ConnectionFailed, StreamFull, WrongType
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.sink.errors import QueryFenced, ReplayDiffers, WriteLost
+from penstock.spark.sink.identity import QueryFenced, ReplayDiffers, WriteLost
 from penstock.sync import ConsumerConfig, StreamClient, StreamConsumer
 from penstock.testing import Cluster, FaultProxy
 from tests.redis.slots import SlotMove, tags_on_all_nodes, tell

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FORMAT = "redis_streams"
 DRIVER = """
 import sys
-from penstock.spark.session import session
+from penstock.spark.sessions import session
 url, checkpoint, rows = sys.argv[1:]
 spark = session("killed", "local[2]", short=True, conf={"spark.log.level": "ERROR"})
 frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2).load()

@@ -1,10 +1,10 @@
-"""The archive: a partitioned Parquet log of streams, with a manifest of the ids that it holds."""
+"""The archive: a Delta table of streams, partitioned by stream and day, that knows which ids it holds."""
 
 from penstock.spark.archive.compact import Compacted, compact
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
-from penstock.spark.archive.read import read
+from penstock.spark.archive.old_format import import_archive
+from penstock.spark.archive.read import StreamStatus, is_archive, read, status
 from penstock.spark.archive.run import ArchiveRun
-from penstock.spark.archive.status import StreamStatus, is_archive, status
 from penstock.spark.archive.verify import Finding, Report, verify
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Report",
     "StreamStatus",
     "compact",
+    "import_archive",
     "is_archive",
     "read",
     "status",

@@ -1,34 +1,28 @@
-"""One batch into the archive: plan, write aside, check, put in place, commit. Killed anywhere, it is done or not done.
+"""One batch into the archive: plan, stage, check, put in place, commit. Killed anywhere, it is done or not done.
 
 | killed                                 | what is left                          | the restart                        |
 |----------------------------------------|---------------------------------------|------------------------------------|
-| while files are written aside          | files in `_staging`                   | runs the batch again; removes them |
-| between two files being put in place   | files that the manifest does not know | makes the same again, or others    |
-| before the commit has its name         | a draft beside the manifest           | as above                           |
-| after it, before Spark notes the batch | everything                            | finds all of it archived: no work  |
+| while files are staged                 | files in `_staging`                   | removes them; runs the batch again |
+| between two files being put in place   | the same, and files that no log names | likewise                           |
+| after the commit, before Spark's own   | everything                            | finds all of it archived: no work  |
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from penstock import ids
 from penstock.errors import DataLost
-from penstock.spark.archive.durable import Step, make_directory, no_step
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
-from penstock.spark.archive.file_entries import count_upto
-from penstock.spark.archive.layout import Layout
-from penstock.spark.archive.log import ManifestLog
-from penstock.spark.archive.manifest import Commit, FileEntry, RangeEntry, State, in_order
-from penstock.spark.archive.placing import Placed
-from penstock.spark.archive.task import ArchiveTask, StagedFile
-from penstock.spark.reading.offsets import IdRange, Offsets, Position, Progress
+from penstock.spark.archive.file_reader import count_upto
+from penstock.spark.archive.file_writer import StagedFile
+from penstock.spark.archive.table import STAGING, ArchiveTable, FileEntry, RangeEntry, State, Step, in_order, no_step
+from penstock.spark.archive.task import ArchiveTask
+from penstock.spark.lake.files import make_directory
+from penstock.spark.source.offsets import IdRange, Offsets, Position, Progress
 
 logger = logging.getLogger("penstock.spark")
 Write = Callable[[ArchiveTask], Sequence[StagedFile]]  # runs the task over what is new in the batch
@@ -47,52 +41,55 @@ class _Wanted:
 class BatchArchiver:
     """Archives batch after batch."""
 
-    layout: Layout
+    table: ArchiveTable
     fail_on_data_loss: bool = True
     max_file_rows: int = MAX_FILE_ROWS
     step: Step = no_step
     state: State = field(default_factory=State)
 
-    @property
-    def log(self) -> ManifestLog:
-        """The manifest."""
-        return ManifestLog(self.layout)
-
     def open(self) -> None:
-        """Read the manifest, and remove what an earlier run left aside."""
-        self.state = self.log.load()
-        for place in self.layout.staging.glob("batch-*"):  # a compaction may be at work beside us
-            shutil.rmtree(place, ignore_errors=True)
+        """Load what is archived, and remove what a killed run has left; the caller holds the lock."""
+        if self.table.exists():
+            self.table.follow(self.state)
+        for staging in self.table.left_behind("batch"):  # a compaction may be at work beside us
+            self.table.take_back(staging, self.state)
 
-    def archive(self, offsets: Offsets, write: Write, batch: int = 0) -> Commit | None:
-        """Archive what is new in a batch; return None if nothing was."""
-        self.log.follow(self.state)
-        wanted = [each for name, progress in sorted(offsets.streams.items()) if (each := self._new(name, progress))]
+    def archive(self, offsets: Offsets, write: Write) -> int | None:
+        """Archive what is new in a batch; return how many entries that were, None if nothing was new."""
+        if self.table.exists():
+            self.table.follow(self.state)
+        wanted = self._all_new(offsets)
         if not wanted:
             return None
-        staging = self.layout.staging / f"batch-{secrets.token_hex(8)}"
-        make_directory(staging)
+        if not self.table.exists():
+            self.table.create()
+            self.table.follow(self.state)
+            wanted = self._all_new(offsets)  # another run may have been faster
+        staging = f"{STAGING}/batch-{secrets.token_hex(8)}"
+        if self.table.location.local is not None:
+            make_directory(self.table.location.local / staging)  # tasks elsewhere look whether they see it
         try:
-            task = ArchiveTask(str(staging), tuple(p for each in wanted for p in each.pieces), self.max_file_rows)
-            staged = write(task)
-            self.step("written")
-            ranges = [self._checked(each, [made.entry for made in staged]) for each in wanted]
-            self._check_sizes(staged)
-            self.step("checked")
-            files = Placed(self.layout.root)
-            for made in staged:
-                files.put(Path(made.staged), made.entry)
-                self.step("placed")
-            try:
-                commit = self._commit(ranges, files.entries, batch)
-            except ArchiveConflict:
-                files.take_back(self.state)
-                raise
-            self.step("committed")
-            files.remove_leftovers(self.state)
-            return commit
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            return self._archive(wanted, write, staging)
+        except Exception:
+            self.table.abandon(staging, self.state)
+            raise
+
+    def _archive(self, wanted: Sequence[_Wanted], write: Write, staging: str) -> int:
+        pieces = tuple(piece for each in wanted for piece in each.pieces)
+        staged = write(ArchiveTask(self.table.location, staging, pieces, self.max_file_rows))
+        self.step("written")
+        ranges = [self._checked(each, [made.entry for made in staged]) for each in wanted]
+        self._check_sizes(staging, staged)
+        self.step("checked")
+        self.table.place(staging, (made.entry for made in staged), self.step)
+        self.table.append(self.state, ranges, {made.entry: made.stats for made in staged})
+        self.step("committed")
+        self.table.store.delete_folder(staging)
+        self.table.maintain(self.state, self.step)
+        return sum(each.rows for each in ranges)
+
+    def _all_new(self, offsets: Offsets) -> list[_Wanted]:
+        return [each for name, progress in sorted(offsets.streams.items()) if (each := self._new(name, progress))]
 
     def _new(self, stream: str, progress: Progress) -> _Wanted | None:
         """Return what of a batch is not archived; raise for what cannot be joined to what is."""
@@ -122,7 +119,7 @@ class BatchArchiver:
             raise ArchiveConflict(
                 f"stream {stream!r} brings ids up to {at.id}, and is archived up to {archived.id} with others: it was "
                 f"deleted and created anew, or is another stream of that name. Archive it under another root than "
-                f"{self.layout.root}"
+                f"{self.table.location}"
             )
 
     def _is_known(self, stream: str, at: Position) -> bool:
@@ -131,13 +128,13 @@ class BatchArchiver:
         if found is None or at == found.end:
             return found is not None
         if at.rank is None or found.after_n is None:
-            return False
+            return any(entry.last == at.id for entry in self.state.files_of(stream))
         after, upto = ids.parse(found.after), ids.parse(at.id)
         rows = 0
         for entry in self.state.files_of(stream):
             if after < ids.parse(entry.first) <= upto:
                 is_whole = ids.parse(entry.last) <= upto
-                rows += entry.rows if is_whole else count_upto(self.layout.root, entry, at.id)
+                rows += entry.rows if is_whole else count_upto(self.table, entry, at.id)
         return at.rank >= found.after_n + rows
 
     def _gap(self, stream: str, archived: Position, start: Position) -> int | None:
@@ -151,8 +148,8 @@ class BatchArchiver:
         text = f"stream {stream!r}: {number} entries between {archived.id} and {start.id} are in no archive"
         if self.fail_on_data_loss:
             raise DataLost(
-                f"{text}. They were trimmed before they were archived, or {self.layout.checkpoint} is newer than the "
-                "manifest: then remove it, and the archive goes on from the manifest. To go on without them, set "
+                f"{text}. They were trimmed before they were archived, or the checkpoint of the run is newer than the "
+                "table: then remove it, and the run continues where the table ends. To continue without them, set "
                 "failOnDataLoss=false (--allow-data-loss)"
             )
         logger.warning("%s; going on without them (failOnDataLoss=false)", text)
@@ -175,36 +172,13 @@ class BatchArchiver:
             )
         return replace(whole, rows=rows)
 
-    def _check_sizes(self, staged: Sequence[StagedFile]) -> None:
+    def _check_sizes(self, staging: str, staged: Sequence[StagedFile]) -> None:
         # On a shared file system: what the task has made durable must be what this process sees.
+        found = {file.path: file.size for file in self.table.store.walk(staging)}
         for made in staged:
-            file = Path(made.staged)
-            if not file.is_file() or file.stat().st_size != made.entry.bytes:
+            path = f"{staging}/{made.entry.path}"
+            if found.get(path) != made.entry.bytes:
                 raise ArchiveDamaged(
-                    f"{file} is not there as its task wrote it: the driver and all executors must share "
-                    f"{self.layout.root}. Nothing was committed"
+                    f"{self.table.location}/{path} is not there as its task wrote it: the driver and all executors "
+                    f"must share {self.table.location}. Nothing was committed"
                 )
-
-    def _commit(self, ranges: Sequence[RangeEntry], files: Sequence[FileEntry], batch: int) -> Commit:
-        before = {each.stream: self.state.end(each.stream) for each in ranges}
-        while True:
-            commit = Commit(
-                seq=self.state.seq + 1,
-                kind="append",
-                time_ms=time.time_ns() // 1_000_000,
-                ranges=tuple(ranges),
-                add=tuple(files),
-                note={"batch": batch},
-                prev=self.state.check,
-            )
-            try:
-                self.log.commit(commit, self.step)
-            except FileExistsError:
-                self.log.follow(self.state)  # a compaction, say, which changes no range
-                if any(self.state.end(stream) != end for stream, end in before.items()):
-                    raise ArchiveConflict(
-                        f"another run has archived to {self.layout.root} at the same time: stop one of the two"
-                    ) from None
-                continue
-            self.state.apply(commit)
-            return commit

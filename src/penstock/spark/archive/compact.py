@@ -1,33 +1,30 @@
 """Makes few big files of many small ones, a day of a stream at a time; plain Python, a row group in memory at a time.
 
-The new file is written aside, read back, put in place, and one commit lets it take the place of the old ones. These
-stay for a while: whoever read the manifest before may still be reading them. Killed anywhere, the archive is as before
-or as after; a second run finds nothing to do, or finishes.
+The new file is staged, read back, put in place, and one commit lets it take the place of the old ones: every reader of
+the table sees each row once, before and after. The old files stay for a while, for those who read the table as it was
+before. Killed anywhere, the archive is as before or as after; the next compaction finishes.
 """
 
 from __future__ import annotations
 
 import itertools
 import secrets
-import shutil
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.spark.archive.batch import MAX_FILE_ROWS
-from penstock.spark.archive.digest import RowDigest
-from penstock.spark.archive.durable import Step, check_writable, make_directory, no_step
-from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged, ArchiveMissing
-from penstock.spark.archive.file_writer import FileWriter, read_batches
-from penstock.spark.archive.layout import Layout, inside
-from penstock.spark.archive.log import ManifestLog
-from penstock.spark.archive.manifest import Commit, FileEntry, State
-from penstock.spark.archive.placing import Placed
-from penstock.spark.archive.rows import SCHEMA
+from penstock.spark.archive.errors import ArchiveDamaged
+from penstock.spark.archive.file_reader import damaged, read_rows, why_changed
+from penstock.spark.archive.file_writer import FileWriter, StagedFile
+from penstock.spark.archive.lock import Lock
+from penstock.spark.archive.table import STAGING, ArchiveTable, FileEntry, State, Step, no_step
+from penstock.spark.lake.files import Location
 
 TARGET_BYTES = 256 << 20
 GRACE_S = 3600.0
+_SMALL_BYTES = 1 << 20
+_MANY = 64  # small files that are worth a merge while the run goes on
 
 
 @dataclass(frozen=True)
@@ -43,143 +40,127 @@ class Compacted:
 class Compaction:
     """Compacts one archive."""
 
-    layout: Layout
+    table: ArchiveTable
     target_bytes: int = TARGET_BYTES
     max_file_rows: int = MAX_FILE_ROWS
     grace_s: float = GRACE_S
     step: Step = no_step
     state: State = field(default_factory=State)
 
-    @classmethod
-    def of(cls, root: str | Path, **settings: float) -> Compaction:
-        """Open an archive; raise ArchiveMissing if there is none."""
-        layout = Layout.of(root)
-        log = ManifestLog(layout)
-        if not log.exists():
-            raise ArchiveMissing(f"there is no archive at {layout.root}: {layout.manifest} does not exist")
-        check_writable(layout.root)
-        return cls(layout, **settings, state=log.load())  # type: ignore[arg-type]  # the settings above
-
     def run(self) -> Compacted:
-        """Compact and clean; return what was done."""
-        merged = made = 0
-        for files in self.plan():
-            merged += len(files)
-            made += 1
-            self._merge(files)
-        return Compacted(merged, made, self.clean())
+        """Compact and clean; return what was done. Raise ArchiveConflict while another compaction is at work."""
+        with Lock.held(self.table.location, "compact"):
+            self.table.follow(self.state)
+            for staging in self.table.left_behind("compact"):
+                self.table.take_back(staging, self.state)
+            merged = made = 0
+            for files in self.plan():
+                merged += len(files)
+                made += 1
+                self._merge(files)
+            return Compacted(merged, made, self.clean())
 
     def plan(self) -> list[list[FileEntry]]:
         """Return the files that become one, in order; days that are as they should be are left alone."""
-        found = []
-        for stream in self.state.streams:
-            for _, files in itertools.groupby(self.state.files_of(stream), key=lambda entry: entry.date):
-                found += [group for group in self._groups(list(files)) if len(group) > 1]
-        return found
+        return [group for day in _days(self.state) for group in self._groups(day) if len(group) > 1]
 
     def _groups(self, files: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
         group: list[FileEntry] = []
+        size = rows = 0
         for entry in files:
-            together = [*group, entry]
-            is_too_big = sum(e.bytes for e in together) > self.target_bytes
-            if group and (is_too_big or sum(e.rows for e in together) > self.max_file_rows):
+            size, rows = size + entry.bytes, rows + entry.rows
+            if group and (size > self.target_bytes or rows > self.max_file_rows):
                 yield group
-                group = []
-            group = [*group, entry]
+                group, size, rows = [], entry.bytes, entry.rows
+            group.append(entry)
         if group:
             yield group
 
     def _merge(self, files: Sequence[FileEntry]) -> None:
-        staging = self.layout.staging / f"compact-{secrets.token_hex(8)}"
-        make_directory(staging)
+        staging = f"{STAGING}/compact-{secrets.token_hex(8)}"
         try:
-            writer = FileWriter(staging, files[0].stream)
-            try:
-                for entry in files:
-                    self._copy(entry, writer)
-            except BaseException:
-                writer.abandon()
-                raise
-            made = writer.close()
-            if (made.first, made.last, made.rows) != (files[0].first, files[-1].last, sum(e.rows for e in files)):
-                raise ArchiveDamaged(f"{made.path} does not hold what {len(files)} files held; nothing was changed")
+            made = self._written(files, staging)
             self.step("written")
-            placed = Placed(self.layout.root)
-            placed.put(writer.staged, made)
-            self.step("placed")
-            try:
-                self._commit(placed.entries[0], files)
-            except ArchiveConflict:
-                placed.take_back(self.state)
-                raise
-            self.step("committed")
-            placed.remove_leftovers(self.state)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            self.table.place(staging, [made.entry], self.step)
+            self.table.replace(self.state, {made.entry: made.stats}, files)
+        except Exception:
+            self.table.abandon(staging, self.state)
+            raise
+        self.step("committed")
+        self.table.store.delete_folder(staging)
+        self.table.maintain(self.state, self.step)
+
+    def _written(self, files: Sequence[FileEntry], staging: str) -> StagedFile:
+        writer = FileWriter(self.table.store, staging, files[0].stream)
+        try:
+            for entry in files:
+                self._copy(entry, writer)
+        except BaseException:
+            writer.abandon()
+            raise
+        made = writer.close()
+        entry, rows = made.entry, sum(e.rows for e in files)
+        if (entry.first, entry.last, entry.rows) != (files[0].first, files[-1].last, rows):
+            raise ArchiveDamaged(f"{entry.path} does not hold what {len(files)} files held; nothing was changed")
+        return made
 
     def _copy(self, entry: FileEntry, writer: FileWriter) -> None:
-        digest = RowDigest(SCHEMA)
-        file = inside(self.layout.root, entry.path)
+        location = self.table.location
         try:
-            for batch in read_batches(file):
-                digest.add(batch)
+            why = why_changed(self.table, entry.path, entry.bytes, entry.sha256)
+            if why is not None:
+                raise damaged(location, entry.path, f"{why}; nothing was changed")
+            for batch in read_rows(self.table, entry):
                 writer.add(batch)
         except FileNotFoundError:
-            raise ArchiveDamaged(f"{file} is missing; nothing was changed. Run `penstock archive verify`") from None
-        if digest.sum() != entry.row_sum:
             raise ArchiveDamaged(
-                f"{file}: its rows are not those that were archived; nothing was changed. Run `penstock archive verify`"
-            )
-
-    def _commit(self, made: FileEntry, old: Sequence[FileEntry]) -> None:
-        log = ManifestLog(self.layout)
-        paths = tuple(entry.path for entry in old)
-        while True:
-            commit = Commit(
-                self.state.seq + 1,
-                "compact",
-                time.time_ns() // 1_000_000,
-                add=(made,),
-                remove=paths,
-                prev=self.state.check,
-            )
-            try:
-                log.commit(commit, self.step)
-            except FileExistsError:
-                log.follow(self.state)  # new batches, which touch no file of ours, or another compaction
-                if not all(path in self.state.files for path in paths):
-                    raise ArchiveConflict(
-                        f"another compaction of {self.layout.root} replaced the same files; let one of them run"
-                    ) from None
-                continue
-            self.state.apply(commit)
-            return
+                f"{location}/{entry.path} is missing; nothing was changed. Run `penstock archive verify`"
+            ) from None
 
     def clean(self) -> int:
-        """Remove files that were replaced longer ago than the grace; return how many were there."""
-        until_ms = time.time_ns() // 1_000_000 - int(self.grace_s * 1000)
-        removed = 0
-        for path, replaced_ms in self.state.replaced.items():
-            file = inside(self.layout.root, path)
-            if replaced_ms <= until_ms and path not in self.state.files and file.exists():
-                file.unlink()
-                removed += 1
-                self.step("cleaned")
-        for place in self.layout.staging.glob("compact-*"):  # of compactions that were killed
-            if place.stat().st_mtime * 1000 <= until_ms:
-                shutil.rmtree(place, ignore_errors=True)
-        return removed
+        """Remove files that were replaced longer ago than the grace; return how many there were."""
+        self.table.check_links()
+        return len(self.table.vacuum(self.state, self.grace_s))
+
+
+class SmallFiles(Compaction):
+    """What an archive run compacts by itself: runs of small files, if they are many or their day is over."""
+
+    def run_if_it_pays(self) -> None:
+        """Compact, unless there is nothing to do."""
+        if self.plan():
+            self.run()
+
+    def plan(self) -> list[list[FileEntry]]:
+        """Return the files that become one."""
+        days = list(_days(self.state))
+        newest = {files[0].stream: files[0].day for files in days}  # the last day of each stream wins
+        found = []
+        for files in days:
+            least = _MANY if files[0].day == newest[files[0].stream] else 2
+            for is_small, group in itertools.groupby(files, key=lambda entry: entry.bytes < _SMALL_BYTES):
+                if is_small:
+                    found += [merge for merge in self._groups(list(group)) if len(merge) >= least]
+        return found
+
+
+def _days(state: State) -> Iterator[list[FileEntry]]:
+    for files in state.files_by_stream().values():
+        for _, of_a_day in itertools.groupby(files, key=lambda entry: entry.day):
+            yield list(of_a_day)
 
 
 def compact(
-    root: str | Path,
+    root: str | Path | Location,
     *,
     target_bytes: int = TARGET_BYTES,
     max_file_rows: int = MAX_FILE_ROWS,
     grace_s: float = GRACE_S,
     step: Step = no_step,
+    storage_options: Mapping[str, str] | None = None,
 ) -> Compacted:
     """Compact an archive; see the module."""
-    made = Compaction.of(root, target_bytes=target_bytes, max_file_rows=max_file_rows, grace_s=grace_s)
-    made.step = step
-    return made.run()
+    table = ArchiveTable.of(root, storage_options)
+    state = table.load()
+    table.location.check_writable("archive")
+    return Compaction(table, target_bytes, max_file_rows, grace_s, step, state).run()

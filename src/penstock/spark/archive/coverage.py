@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock import ids
-from penstock.spark.archive.manifest import FileEntry, RangeEntry, State
-from penstock.spark.reading.offsets import Position
+from penstock.spark.archive.table import FileEntry, RangeEntry
+from penstock.spark.source.offsets import Position
 
 Numbers = tuple[int, int]  # an id as it orders
 
@@ -33,11 +33,6 @@ class Coverage:
         self._starts = [ids.parse(segment.start.id) for segment in self.segments]
         self._lasts = [ids.parse(entry.last) for entry in self.files]
         self._firsts = [ids.parse(entry.first) for entry in self.files]
-
-    @classmethod
-    def of(cls, state: State, stream: str) -> Coverage:
-        """Take what a manifest says."""
-        return cls(state.ranges.get(stream, ()), state.files_of(stream))
 
     @property
     def end(self) -> Position | None:

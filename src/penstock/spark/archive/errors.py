@@ -10,7 +10,7 @@ class ArchiveMissing(NotFound, ConfigurationError):
 
 
 class ArchiveDamaged(PenstockError):
-    """The archive is not what its manifest says, or the manifest itself is not whole."""
+    """The archive is not what its log says, or the log itself is not whole."""
 
 
 class ArchiveConflict(PenstockError):

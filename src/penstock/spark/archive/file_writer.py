@@ -1,42 +1,48 @@
-"""Writes one file of entries and, before it is told of, reads it back: what is told is what is on the disk."""
+"""Writes one file of entries and, before anybody hears of it, reads it back: what is reported is what is stored."""
 
 from __future__ import annotations
 
 import hashlib
-import secrets
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock import ids
 from penstock.spark.archive.digest import RowDigest
-from penstock.spark.archive.durable import sync_file
 from penstock.spark.archive.errors import ArchiveDamaged
-from penstock.spark.archive.layout import date_of, path_of
-from penstock.spark.archive.manifest import FileEntry
+from penstock.spark.archive.file_reader import batches_of
 from penstock.spark.archive.rows import SCHEMA
+from penstock.spark.archive.table import FileEntry, day_of, path_of
+from penstock.spark.lake.files import Store
+from penstock.spark.lake.statistics import statistics
 
 _GROUP_BYTES = 32 << 20  # of a row group, which is what a writer and a reader hold at a time
-_PAGE_ROWS = 20_000
-_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """A file that is written and verified, and not yet part of the table."""
+
+    entry: FileEntry
+    stats: str
 
 
 class FileWriter:
     """A file in the making. Rows come in the order of their ids, of one stream and one day."""
 
-    def __init__(self, staging: Path, stream: str) -> None:
-        self.staged = staging / f"{secrets.token_hex(8)}.parquet"
+    def __init__(self, store: Store, staging: str, stream: str) -> None:
+        self._store, self._staging, self._file = store, staging, store.scratch(f"{staging}/new")
         self.stream = stream
         self._writer = pq.ParquetWriter(
-            self.staged, SCHEMA, compression="zstd", use_dictionary=["stream", "key"], write_statistics=["ms", "seq"],
-            write_page_checksum=True,
+            self._file, SCHEMA, compression="zstd", use_dictionary=["stream", "key"],
+            write_statistics=["id", "ms", "seq", "timestamp"], write_page_checksum=True,
         )  # fmt: skip
         self._digest = RowDigest(SCHEMA)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
-        self.first: str | None = None
+        self._first: str | None = None
         self._last = ""
 
     @property
@@ -49,8 +55,8 @@ class FileWriter:
         if not batch.num_rows:
             return
         begins = batch.column("id")[0].as_py()
-        if self.first is None:
-            self.first = begins
+        if self._first is None:
+            self._first = begins
         elif ids.parse(begins) <= ids.parse(self._last):
             raise ArchiveDamaged(f"stream {self.stream!r}: entry {begins} came behind {self._last}; nothing was kept")
         self._last = batch.column("id")[-1].as_py()
@@ -65,51 +71,54 @@ class FileWriter:
             self._writer.write_table(pa.Table.from_batches(self._waiting))
             self._waiting, self._waiting_bytes = [], 0
 
-    def close(self) -> FileEntry:
-        """End the file, make it durable, read it back, and return what is in it."""
+    def close(self) -> StagedFile:
+        """End the file, read it back, and stage it; return what is in it."""
         self._flush()
         self._writer.close()
-        sync_file(self.staged)
-        assert self.first is not None
-        date = date_of(ids.parse(self.first)[0])
-        entry = describe(self.staged, path_of(self.stream, date, self.first, self._last), self.stream, date)
-        told = (self._digest.rows, self.first, self._last, self._digest.sum())
-        if (entry.rows, entry.first, entry.last, entry.row_sum) != told:
+        assert self._first is not None
+        self._check()
+        with self._file.open("rb") as source:
+            sha256 = hashlib.file_digest(source, "sha256").hexdigest()
+        day = day_of(ids.parse(self._first)[0])
+        path = path_of(self.stream, day, self._first, self._last, sha256)
+        size = self._file.stat().st_size
+        stats = statistics(pq.read_metadata(self._file), without=("stream",))
+        self._store.put(self._file, f"{self._staging}/{path}")
+        return StagedFile(FileEntry(path, self.stream, day, self._first, self._last, self.rows, size, sha256), stats)
+
+    def _check(self) -> None:
+        written = Content(self._digest.rows, self._first or "", self._last, self._digest.sum())
+        found = Content.of(batches_of(self._file))
+        if found != written:
             raise ArchiveDamaged(
-                f"{self.staged}: {told[0]:,} entries from {told[1]} to {told[2]} were written, but {entry.rows:,} from "
-                f"{entry.first} to {entry.last} are read back, or others; check the disk. Nothing was committed"
+                f"{self._file}: {written.rows:,} entries from {written.first} to {written.last} were written, but "
+                f"{found.rows:,} from {found.first} to {found.last} are read back, or others; check the disk. Nothing "
+                "was committed"
             )
-        return entry
 
     def abandon(self) -> None:
         """Close the file and forget it."""
         self._writer.close()
-        self.staged.unlink(missing_ok=True)
+        self._file.unlink(missing_ok=True)
 
 
-def describe(file: Path, path: str, stream: str, date: str) -> FileEntry:
-    """Read a file from end to end and return what is in it."""
-    digest = RowDigest(SCHEMA)
-    first = last = ""
-    for batch in read_batches(file):
-        found = batch.column("id")
-        first = first or found[0].as_py()
-        last = found[-1].as_py()
-        digest.add(batch)
-    return FileEntry(path, stream, date, first, last, digest.rows, file.stat().st_size, checksum(file), digest.sum())
+@dataclass(frozen=True)
+class Content:
+    """What is in a file."""
 
+    rows: int
+    first: str
+    last: str
+    digest: str
 
-def read_batches(file: Path) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a file, some at a time."""
-    with pq.ParquetFile(file, page_checksum_verification=True) as source:
-        for batch in source.iter_batches(_PAGE_ROWS, columns=SCHEMA.names, use_threads=False):
-            yield batch if batch.schema.equals(SCHEMA) else batch.cast(SCHEMA)
-
-
-def checksum(file: Path) -> str:
-    """Return the SHA-256 of the bytes of a file."""
-    found = hashlib.sha256()
-    with file.open("rb") as source:
-        while block := source.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()
+    @classmethod
+    def of(cls, batches: Iterable[pa.RecordBatch]) -> Content:
+        """Go through the rows of a file."""
+        digest = RowDigest(SCHEMA)
+        first = last = ""
+        for batch in batches:
+            found = batch.column("id")
+            first = first or found[0].as_py()
+            last = found[-1].as_py()
+            digest.add(batch)
+        return cls(digest.rows, first, last, digest.sum())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark.reading.rows import times
+from penstock import ids
+from penstock.spark.source.rows import times
 
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 _TEXT = pa.string()
 SCHEMA = pa.schema(
     [
@@ -72,3 +75,28 @@ def whole_fields(batch: pa.RecordBatch) -> list[dict[str, bytes]]:
     rest = batch.column("fields").to_pylist()
     data = batch.column("data").to_pylist()
     return [{**({} if d is None else {"data": d}), **dict(pairs or ())} for d, pairs in zip(data, rest, strict=True)]
+
+
+def is_behind(ms: Numbers, seq: Numbers, entry_id: str) -> Mask:
+    """Return for each row whether its id is greater; both numbers are unsigned, as the server's are."""
+    at_ms, at_seq = (np.uint64(number) for number in ids.parse(entry_id))
+    found: Mask = (ms > at_ms) | ((ms == at_ms) & (seq > at_seq))
+    return found
+
+
+def is_between(batch: pa.RecordBatch, after: str, upto: str) -> Mask:
+    """Return for each row whether its id is behind one id, and not behind another."""
+    ms, seq = unsigned(batch.column("ms")), unsigned(batch.column("seq"))
+    return is_behind(ms, seq, after) & ~is_behind(ms, seq, upto)
+
+
+def between(batch: pa.RecordBatch, after: str, upto: str) -> pa.RecordBatch:
+    """Return the rows behind one id, up to and with another."""
+    mask = is_between(batch, after, upto)
+    return batch if bool(mask.all()) else batch.filter(pa.array(mask))
+
+
+def unsigned(column: Any) -> Numbers:
+    """Return a column of signed 64-bit numbers as those that it was made of: beyond the half they have wrapped."""
+    found: Numbers = column.to_numpy().view(np.uint64)
+    return found

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,21 +16,22 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError
 from penstock.spark.archive.batch import MAX_FILE_ROWS, BatchArchiver
-from penstock.spark.archive.checkpoint import last_committed, offsets_of
-from penstock.spark.archive.durable import Step, check_writable, make_directory, no_step
-from penstock.spark.archive.layout import Layout
-from penstock.spark.archive.log import ManifestLog
-from penstock.spark.archive.manifest import State
-from penstock.spark.archive.run_lock import RunLock
-from penstock.spark.archive.task import ArchiveTask, StagedFile
-from penstock.spark.carried import Carried
-from penstock.spark.master import is_connect
-from penstock.spark.patience import patiently
-from penstock.spark.prerequisites import has_read_limits
-from penstock.spark.reading.catalogue import look, require
-from penstock.spark.reading.offsets import IdRange, Position
-from penstock.spark.reading.options import SourceOptions
-from penstock.spark.reading.planner import pack
+from penstock.spark.archive.compact import SmallFiles
+from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
+from penstock.spark.archive.file_writer import StagedFile
+from penstock.spark.archive.lock import Lock
+from penstock.spark.archive.table import ArchiveTable, State, Step, no_step
+from penstock.spark.archive.task import ArchiveTask
+from penstock.spark.lake.files import Location, make_directory
+from penstock.spark.runtime.code_shipping import Shipped
+from penstock.spark.runtime.errors import StopAsked
+from penstock.spark.runtime.master import is_connect
+from penstock.spark.runtime.prerequisites import has_read_limits
+from penstock.spark.runtime.retry import retry
+from penstock.spark.source.catalogue import look, require
+from penstock.spark.source.offsets import IdRange, Offsets, Position
+from penstock.spark.source.options import SourceOptions
+from penstock.spark.source.partitioning import pack
 from penstock.times import seconds_of
 
 if TYPE_CHECKING:
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 
 GROUP = "penstock-archive"
 MAX_BATCH_ROWS = 1_000_000
+_CHECKPOINT = "_checkpoint"
+_LINES_BEFORE = 2
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Archived:
 class ArchiveRun:
     """What is archived, and where to. `options` are those of the source, `url` among them."""
 
-    root: str | Path
+    root: str | Path | Location
     streams: str
     options: Mapping[str, str] = field(default_factory=dict)
     group: str = GROUP
@@ -60,8 +66,11 @@ class ArchiveRun:
     max_batch_rows: int = MAX_BATCH_ROWS
     max_file_rows: int = MAX_FILE_ROWS
     trigger: str = "10 seconds"
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+    compacts: bool = True  # small files, whenever there are many
     step: Step = no_step
     tell: Callable[[Archived], None] = lambda _: None
+    is_stopping: Callable[[], bool] = lambda: False  # asked before each batch: none begins then, and the query ends
 
     def start(self, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
         """Start the query; with `once` it ends when everything that is there now is archived.
@@ -74,34 +83,42 @@ class ArchiveRun:
         """
         if is_connect(spark):
             raise ConfigurationError("the archive needs a classic Spark session: its commits are made by the driver")
-        layout = Layout.of(self.root)
-        options = self.check()
-        make_directory(layout.root)
-        lock = RunLock.take(layout.lock)
+        options, table = self.check(), self._table()
+        if table.location.local is not None:
+            make_directory(table.location.local)
+        lock = Lock.take(table.location)
         try:
-            query = self._query(spark, layout, options, once=once)
+            query = self._query(spark, table, options, once=once)
         except BaseException:
             lock.give_back()
             raise
         threading.Thread(target=_hold, args=(lock, query), name="penstock archive lock", daemon=True).start()
         return query
 
-    def _query(self, spark: SparkSession, layout: Layout, options: dict[str, str], *, once: bool) -> StreamingQuery:
-        archiver = BatchArchiver(layout, self.fail_on_data_loss, self.max_file_rows, self.step)
+    def _table(self) -> ArchiveTable:
+        return ArchiveTable.of(self.root, self.storage_options)
+
+    def _query(
+        self, spark: SparkSession, table: ArchiveTable, options: dict[str, str], *, once: bool
+    ) -> StreamingQuery:
+        archiver = BatchArchiver(table, self.fail_on_data_loss, self.max_file_rows, self.step)
         archiver.open()
         rows = spark.readStream.format("redis_streams").schema("id string").options(**options).load()
+        checkpoint = _checkpoint(table.location)
         # Said outright: on most clusters of YARN a plain path is in HDFS, and this one is read here.
-        place = f"file:{layout.checkpoint}"
-        writer = rows.writeStream.queryName(f"archive {layout.root}").option("checkpointLocation", place)
+        place = f"file:{checkpoint}"
+        writer = rows.writeStream.queryName(f"archive {table.location}").option("checkpointLocation", place)
         source = SourceOptions.parse(options)
 
         def archive(frame: DataFrame, batch: int) -> None:
+            if self.is_stopping():
+                raise StopAsked(f"batch {batch} has not begun: the archive was asked to stop")
             context, started_s = frame.sparkSession.sparkContext, time.monotonic()
-            offsets = offsets_of(layout.checkpoint, batch)
-            commit = archiver.archive(offsets, lambda task: copy(context, source, task), batch)
-            if commit is not None:
-                rows = sum(each.rows for each in commit.ranges)
+            offsets = offsets_of(checkpoint, batch)
+            rows = archiver.archive(offsets, lambda task: copy(context, source, task))
+            if rows is not None:
                 self.tell(Archived(batch, rows, time.monotonic() - started_s))
+                self._compact(table, archiver.state)
 
         writer = writer.foreachBatch(archive)
         if once:
@@ -110,18 +127,20 @@ class ArchiveRun:
 
     def check(self) -> dict[str, str]:
         """Look at everything that can be wrong, without Spark and without writing; return the options of the source."""
-        layout = Layout.of(self.root)
+        table = self._table()
         self._trigger_s()
-        check_writable(layout.root)
-        RunLock.check(layout.lock)
-        given = self._options(layout, ManifestLog(layout).load())
+        table.location.check_writable("archive")
+        Lock.check(table.location)
+        if table.is_old():
+            raise ConfigurationError(
+                f"{table.location} is an archive of an older Penstock: run `penstock archive import` once"
+            )
+        given = self._options(table.location, table.load() if table.exists() else State())
         options = SourceOptions.parse(given)
         options.check_streaming()
         if not options.selection.is_pattern and not options.wait_for_streams:
             client = options.link.client()
-            require(
-                patiently(lambda: look(client, options.selection.names), options.retry_timeout.total_seconds()), client
-            )
+            require(retry(lambda: look(client, options.selection.names), options.retry_timeout.total_seconds()), client)
         if not has_read_limits():
             raise ConfigurationError(
                 "an archive run needs Spark 4.2 or newer, which limits its batches: pip install 'pyspark>=4.2'"
@@ -134,7 +153,13 @@ class ArchiveRun:
             raise ConfigurationError(f"--every {self.trigger!r} must be a duration such as 30s or 10 seconds")
         return found
 
-    def _options(self, layout: Layout, state: State) -> dict[str, str]:
+    def _compact(self, table: ArchiveTable, state: State) -> None:
+        """Merge small files, if there are many; somebody else may be at it."""
+        if self.compacts:
+            with suppress(ArchiveConflict):
+                SmallFiles(table, max_file_rows=self.max_file_rows, step=self.step, state=state).run_if_it_pays()
+
+    def _options(self, location: Location, state: State) -> dict[str, str]:
         given = {
             "maxRowsPerTrigger": str(self.max_batch_rows),
             **self.options,
@@ -143,14 +168,12 @@ class ArchiveRun:
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
         }
         ends = {name: end for name in state.streams if (end := state.end(name)) is not None}
-        # Without its checkpoint a query goes on where the manifest ends, and notices what is gone since.
-        given["startingOffsets"] = (
-            starting_after(ends) if ends and last_committed(layout.checkpoint) is None else "earliest"
-        )
+        # Without its checkpoint a query continues where the table ends, and notices what is gone since.
+        given["startingOffsets"] = starting_after(ends) if ends and last_committed(location) is None else "earliest"
         return given
 
 
-def _hold(lock: RunLock, query: StreamingQuery) -> None:
+def _hold(lock: Lock, query: StreamingQuery) -> None:
     with suppress(Exception):  # however it ends; whoever waits for it is told
         query.awaitTermination()
     lock.give_back()
@@ -169,13 +192,13 @@ def copy(context: SparkContext, options: SourceOptions, task: ArchiveTask) -> li
     The tasks read Redis themselves. Spark plans the batch and keeps its offsets, but the entries do not pass through
     Java, where half of the time would go.
     """
-    shares = pack(task.pieces, options.max_rows_per_partition, options.min_partitions)
+    shares = pack(task.pieces, options.max_rows_per_partition, options.streaming_partitions)
     found = context.parallelize(shares, max(1, len(shares))).flatMap(Copying(task, options)).collect()
     return list(found)
 
 
 @dataclass(frozen=True)
-class Copying(Carried):
+class Copying(Shipped):
     """Called by Spark with each share of the task."""
 
     task: ArchiveTask
@@ -184,3 +207,41 @@ class Copying(Carried):
     def __call__(self, share: Sequence[IdRange]) -> list[StagedFile]:
         """Return the files that hold the share."""
         return self.task.copy(self.options, share)
+
+
+# --- what Spark's checkpoint says of a batch: the ranges of ids that it takes ---
+#
+# Spark writes the end of a batch into `offsets/<number>` before it runs the batch: a line with a version, one with
+# settings, and one for each source. Ours says where the batch begins as well (source/offsets.py).
+
+
+def _checkpoint(location: Location) -> Path:
+    """Return where Spark keeps its checkpoint: beside the table, or only for this run where the table is not here.
+
+    The table says by itself how far the archive is. A checkpoint saves a batch that was under way from being planned
+    anew, no more.
+    """
+    if location.local is not None:
+        return location.local / _CHECKPOINT
+    place = Path(tempfile.mkdtemp(prefix="penstock-archive-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return place
+
+
+def offsets_of(checkpoint: Path, batch: int) -> Offsets:
+    """Return what a batch takes of each stream."""
+    file = checkpoint / "offsets" / str(batch)
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        return Offsets.load(json.loads(lines[_LINES_BEFORE]))
+    except (OSError, ValueError, IndexError) as error:
+        raise ArchiveDamaged(f"the checkpoint does not say what batch {batch} is: {file}: {error}") from error
+
+
+def last_committed(location: Location) -> Offsets | None:
+    """Return how far Spark believes the archive to be; None where it has committed nothing."""
+    if location.local is None:
+        return None
+    checkpoint = location.local / _CHECKPOINT
+    done = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
+    return offsets_of(checkpoint, max(done)) if done else None

@@ -9,53 +9,45 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.spark.archive.errors import ArchiveDamaged
-from penstock.spark.archive.file_writer import FileWriter
-from penstock.spark.archive.id_masks import is_behind, unsigned
-from penstock.spark.archive.layout import DAY_MS, LAST_MS
-from penstock.spark.archive.manifest import FileEntry
-from penstock.spark.archive.rows import READ_SCHEMA, stored
-from penstock.spark.collector import spare_the_collector
-from penstock.spark.reading.offsets import IdRange
-from penstock.spark.reading.options import SourceOptions
-from penstock.spark.reading.ranges import read_ranges
-from penstock.spark.reading.rows import RowBuilder
-
-
-@dataclass(frozen=True)
-class StagedFile:
-    """A file that is written and verified, and not yet part of the archive."""
-
-    staged: str
-    entry: FileEntry
+from penstock.spark.archive.file_writer import FileWriter, StagedFile
+from penstock.spark.archive.rows import READ_SCHEMA, is_behind, stored, unsigned
+from penstock.spark.archive.table import DAY_MS, LAST_MS
+from penstock.spark.lake.files import Location, Store
+from penstock.spark.runtime.freeze_gc import freeze_gc
+from penstock.spark.source.offsets import IdRange
+from penstock.spark.source.options import SourceOptions
+from penstock.spark.source.redis_log import read_ranges
+from penstock.spark.source.rows import RowBuilder
 
 
 @dataclass(frozen=True)
 class ArchiveTask:
     """Settings that travel to the tasks."""
 
+    location: Location
     staging: str
     pieces: tuple[IdRange, ...]
     max_file_rows: int
 
     def copy(self, options: SourceOptions, ranges: Sequence[IdRange]) -> list[StagedFile]:
         """Read ranges of ids and write them; this is what an executor does."""
-        spare_the_collector()
-        if not Path(self.staging).is_dir():
+        freeze_gc()
+        local = self.location.local
+        if local is not None and not (local / self.staging).is_dir():
             raise ArchiveDamaged(
-                f"{self.staging}, which the driver has made, is not there on {socket.gethostname()}: the driver and "
-                "all executors must share the file system of the archive. Nothing was committed"
+                f"{local / self.staging}, which the driver has made, is not there on {socket.gethostname()}: the "
+                "driver and all executors must share the file system of the archive. Nothing was committed"
             )
         return self.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
         """Write rows as the source gives them."""
-        sorter = _Sorter(Path(self.staging), self.pieces, self.max_file_rows)
+        sorter = _Sorter(self.location.store, self.staging, self.pieces, self.max_file_rows)
         try:
             for batch in batches:
                 sorter.take(batch)
@@ -68,8 +60,8 @@ class ArchiveTask:
 class _Sorter:
     """Puts rows into the file of their piece and day; one file is open at a time."""
 
-    def __init__(self, staging: Path, pieces: Sequence[IdRange], max_rows: int) -> None:
-        self._staging, self._max_rows = staging, max_rows
+    def __init__(self, store: Store, staging: str, pieces: Sequence[IdRange], max_rows: int) -> None:
+        self._store, self._staging, self._max_rows = store, staging, max_rows
         self._pieces: dict[str, list[IdRange]] = {}
         for piece in pieces:
             self._pieces.setdefault(piece.stream, []).append(piece)
@@ -105,13 +97,13 @@ class _Sorter:
         is_full = self._writer is not None and self._writer.rows >= self._max_rows
         if self._writer is None or place != self._place or is_full:
             self._finish()
-            self._writer, self._place = FileWriter(self._staging, place[0]), place
+            self._writer, self._place = FileWriter(self._store, self._staging, place[0]), place
         self._writer.add(stored(batch))
 
     def _finish(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
-            self._made.append(StagedFile(str(writer.staged), writer.close()))
+            self._made.append(writer.close())
 
     def close(self) -> list[StagedFile]:
         """End the last file; return all."""

@@ -1,10 +1,10 @@
-"""Compares an archive with its manifest: every file, every byte, every range of ids."""
+"""Compares an archive with the log of its table: every file, every byte, every range of ids."""
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +13,15 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 
 from penstock import ids
-from penstock.spark.archive.checkpoint import last_committed
 from penstock.spark.archive.errors import ArchiveDamaged, ArchiveMissing
-from penstock.spark.archive.file_check import why_changed
-from penstock.spark.archive.file_writer import describe
-from penstock.spark.archive.layout import Layout, inside
-from penstock.spark.archive.log import ManifestLog
-from penstock.spark.archive.manifest import Commit, FileEntry, RangeEntry, State
+from penstock.spark.archive.file_reader import read_rows, why_changed
+from penstock.spark.archive.file_writer import Content
+from penstock.spark.archive.run import last_committed
+from penstock.spark.archive.table import STAGING, ArchiveTable, FileEntry, RangeEntry, State
+from penstock.spark.lake.files import Location
 
 What: TypeAlias = Literal[
-    "missing file", "changed file", "wrong rows", "unknown file", "missing range", "overlapping range", "manifest"
+    "missing file", "changed file", "wrong rows", "unknown file", "missing range", "overlapping range", "log"
 ]
 _THREADS = 2
 
@@ -57,31 +56,31 @@ class Report:
         return not self.findings
 
 
-def verify(root: str | Path, *, rows: bool = False) -> Report:
-    """Look at everything that the manifest speaks of, and for what it does not speak of.
+def verify(
+    root: str | Path | Location, *, rows: bool = False, storage_options: Mapping[str, str] | None = None
+) -> Report:
+    """Look at everything that the table speaks of, and for what it does not speak of.
 
     With `rows` the files are also decoded and their rows compared; without it their bytes are, which finds any change
     that was made after the commit.
     """
-    layout = Layout.of(root)
-    log = ManifestLog(layout)
-    if not log.exists():
-        raise ArchiveMissing(f"there is no archive at {layout.root}: {layout.manifest} does not exist")
-    findings: list[Finding] = []
-    state, replaced = State(), set[str]()
-    commits = 0
-    for commit in _commits(log, findings):
-        commits += 1
-        state.apply(commit)
-        replaced.update(commit.remove)
-    findings += _files(layout, state, rows=rows)
-    findings += _unknown(layout, state, replaced)
-    for stream in sorted({*state.ranges, *(entry.stream for entry in state.files.values())}):
-        findings += _ranges(stream, state.ranges.get(stream, []), state.files_of(stream))
-    findings += _beyond(layout, state)
+    table = ArchiveTable.of(root, storage_options)
+    state = State()
+    try:
+        table.follow(state)
+    except ArchiveMissing:
+        raise
+    except ArchiveDamaged as error:
+        return Report((Finding("log", str(table.location), str(error)),), 0, 0, 0, 0)
+    findings = _files(table, state, rows=rows)
+    findings += _unknown(table, state)
+    by_stream = state.files_by_stream()
+    for stream in sorted(by_stream):
+        findings += _ranges(stream, state.ranges.get(stream, []), by_stream[stream])
+    findings += _beyond(table.location, state)
     return Report(
         tuple(findings),
-        commits,
+        state.version,  # the first one makes the table
         len(state.files),
         sum(entry.rows for entry in state.files.values()),
         sum(entry.bytes for entry in state.files.values()),
@@ -89,54 +88,40 @@ def verify(root: str | Path, *, rows: bool = False) -> Report:
     )
 
 
-def _commits(log: ManifestLog, findings: list[Finding]) -> Iterator[Commit]:
-    """Return the commits that can be read; note the others."""
-    expected, check = 1, ""
-    for number in log.numbers():
-        lost = range(expected, number)
-        findings += [Finding("manifest", str(log.path(each)), "this commit is missing") for each in lost]
-        is_next, expected = number == expected, number + 1
-        try:
-            commit = log.read(number)
-        except (ArchiveDamaged, OSError) as error:
-            findings.append(Finding("manifest", str(log.path(number)), str(error)))
-            check = ""
-            continue
-        if is_next and check and commit.prev != check:
-            findings.append(Finding("manifest", str(log.path(number)), "it does not follow the commit before it"))
-        check = commit.check
-        yield commit
-
-
-def _files(layout: Layout, state: State, *, rows: bool) -> list[Finding]:
+def _files(table: ArchiveTable, state: State, *, rows: bool) -> list[Finding]:
     entries = [state.files[path] for path in sorted(state.files)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = pool.map(lambda entry: _file(layout.root, entry, rows=rows), entries)
+        found = pool.map(lambda entry: _file(table, entry, rows=rows), entries)
         return [finding for finding in found if finding is not None]
 
 
-def _file(root: Path, entry: FileEntry, *, rows: bool) -> Finding | None:
-    file = root / entry.path
-    told = f"{entry.rows:,} entries from {entry.first} to {entry.last} of stream {entry.stream!r}"
+def _file(table: ArchiveTable, entry: FileEntry, *, rows: bool) -> Finding | None:
+    where = f"{table.location}/{entry.path}"
+    described = f"{entry.rows:,} entries from {entry.first} to {entry.last} of stream {entry.stream!r}"
     try:
-        why = why_changed(inside(root, entry.path), entry.bytes, entry.sha256)
+        why = why_changed(table, entry.path, entry.bytes, entry.sha256)
         if why is not None:
-            return Finding("changed file", str(file), f"{why}; it held {told}")
-        if rows and describe(file, entry.path, entry.stream, entry.date) != entry:
-            return Finding("wrong rows", str(file), f"its rows are not {told}")
+            return Finding("changed file", where, f"{why}; it held {described}")
+        if rows:
+            found = Content.of(read_rows(table, entry))
+            if (found.rows, found.first, found.last) != (entry.rows, entry.first, entry.last):
+                return Finding("wrong rows", where, f"its rows are not {described}")
     except FileNotFoundError:
-        return Finding("missing file", str(file), f"it held {told}")
+        return Finding("missing file", where, f"it held {described}")
     except (OSError, pa.ArrowException, ArchiveDamaged) as error:
-        return Finding("changed file", str(file), f"it cannot be read ({error}); it held {told}")
+        return Finding("changed file", where, f"it cannot be read ({error}); it held {described}")
     return None
 
 
-def _unknown(layout: Layout, state: State, replaced: set[str]) -> Iterator[Finding]:
-    for file in sorted(layout.root.glob("stream=*/date=*/*")):
-        path = file.relative_to(layout.root).as_posix()
-        if path in state.files or path in replaced:  # a replaced file stays until it is cleaned away
-            continue
-        yield Finding("unknown file", str(file), "no commit speaks of it; a run that was killed may have left it")
+def _unknown(table: ArchiveTable, state: State) -> Iterator[Finding]:
+    """Yield files that are no part of the table, were not replaced lately, and belong to no run that is at work."""
+    stored = table.store.walk("")
+    staged = {"/".join(file.path.split("/")[2:]) for file in stored if file.path.startswith(f"{STAGING}/")}
+    known = {*state.files, *staged, *table.log.vacuum(0, dry_run=True)}
+    for file in stored:
+        if file.path.startswith("stream=") and file.path not in known:
+            text = "no commit speaks of it; a run that was killed may have left it"
+            yield Finding("unknown file", f"{table.location}/{file.path}", text)
 
 
 def _ranges(stream: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Iterator[Finding]:
@@ -159,7 +144,7 @@ def _counts(where: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Ite
     for entry in files:
         first, last = bisect_left(ends, ids.parse(entry.first)), bisect_left(ends, ids.parse(entry.last))
         if last == len(ends) or ids.parse(entry.first) <= ids.parse(ranges[first].after):
-            yield Finding("manifest", where, f"{entry.path} holds ids outside the archived ranges")
+            yield Finding("log", where, f"{entry.path} holds ids outside the archived ranges")
             continue
         held[first] += entry.rows
         is_bridged[first:last] = [True] * (last - first)
@@ -171,7 +156,7 @@ def _counts(where: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Ite
         if wanted != found:
             text = f"behind {ranges[start].after} up to {ranges[number].upto} {wanted:,} entries were archived, "
             what: What = "missing range" if found < wanted else "overlapping range"
-            yield Finding(what, where, f"{text}{found:,} are in the manifest")
+            yield Finding(what, where, f"{text}{found:,} are in the table")
         start = number + 1
 
 
@@ -186,10 +171,10 @@ def _joint(before: RangeEntry, each: RangeEntry) -> tuple[What, str] | None:
     return None
 
 
-def _beyond(layout: Layout, state: State) -> Iterator[Finding]:
-    """Yield where Spark believes to be further than the manifest: its last commits are gone."""
+def _beyond(location: Location, state: State) -> Iterator[Finding]:
+    """Yield where Spark believes to be further than the table: its last commits are gone."""
     try:
-        committed = last_committed(layout.checkpoint)
+        committed = last_committed(location)
     except ArchiveDamaged:
         return  # Spark will say so itself
     for stream, at in sorted((committed.positions() if committed else {}).items()):
@@ -197,7 +182,7 @@ def _beyond(layout: Layout, state: State) -> Iterator[Finding]:
         if at.id != ids.ZERO and ids.parse(at.id) > ids.parse(end.id if end else ids.ZERO):
             if at.rank is not None and at.rank == (end.rank if end else 0):
                 continue  # further, but past no entry
-            text = f"ids behind {end.id if end else ids.ZERO} up to {at.id} are in no manifest"
+            text = f"ids behind {end.id if end else ids.ZERO} up to {at.id} are in no commit of the table"
             yield Finding("missing range", f"stream {stream!r}", f"{text}, though Spark has committed them")
 
 

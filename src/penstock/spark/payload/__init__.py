@@ -1,7 +1,7 @@
 """Payload bytes to typed Arrow columns; needs pyarrow, but neither pyspark nor a JVM."""
 
-from penstock.spark.payload.avro_schema import from_avro_schema
-from penstock.spark.payload.decoder import Decoded, Form, MalformedPayload, Mode, PayloadFormat, decode
+from penstock.spark.payload.avro import from_avro_schema
+from penstock.spark.payload.decoding import Decoded, Form, MalformedPayload, Mode, PayloadFormat, decode
 from penstock.spark.payload.infer import infer
 from penstock.spark.payload.json_schema import from_json_schema
 from penstock.spark.payload.model import from_model

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import ConfigurationError
-from penstock.spark.payload.decoder import Form
+from penstock.spark.payload.decoding import Form
 from penstock.spark.payload.merging import BIG_WHOLE, merged, usable
 from penstock.spark.payload.schema import TIMESTAMP, check_names, list_of
 

@@ -1,9 +1,8 @@
 """Pipelines: streams to tables, declared once, run anywhere Spark runs."""
 
-from penstock.spark.pipeline.declaration import Pipeline
-from penstock.spark.pipeline.sinks import Console, Delta, Iceberg, Jdbc, Parquet, Postgres, RedisStreams, Results
-from penstock.spark.pipeline.source import Source
-from penstock.spark.pipeline.steps import Function, Handler, Sql
+from penstock.spark.pipeline.sink_options import Console, Delta, Iceberg, Jdbc, Parquet, Postgres, RedisStreams, Results
+from penstock.spark.pipeline.spec import Lineage, Pipeline, Source
+from penstock.spark.pipeline.steps import Function, Handler, Rule, Sql
 
 __all__ = [
     "Console",
@@ -12,11 +11,13 @@ __all__ = [
     "Handler",
     "Iceberg",
     "Jdbc",
+    "Lineage",
     "Parquet",
     "Pipeline",
     "Postgres",
     "RedisStreams",
     "Results",
+    "Rule",
     "Source",
     "Sql",
 ]

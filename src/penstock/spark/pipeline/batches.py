@@ -5,52 +5,92 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError
-from penstock.spark.pipeline.batch_key import BatchKey, Mark
-from penstock.spark.pipeline.origin import visible
-from penstock.spark.pipeline.sifting import Sifter
+from penstock.errors import ConfigurationError
+from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
+from penstock.spark.pipeline.dead_letters import query_id
+from penstock.spark.pipeline.plan import Planner, dead_letter_config
+from penstock.spark.pipeline.rejected_rows import RejectedRows
+from penstock.spark.pipeline.shared_files import files_of
+from penstock.spark.pipeline.sinks.writer import Writer
+from penstock.spark.pipeline.sinks.writers import writer_of
+from penstock.spark.pipeline.spec import Pipeline
 from penstock.spark.pipeline.staging import Staging
-from penstock.spark.pipeline.writing.writer import Writer
+from penstock.spark.pipeline.status import Places
+from penstock.spark.runtime.errors import StopAsked
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger("penstock.spark")
-
-
-class StopAsked(PenstockError):
-    """The pipeline was asked to stop, and this batch has not begun."""
 
 
 def no_mark(_: str) -> None:
     """Do nothing between two steps."""
 
 
+@dataclass(frozen=True)
+class Route:
+    """How rows reach a sink: the step that they come from, which of them, and who writes them."""
+
+    sink: str
+    writer: Writer
+    step: int
+    where: str | None = None
+
+    def rows(self, frames: Mapping[int, DataFrame]) -> DataFrame:
+        """Return the rows for the sink."""
+        found = frames[self.step]
+        return found if self.where is None else found.where(self.where)
+
+
 class Batches:
     """Writes the batches of one query; Spark calls it with each.
 
     With one sink that shows a batch in one step, the rows go straight there. Otherwise they are staged first, and so
-    are those of a batch that a sink does not take as it is.
+    are those of a batch that a sink does not take as it is. Steps behind the trunk are computed from the staged rows,
+    and staged as well.
     """
 
     def __init__(
         self,
+        pipeline: Pipeline,
+        routes: Sequence[Route],
+        staging: Callable[[int], Staging],
         query: Callable[[], str],
-        writers: Mapping[str, Writer],
-        staging: Staging,
         *,
         is_stateful: bool,
-        sifter: Sifter,
-        mark: Mark = no_mark,
+        mark: FailPoint = no_mark,
     ) -> None:
-        self._query, self._writers, self._staging, self._sifter = query, writers, staging, sifter
+        """`staging` returns the staged batches of a step, `query` the id of the query that runs."""
+        self._pipeline, self._routes, self._query = pipeline, routes, query
+        self._trunk = pipeline.trunk
+        self._staging = staging(self._trunk)
+        self._behind = {each.step: staging(each.step) for each in routes if each.step != self._trunk}
+        self._rejected = RejectedRows(dead_letter_config(pipeline))
         self._is_stateful, self._mark = is_stateful, mark
         self._stop = threading.Event()
         self._has_left = True  # perhaps, a batch that was staged for its refused rows
         self.under_way: tuple[int, float] | None = None  # the batch, and the moment when it began
+
+    @classmethod
+    def of(
+        cls, pipeline: Pipeline, spark: SparkSession, places: Places, query: Callable[[], str], **given: Any
+    ) -> Batches:
+        """Return what writes the batches of a pipeline, with the writers of its sinks on a session."""
+        steps, files = pipeline.outputs(), files_of(spark)
+        routes = [
+            Route(sink.name, writer_of(sink, pipeline, spark), steps[sink.name], sink.where) for sink in pipeline.sinks
+        ]
+
+        def staging(step: int) -> Staging:
+            return Staging(places.staging_of(step, pipeline.trunk), files)
+
+        return cls(pipeline, routes, staging, query, **given)
 
     def stop(self) -> None:
         """Let the batch that runs end, and no other begin."""
@@ -64,7 +104,7 @@ class Batches:
     @property
     def is_staged(self) -> bool:
         """Whether batches are staged before they are written."""
-        return len(self._writers) > 1 or not all(writer.is_atomic for writer in self._writers.values())
+        return len(self._routes) > 1 or bool(self._behind) or not all(route.writer.is_atomic for route in self._routes)
 
     def __call__(self, rows: DataFrame, number: int) -> None:
         """Write one batch."""
@@ -86,10 +126,13 @@ class Batches:
         elif self._has_left:
             self._staging.forget_before(key)
             self._has_left = False
-        for name, writer in self._writers.items():
-            left = self._sifter.left(rows, key, name) if is_repeated else rows
-            if not self._put(name, writer, left, key, is_staged=is_staged):
-                logger.info("batch %d is in sink %s already", key.number, name)
+        frames = {self._trunk: rows}
+        frames |= {step: self._branch(step, staging, rows, key) for step, staging in self._behind.items()}
+        for route in self._routes:
+            given = route.rows(frames)
+            left = self._rejected.left(given, key, route.sink) if is_repeated else given
+            if not self._put(route.sink, route.writer, left, key, is_staged=is_staged):
+                logger.info("batch %d is in sink %s already", key.number, route.sink)
                 if self._is_stateful and not is_staged:
                     _compute(rows)
         self._mark("done")
@@ -97,17 +140,25 @@ class Batches:
     def _put(self, name: str, writer: Writer, rows: DataFrame, key: BatchKey, *, is_staged: bool) -> bool:
         """Write the rows that a sink takes, the others into the dead letters; tell whether the batch was new."""
         try:
-            return writer.write(visible(rows), key, self._mark)
+            return writer.write(rows, key, self._mark)
         except Exception as error:
             if not writer.is_refusal(error):
                 raise
             self._has_left = True
             rows = rows if is_staged else self._staged(rows, key)
-            left = self._sifter.sifted(rows, key, name, writer)
+            left = self._rejected.without_refused(rows, key, name, writer)
             if left is None:
                 raise
         self._mark("refused")
-        return writer.write(visible(left), key, self._mark)
+        return writer.write(left, key, self._mark)
+
+    def _branch(self, step: int, staging: Staging, rows: DataFrame, key: BatchKey) -> DataFrame:
+        """Return the rows of a step behind the trunk, which are computed once."""
+        made = Planner(rows.sparkSession, self._pipeline).branch(rows, step)
+        staging.forget_before(key)
+        if not staging.has(key):
+            staging.put(made, key, self._mark)
+        return staging.get(made, key)
 
     def _staged(self, rows: DataFrame, key: BatchKey) -> DataFrame:
         self._staging.forget_before(key)
@@ -121,3 +172,48 @@ class Batches:
 def _compute(rows: DataFrame) -> None:
     # Spark wants to see the state of each batch committed by this run, though the rows are in place already.
     rows.write.format("noop").mode("overwrite").save()
+
+
+# --- through Spark Connect ---
+
+_STOP = "stop"
+
+
+@dataclass(frozen=True)
+class RemoteBatches:
+    """Writes the batches of a pipeline on a Spark Connect server, which it is pickled for.
+
+    The query runs on the server, and so does this: in a Python process that the server starts, with a session of its
+    own. The client can tell it nothing but by files. So the checkpoint, and whatever else a pipeline keeps in files, is
+    on a disk that the client, the server and the executors share under the same path.
+    """
+
+    pipeline: Pipeline
+
+    def __call__(self, rows: DataFrame, number: int) -> None:
+        """Write one batch."""
+        places = Places(self.pipeline.checkpoint)
+        if _stop_file(places).exists():
+            raise StopAsked(f"batch {number} has not begun: the pipeline was asked to stop")
+        # Whether the plan keeps state cannot be seen from here: to compute a batch once too often does no harm.
+        batches = Batches.of(
+            self.pipeline, rows.sparkSession, places, lambda: query_id(places.checkpoint), is_stateful=True
+        )
+        batches(rows, number)
+
+
+def refuse_batches(places: Places) -> None:
+    """Let the batch that runs end, and no other begin."""
+    _stop_file(places).touch()
+
+
+def allow_batches(places: Places) -> None:
+    """Let batches begin."""
+    _stop_file(places).unlink(missing_ok=True)
+
+
+def _stop_file(places: Places) -> Path:
+    folder = places.local()
+    if folder is None:
+        raise ConfigurationError(f"checkpoint {places.checkpoint} is not on a disk that this process sees")
+    return folder / _STOP

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 
 from penstock.errors import PenstockError, WorkerDied
 from penstock.policy import Reason
-from penstock.spark.pipeline.dead_letters import DeadLetterDesk, Fate
+from penstock.spark.pipeline.dead_letters import DeadLetterWriter, Failure
 
 _DONE = 0
 
@@ -20,11 +20,11 @@ _DONE = 0
 class Begun:
     """The notes of one task."""
 
-    def __init__(self, desk: DeadLetterDesk, handler: str, attempts: int) -> None:
+    def __init__(self, writer: DeadLetterWriter, handler: str, attempts: int) -> None:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        self._desk, self._attempts = desk, attempts
+        self._writer, self._attempts = writer, attempts
         self._task = f"{handler} {0 if context is None else context.partitionId()}"
         self._streams: dict[str, BegunStream] = {}
 
@@ -34,7 +34,7 @@ class Begun:
         if found is None:
 
             def note(counts: Mapping[str, int]) -> dict[str, int]:
-                return self._desk.note_begun(name, first_id, counts)
+                return self._writer.note_begun(name, first_id, counts)
 
             found = self._streams[name] = BegunStream(note, self._task, self._attempts)
         return found
@@ -75,13 +75,13 @@ class BegunStream:
         alone = self._before.get(entry_id, 0)
         return alone + 1 if alone else 0  # the first time, it was not alone
 
-    def fate(self, entry_id: str) -> Fate | None:
+    def failure(self, entry_id: str) -> Failure | None:
         """Return what becomes of a message that must not be tried again; None for all others."""
         tries = self.tries_before(entry_id)
         if not tries or tries < self._attempts:
             return None
         why = f"the Python worker ended {tries} times while the handler had this message: os._exit(), out of memory?"
-        return Fate(Reason.MAX_DELIVERIES, WorkerDied(why), tries)
+        return Failure(Reason.MAX_DELIVERIES, WorkerDied(why), tries)
 
     def forget(self, entry_ids: Iterable[str]) -> None:
         """Delete what is noted of messages that are settled."""

@@ -8,19 +8,21 @@ places.
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock import dead_letter_record, ids
+from penstock.errors import PenstockError
 from penstock.keys import StreamKeys
 from penstock.policy import Reason
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
-from penstock.spark.link import Link
-from penstock.spark.patience import patiently
-from penstock.spark.pipeline.query_id import query_id
+from penstock.spark.pipeline.files import joined, local_path
+from penstock.spark.runtime.link import Link
+from penstock.spark.runtime.retry import retry
 from penstock.sync.redis.client import StreamClient
 
 _REMEMBER_S = 7 * 24 * 3600
@@ -31,7 +33,7 @@ Id: TypeAlias = str
 
 
 @dataclass(frozen=True)
-class Fate:
+class Failure:
     """Why a row cannot go on."""
 
     reason: Reason
@@ -40,15 +42,16 @@ class Fate:
 
 
 @dataclass(frozen=True)
-class DeadLetterOffice:
+class DeadLetterConfig:
     """How tasks reach the dead letters; it is pickled into them."""
 
     link: Link
     pipeline: str
     checkpoint: str
+    scope: str = ""  # of a step on a branch: what it gives up is not given up on the others
 
-    def open(self) -> DeadLetterDesk:
-        """Return the desk of the task that runs here."""
+    def open(self) -> DeadLetterWriter:
+        """Return the writer of the task that runs here."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -57,15 +60,15 @@ class DeadLetterOffice:
         if query is None or batch is None:
             # Spark Connect says it to none of its tasks. An entry is in one batch of a query, so its hour does as well.
             query = query_id(self.checkpoint)
-            return DeadLetterDesk(client, self.pipeline, lambda entry_id: f"{query}:hour {_hour(entry_id)}")
-        return self.desk(f"{query}:{batch}")
+            return DeadLetterWriter(client, self.pipeline, lambda each: f"{query}:hour {_hour(each)}{self.scope}")
+        return self.writer(f"{query}:{batch}{self.scope}")
 
-    def desk(self, part: str) -> DeadLetterDesk:
-        """Return a desk that notes entries under one name."""
-        return DeadLetterDesk(self.link.client(), self.pipeline, lambda _: part)
+    def writer(self, part: str) -> DeadLetterWriter:
+        """Return a writer that notes entries under one name."""
+        return DeadLetterWriter(self.link.client(), self.pipeline, lambda _: part)
 
 
-class DeadLetterDesk:
+class DeadLetterWriter:
     """The dead letters of one task."""
 
     def __init__(self, client: StreamClient, pipeline: str, part: Callable[[Id], str]) -> None:
@@ -86,22 +89,22 @@ class DeadLetterDesk:
         known = self._known.get((stream, part))
         if known is None:
             _, marks = self._keys(stream, part)
-            found = self._patiently(lambda: self._client.call(marks, "SMEMBERS", marks))
+            found = self._retry(lambda: self._client.call(marks, "SMEMBERS", marks))
             known = self._known[stream, part] = {member.decode() for member in found}
         return known
 
-    def dead_letter(self, stream: str, entry_id: Id, data: bytes | None, fate: Fate) -> None:
+    def dead_letter(self, stream: str, entry_id: Id, data: bytes | None, failure: Failure) -> None:
         """Add the dead letter of an entry, unless it is there already."""
         part = self._part(entry_id)
         dead, marks = self._keys(stream, part)
         fields = self._fields(stream, entry_id, data)
         source = self._client.keys(stream).stream
         record = dead_letter_record.record(
-            fields, source, entry_id, self._pipeline, self._consumer, fate.reason, fate.error, fate.attempts,
-            fate.attempts,
+            fields, source, entry_id, self._pipeline, self._consumer, failure.reason, failure.error, failure.attempts,
+            failure.attempts,
         )  # fmt: skip
         arguments = [entry_id, _REMEMBER_S, *record]
-        self._patiently(lambda: self._client.run("spark/dead_letter", [dead, marks], arguments, Repeat.IDEMPOTENT))
+        self._retry(lambda: self._client.run("spark/dead_letter", [dead, marks], arguments, Repeat.IDEMPOTENT))
         self._noted(stream, part).add(entry_id)
         self._client.dead_letter_retention.after(dead)
 
@@ -109,13 +112,13 @@ class DeadLetterDesk:
         """Note what a task begins (0 = ends), beside its dead letters; return what was noted before."""
         begun = self._dead(stream).spark_begun(self._part(entry_id))
         arguments = [_REMEMBER_S, *(word for pair in counts.items() for word in pair)]
-        found = self._patiently(lambda: self._client.run("spark/begin", [begun], arguments, Repeat.IDEMPOTENT))
+        found = self._retry(lambda: self._client.run("spark/begin", [begun], arguments, Repeat.IDEMPOTENT))
         return {name.decode(): int(count) for name, count in zip(found[::2], found[1::2], strict=True)}
 
     def _fields(self, stream: str, entry_id: Id, data: bytes | None) -> list[bytes]:
         # Asked for only now: to carry all fields of all rows through the plan would slow down those that are well.
         key = self._client.keys(stream).stream
-        found = self._patiently(lambda: self._client.call(key, "XRANGE", key, entry_id, entry_id))
+        found = self._retry(lambda: self._client.call(key, "XRANGE", key, entry_id, entry_id))
         if found:
             fields: list[bytes] = found[0][1]
             return fields
@@ -129,9 +132,23 @@ class DeadLetterDesk:
         return StreamKeys(self._client.keys(stream).default_dead_letters())
 
     @staticmethod
-    def _patiently(call: Callable[[], Reply]) -> Reply:
-        return patiently(call, _PATIENCE_S, "writing dead letters")
+    def _retry(call: Callable[[], Reply]) -> Reply:
+        return retry(call, _PATIENCE_S, "writing dead letters")
 
 
 def _hour(entry_id: Id) -> int:
     return ids.parse(entry_id)[0] // _HOUR_MS
+
+
+def query_id(checkpoint: str) -> str:
+    """Return the id that Spark has given the query of a checkpoint, on a disk of this machine."""
+    place = local_path(joined(checkpoint, "spark", "metadata"))
+    try:
+        if place is None:
+            raise PenstockError(f"checkpoint {checkpoint} is on no disk of this machine")
+        return str(json.loads(place.read_text(encoding="utf-8"))["id"])
+    except (OSError, ValueError, KeyError) as error:
+        raise PenstockError(
+            f"which query this is cannot be read in the checkpoint ({error}): through Spark Connect it must lie on a "
+            "disk that client, server and executors share"
+        ) from None

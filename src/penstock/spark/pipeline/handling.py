@@ -17,13 +17,12 @@ from penstock.model import StreamMessage
 from penstock.policy import Reason
 from penstock.runtime import aio, threads
 from penstock.serializers import load_serializer
-from penstock.spark.carried import Carried
-from penstock.spark.collector import spare_the_collector
 from penstock.spark.pipeline.begun import Begun, BegunStream
-from penstock.spark.pipeline.checks import imported
-from penstock.spark.pipeline.dead_letters import DeadLetterDesk, DeadLetterOffice, Fate
+from penstock.spark.pipeline.dead_letters import DeadLetterConfig, DeadLetterWriter, Failure
 from penstock.spark.pipeline.deadline import Alarm, Deadline
-from penstock.spark.pipeline.steps import Handler
+from penstock.spark.pipeline.steps import Handler, imported
+from penstock.spark.runtime.code_shipping import Shipped
+from penstock.spark.runtime.freeze_gc import freeze_gc
 
 logger = logging.getLogger("penstock.spark")
 NEEDED = ("stream", "id", "data")
@@ -46,18 +45,18 @@ class _Ended(Exception):
 
 @dataclass
 class Outcome:
-    """What became of messages: the output of those that are done, by id, and the fate of the others."""
+    """What became of messages: the output of those that are done, by id, and the failure of the others."""
 
     done: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    failed: dict[str, Fate] = field(default_factory=dict)
+    failed: dict[str, Failure] = field(default_factory=dict)
 
 
 Call: TypeAlias = Callable[[list[StreamMessage]], Any]
-GiveUp: TypeAlias = Callable[[str, Fate], None]
+GiveUp: TypeAlias = Callable[[str, Failure], None]
 Alone: TypeAlias = Callable[[str], AbstractContextManager[object]]
 
 
-def _forget(_entry_id: str, _fate: Fate) -> None:
+def _forget(_entry_id: str, _failure: Failure) -> None:
     """Note nothing of a message that ends this process."""
 
 
@@ -108,7 +107,7 @@ class Caller:
         if error is None:
             error = NotDone(f"the handler did not return the id {message.id} as done")
         reason = Reason.FATAL if isinstance(error, FatalError) else Reason.MAX_DELIVERIES
-        outcome.failed[message.id] = Fate(reason, error, message.attempts)
+        outcome.failed[message.id] = Failure(reason, error, message.attempts)
 
     def _try(self, messages: list[StreamMessage], outcome: Outcome) -> BaseException | None:
         try:
@@ -136,8 +135,8 @@ class Caller:
 
         def give_up() -> None:
             if len(messages) == 1:  # of several, nobody knows which it is: they are handed over one by one next time
-                fate = Fate(Reason.MAX_DELIVERIES, overdue, messages[0].attempts)
-                self._give_up(messages[0].id, fate)
+                failure = Failure(Reason.MAX_DELIVERIES, overdue, messages[0].attempts)
+                self._give_up(messages[0].id, failure)
 
         return self._deadline.call(lambda: self._answer(messages), give_up)
 
@@ -206,17 +205,17 @@ def _answers(answer: Any, *, has_output: bool) -> Iterable[tuple[str, Mapping[st
 
 
 @dataclass(frozen=True)
-class HandlerTask(Carried):
+class HandlerTask(Shipped):
     """Runs the handler over the rows of a task; called by Spark with its Arrow batches."""
 
     step: Handler
-    office: DeadLetterOffice
+    dead_letters: DeadLetterConfig
     form: str
     output: pa.Schema | None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the rows that the handler has done, with its output."""
-        spare_the_collector()
+        freeze_gc()
         function = imported("handler", self.step.handler)
         decode = bytes if self.form in ("raw", "avro") else load_serializer(self.form).decode
         caller = Caller(
@@ -225,17 +224,17 @@ class HandlerTask(Carried):
             has_output=self.output is not None,
             timeout_s=self.step.timeout_s,
         )
-        desk = self.office.open()
-        begun = Begun(desk, self.step.handler, self.step.max_attempts)
+        writer = self.dead_letters.open()
+        begun = Begun(writer, self.step.handler, self.step.max_attempts)
         try:
             for batch in batches:
-                yield self._handled(batch, caller, desk, begun, decode)
+                yield self._handled(batch, caller, writer, begun, decode)
         finally:
             begun.end()
             caller.close()
 
     def _handled(
-        self, batch: Any, caller: Caller, desk: DeadLetterDesk, begun: Begun, decode: Callable[[bytes], Any]
+        self, batch: Any, caller: Caller, writer: DeadLetterWriter, begun: Begun, decode: Callable[[bytes], Any]
     ) -> Any:
         columns = {name: batch.column(name).to_pylist() for name in _OF_A_MESSAGE if name in batch.schema.names}
         streams, ids = columns["stream"], columns["id"]
@@ -243,14 +242,14 @@ class HandlerTask(Carried):
         outputs: list[Mapping[str, Any]] = []
         for stream in dict.fromkeys(streams):
             of_stream = (row for row, name in enumerate(streams) if name == stream)
-            rows = [row for row in of_stream if not desk.is_given_up(stream, ids[row])]
+            rows = [row for row in of_stream if not writer.is_given_up(stream, ids[row])]
             if not rows:
                 continue
             notes = begun.stream(stream, ids[rows[0]])
-            outcome = self._of_stream(columns, stream, rows, caller, decode, desk, notes)
+            outcome = self._of_stream(columns, stream, rows, caller, decode, writer, notes)
             for row in rows:
                 if ids[row] in outcome.failed:
-                    desk.dead_letter(stream, ids[row], _bytes(columns, row), outcome.failed[ids[row]])
+                    writer.dead_letter(stream, ids[row], _bytes(columns, row), outcome.failed[ids[row]])
                 else:
                     kept.append(row)
                     outputs.append(outcome.done[ids[row]])
@@ -266,23 +265,23 @@ class HandlerTask(Carried):
         rows: Sequence[int],
         caller: Caller,
         decode: Callable[[bytes], Any],
-        desk: DeadLetterDesk,
+        writer: DeadLetterWriter,
         notes: BegunStream,
     ) -> Outcome:
-        def give_up(entry_id: str, fate: Fate) -> None:
-            desk.dead_letter(stream, entry_id, _bytes(columns, columns["id"].index(entry_id)), fate)
+        def give_up(entry_id: str, failure: Failure) -> None:
+            writer.dead_letter(stream, entry_id, _bytes(columns, columns["id"].index(entry_id)), failure)
 
         whole = Outcome()
         messages: dict[str, StreamMessage] = {}
         for row in rows:
             entry_id = columns["id"][row]
-            if (fate := notes.fate(entry_id)) is not None:
-                whole.failed[entry_id] = fate
+            if (failure := notes.failure(entry_id)) is not None:
+                whole.failed[entry_id] = failure
                 continue
             try:
                 message = _message(columns, row, stream, decode)
             except DecodeError as error:
-                whole.failed[entry_id] = Fate(Reason.DECODE_ERROR, error)
+                whole.failed[entry_id] = Failure(Reason.DECODE_ERROR, error)
             else:
                 message.attempts = message.delivery_count = notes.tries_before(entry_id) + 1
                 messages[entry_id] = message
@@ -302,7 +301,7 @@ class HandlerTask(Carried):
             error = self._why_unfit([output])
             if error is not None:
                 del outcome.done[entry_id]
-                outcome.failed[entry_id] = Fate(Reason.INVALID, error, messages[entry_id].attempts)
+                outcome.failed[entry_id] = Failure(Reason.INVALID, error, messages[entry_id].attempts)
 
     def _why_unfit(self, outputs: list[Mapping[str, Any]]) -> Exception | None:
         assert self.output is not None

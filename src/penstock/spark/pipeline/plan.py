@@ -1,51 +1,76 @@
-"""The plan of a pipeline: from the rows of its streams to those that go to the sinks, as one streaming DataFrame."""
+"""The plan of a pipeline: from the rows of its streams to those that go to the sinks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from penstock.errors import ConfigurationError
-from penstock.spark.master import is_connect
-from penstock.spark.pipeline.checks import duration_s, imported
-from penstock.spark.pipeline.dead_letters import DeadLetterOffice
-from penstock.spark.pipeline.declaration import Pipeline
+from penstock.spark.pipeline.dead_letters import DeadLetterConfig
 from penstock.spark.pipeline.handling import NEEDED, HandlerTask
-from penstock.spark.pipeline.intake import INVALID, Intake
-from penstock.spark.pipeline.source import CORRUPT, WHY_CORRUPT
-from penstock.spark.pipeline.steps import INPUT, Function, Handler, Sql, Step
-from penstock.spark.reading.columns import ENTRY
+from penstock.spark.pipeline.intake import COUNTS, Intake, broken_counts, marked
+from penstock.spark.pipeline.spec import CORRUPT, WHY_CORRUPT, Pipeline
+from penstock.spark.pipeline.steps import (
+    INPUT,
+    Function,
+    Handler,
+    Sql,
+    duration_s,
+    imported,
+    needed_for,
+    number_of,
+)
+from penstock.spark.runtime.master import is_connect
+from penstock.spark.source.columns import ENTRY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 _DEDUP = "_penstock_dedup"
-_FORMAT = "redis_streams"
+FORMAT = "redis_streams"
 _PARTITIONS = "minPartitions"
 
 
-def office_of(pipeline: Pipeline) -> DeadLetterOffice:
+def dead_letter_config(pipeline: Pipeline) -> DeadLetterConfig:
     """Return how the dead letters of a pipeline are reached."""
     source = pipeline.source
     link = replace(source.parsed().link, dead_letter_limits=source.dead_letter_limits)
-    return DeadLetterOffice(link, pipeline.name, pipeline.checkpoint)
+    return DeadLetterConfig(link, pipeline.name, pipeline.checkpoint)
 
 
 class Planner:
-    """Plans a pipeline on a session. Each part raises ConfigurationError, or Spark's AnalysisException."""
+    """Plans a pipeline on a session. Each part raises ConfigurationError, or Spark's AnalysisException.
 
-    def __init__(self, spark: SparkSession, pipeline: Pipeline) -> None:
-        self._spark, self._pipeline = spark, pipeline
-        self._office = office_of(pipeline)
+    Rows up to the trunk, the last step that all sinks have in common, are one streaming DataFrame. `branch()` plans
+    what follows over the rows of one batch. `starting` says where a new query begins, instead of the source.
+    """
+
+    def __init__(self, spark: SparkSession, pipeline: Pipeline, starting: Mapping[str, str] | None = None) -> None:
+        self._spark, self._pipeline, self._starting = spark, pipeline, starting
+        self._dead_letters = dead_letter_config(pipeline)
+        self._trunk = pipeline.trunk
 
     def plan(self) -> DataFrame:
-        """Return the rows for the sinks."""
-        rows = self.first()
-        for number, step in enumerate(self._pipeline.steps, 1):
-            rows = self.step(number, step, rows)
+        """Return the rows of the trunk."""
+        frames = {0: self.first()}
+        for number in range(1, self._trunk + 1):
+            frames[number] = self.step(number, frames)
         self.forget()
-        return rows
+        return frames[self._trunk]
+
+    def branch(self, rows: DataFrame, number: int) -> DataFrame:
+        """Return the rows of a step behind the trunk, of which `rows` are one batch."""
+        frames = {self._trunk: rows}
+        self._show(self._trunk, rows)
+        for each in sorted(needed_for(self._pipeline.steps, [number])):
+            if each > self._trunk:
+                frames[each] = self.step(each, frames)
+        self.forget()
+        return frames[number]
 
     def first(self) -> DataFrame:
         """Return what the first step is given: decoded, valid rows, without repetitions if that is wanted."""
@@ -56,37 +81,32 @@ class Planner:
     # --- before the steps ---
 
     def _source(self) -> DataFrame:
-        from pyspark.sql.types import StructType as Struct
-
         source = self._pipeline.source
-        options = source.spark_options()
+        options = source.spark_options(self._starting)
         if not is_connect(self._spark) and _PARTITIONS.lower() not in {name.lower() for name in options}:
             # The offsets in the checkpoint say where a batch is cut: it is repeated as it was, with however many cores.
             options[_PARTITIONS] = str(self._spark.sparkContext.defaultParallelism)
-        reader = self._spark.readStream.format(_FORMAT).options(**options)
-        wanted = {*source.columns, *NEEDED}
-        # The schema that is given is the projection: columns that nobody wants are not even built.
-        fields = [field for field in reader.load().schema.fields if field.name not in ENTRY or field.name in wanted]
-        return reader.schema(Struct(fields)).load()
+        reader = self._spark.readStream.format(FORMAT).options(**options)
+        return reader.schema(self._columns(reader.load().schema)).load()
+
+    def _columns(self, schema: StructType) -> StructType:
+        """Return the schema to read with, which is a projection: columns that nobody wants are not even built."""
+        from pyspark.sql.types import StructType as Struct
+
+        wanted = {*self._pipeline.source.columns, *NEEDED}
+        return Struct([field for field in schema.fields if field.name not in ENTRY or field.name in wanted])
 
     def _taken_in(self, rows: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as f
-
-        conditions = [*(f"{name} IS NOT NULL" for name in self._pipeline.source.required_columns())]
-        conditions += self._pipeline.source.valid
-        is_decoded = WHY_CORRUPT in rows.columns
-        if not is_decoded and not conditions:
+        rules = self._pipeline.all_rules()
+        if WHY_CORRUPT not in rows.columns and not rules:
             return rows
         going_on = [name for name in rows.columns if name not in (CORRUPT, WHY_CORRUPT)]
         schema = rows.select(*going_on).schema
-        if conditions:
-            # Null is not true: a row of which a condition cannot be told is not valid.
-            mark: Any = f.lit(None).cast("string")
-            for condition in reversed(conditions):
-                mark = f.when(~f.coalesce(f.expr(condition), f.lit(False)), f.lit(condition)).otherwise(mark)
-            rows = rows.withColumn(INVALID, mark)
-        kept = [name for name in rows.columns if name != CORRUPT]
-        return rows.select(*kept).mapInArrow(Intake(self._office, tuple(going_on)), schema)
+        rows = marked(rows.observe(COUNTS, *broken_counts(rows, rules)), rules)
+        fatal = frozenset(rule.label for rule in rules if rule.action == "fail")
+        if len(rows.columns) == len(going_on):
+            return rows  # nothing is taken out
+        return rows.mapInArrow(Intake(self._dead_letters, tuple(going_on), fatal), schema)
 
     def _check_watermark(self, schema: StructType) -> None:
         pipeline = self._pipeline
@@ -124,52 +144,64 @@ class Planner:
 
     # --- the steps ---
 
-    def step(self, number: int, step: Step, rows: DataFrame) -> DataFrame:
-        """Return the rows after a step."""
+    def step(self, number: int, frames: Mapping[int, DataFrame]) -> DataFrame:
+        """Return the rows of a step, which reads those of the steps before it."""
+        steps = self._pipeline.steps
+        step = steps[number - 1]
+        given = number - 1 if step.from_ is None else number_of(steps, step.from_)
         if isinstance(step, Sql):
-            rows.createOrReplaceTempView(INPUT)
+            if given in frames:
+                frames[given].createOrReplaceTempView(INPUT)
             made = self._spark.sql(step.sql)
         elif isinstance(step, Function):
-            made = self._called(step, rows)
+            made = self._called(step, frames[given])
         else:
-            made = self._handled(step, rows)
-        if not made.isStreaming:
+            made = self._handled(number, step, frames[given])
+        if not made.isStreaming and any(rows.isStreaming for rows in frames.values()):
             raise ConfigurationError(f"step {number} does not read its input: its rows would be the same in each batch")
-        if step.name is not None:
-            made.createOrReplaceTempView(step.name)
+        self._show(number, made)
         return made
+
+    def _show(self, number: int, rows: DataFrame) -> None:
+        if number and (name := self._pipeline.steps[number - 1].name) is not None:
+            rows.createOrReplaceTempView(name)
 
     def _called(self, step: Function, rows: DataFrame) -> DataFrame:
         from pyspark.sql import DataFrame as Frame
 
         made = imported("python", step.python)(rows)
         if not isinstance(made, Frame):
-            raise ConfigurationError(f"python = {step.python!r} must return a DataFrame, not {type(made).__name__}")
+            raise ConfigurationError(f"python={step.python!r} must return a DataFrame, not {type(made).__name__}")
         return made
 
-    def _handled(self, step: Handler, rows: DataFrame) -> DataFrame:
+    def _handled(self, number: int, step: Handler, rows: DataFrame) -> DataFrame:
+        imported("handler", step.handler)
+        schema, output = self._handled_schema(step, rows)
+        letters = self._dead_letters
+        if number > self._trunk:
+            letters = replace(letters, scope=f":step {number}")
+        return rows.mapInArrow(HandlerTask(step, letters, self._pipeline.source.format, output), schema)
+
+    def _handled_schema(self, step: Handler, rows: DataFrame) -> tuple[StructType, pa.Schema | None]:
+        """Return the columns behind a handler, and those that it adds."""
         from pyspark.sql.types import StructType as Struct
 
-        from penstock.spark.arrow_types import arrow_schema
+        from penstock.spark.runtime.arrow_types import arrow_schema
 
-        imported("handler", step.handler)
         missing = [name for name in NEEDED if name not in rows.columns]
         if missing:
             raise ConfigurationError(
-                f"handler = {step.handler!r} needs the column {missing[0]!r} of the entry: let the steps before it "
+                f"handler={step.handler!r} needs the column {missing[0]!r} of the entry: let the steps before it "
                 f"keep {', '.join(NEEDED)}"
             )
-        schema, output = rows.schema, None
-        if step.output is not None:
-            added = Struct.fromDDL(step.output)
-            assert isinstance(added, Struct)
-            output = arrow_schema(added)
-            for name in added.names:
-                if name in rows.columns:
-                    raise ConfigurationError(f"output: there is a column {name!r} already")
-            schema = Struct([*schema.fields, *added.fields])
-        task = HandlerTask(step, self._office, self._pipeline.source.format, output)
-        return rows.mapInArrow(task, schema)
+        if step.output is None:
+            return rows.schema, None
+        added = Struct.fromDDL(step.output)
+        assert isinstance(added, Struct)
+        for name in added.names:
+            if name in rows.columns:
+                raise ConfigurationError(f"output: there is a column {name!r} already")
+        return Struct([*rows.schema.fields, *added.fields]), arrow_schema(added)
 
     def forget(self) -> None:
         """Drop the tables that SQL steps were given: the plan has taken them in, or is only made when it is started."""

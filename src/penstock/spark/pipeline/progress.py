@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
-from penstock.spark.reading.offsets import lag
+from penstock.spark.pipeline.intake import COUNTS, labels_of
+from penstock.spark.pipeline.steps import Rule
+from penstock.spark.source.offsets import lag
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One batch. `lag` is None where the server cannot tell how much is left to read."""
+    """One batch. `lag` is None where the server cannot tell how much is left to read.
+
+    `inflow_per_s` is how many entries came in each second since the batch before, None for the first of a run.
+    `rate_per_s` is how many a second are read while others wait. `broken` counts the rows that broke each rule.
+    """
 
     batch: int
     rows: int
@@ -19,36 +26,62 @@ class Progress:
     rows_per_s: float
     lag: int | None
     time: str
+    rate_per_s: float = 0.0
+    inflow_per_s: float | None = None
+    broken: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Progress:
-        """Take what Spark tells of a batch."""
+    def of(
+        cls,
+        told: Mapping[str, Any],
+        before: Progress | None = None,
+        *,
+        rules: Sequence[Rule] = (),
+        trigger_s: float = 0.0,
+    ) -> Progress:
+        """Take what Spark tells of a batch; `before` is the batch before it."""
         source = told["sources"][0]
-        behind = lag(source["latestOffset"], source["endOffset"]).values()
-        known = [count for count in behind if count is not None]
+        counts = lag(source["latestOffset"], source["endOffset"]).values()
+        known = [count for count in counts if count is not None]
+        behind = sum(known) if len(known) == len(counts) else None
         seconds = told["durationMs"].get("triggerExecution", 0) / 1000
         rows = source["numInputRows"] or 0
+        each_s = max(seconds, trigger_s)  # a batch that is done early waits for the trigger
         return cls(
             batch=told["batchId"],
             rows=rows,
             seconds=seconds,
             rows_per_s=rows / seconds if seconds else 0.0,
-            lag=sum(known) if len(known) == len(behind) else None,
+            lag=behind,
             time=told["timestamp"],
+            rate_per_s=rows / each_s if each_s else 0.0,
+            inflow_per_s=_inflow(before, rows, behind, told["timestamp"]),
+            broken=_broken(told, rules),
         )
 
     @property
     def eta_s(self) -> float | None:
-        """How long it takes to catch up at this rate; None if that cannot be told."""
+        """How long it takes to catch up, with what comes in meanwhile; None if it cannot be told, or never happens."""
         if self.lag == 0:
             return 0.0
-        return self.lag / self.rows_per_s if self.lag is not None and self.rows_per_s else None
+        gain = self.rate_per_s - (self.inflow_per_s or 0.0)
+        return self.lag / gain if self.lag is not None and gain > 0 else None
+
+    @property
+    def is_falling_behind(self) -> bool:
+        """Whether more comes in than is read, while entries wait."""
+        return bool(self.lag) and self.inflow_per_s is not None and self.inflow_per_s > self.rate_per_s
 
     def __str__(self) -> str:
-        eta = "" if not self.eta_s else f", {_spoken(self.eta_s)} to go"
+        left = f", {_spoken(self.eta_s)} to go" if self.eta_s else ""
+        if self.is_falling_behind:
+            assert self.inflow_per_s is not None
+            left = f", falling behind: {self.inflow_per_s:,.0f}/s come in"
         behind = "lag unknown" if self.lag is None else f"lag {self.lag:,}"
+        broken = "".join(f", {count:,} broke {rule!r}" for rule, count in self.broken.items())
         return (
-            f"batch {self.batch}: {self.rows:,} rows in {self.seconds:.1f} s, {self.rows_per_s:,.0f}/s, {behind}{eta}"
+            f"batch {self.batch}: {self.rows:,} rows in {self.seconds:.1f} s, {self.rows_per_s:,.0f}/s, "
+            f"{behind}{left}{broken}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -56,13 +89,25 @@ class Progress:
         return {**asdict(self), "eta_s": self.eta_s}
 
     def alarms(self, max_lag: int | None, trigger_s: float) -> list[str]:
-        """Return what somebody should look at."""
+        """Return what somebody should look at; no batch is slow that leaves nothing behind."""
         found = []
         if max_lag is not None and self.lag is not None and self.lag > max_lag:
             found.append(f"batch {self.batch}: lag {self.lag:,} is above max_lag = {max_lag:,}")
-        if trigger_s and self.seconds > trigger_s:
+        if trigger_s and self.lag != 0 and self.seconds > trigger_s:
             found.append(slow_batch(self.batch, self.seconds, trigger_s, is_over=True))
         return found
+
+
+def _inflow(before: Progress | None, rows: int, behind: int | None, time: str) -> float | None:
+    if before is None or before.lag is None or behind is None:
+        return None
+    passed_s = (datetime.fromisoformat(time) - datetime.fromisoformat(before.time)).total_seconds()
+    return max(0.0, (rows + behind - before.lag) / passed_s) if passed_s > 0 else None
+
+
+def _broken(told: Mapping[str, Any], rules: Sequence[Rule]) -> dict[str, int]:
+    counts = (told.get("observedMetrics") or {}).get(COUNTS) or {}
+    return {label: counts[name] for name, label in labels_of(rules).items() if counts.get(name)}
 
 
 def slow_batch(batch: int, seconds: float, trigger_s: float, *, is_over: bool) -> str:

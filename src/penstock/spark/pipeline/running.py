@@ -11,26 +11,23 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, text_of
+from penstock.events import Emitter, EventName, EventSink
+from penstock.runtime.threads import pause
 from penstock.shutdown import SignalWatch
-from penstock.spark.master import is_connect
-from penstock.spark.own_modules import send_modules
-from penstock.spark.pipeline import remote
-from penstock.spark.pipeline.batch_key import Mark
-from penstock.spark.pipeline.batches import Batches, StopAsked, no_mark
-from penstock.spark.pipeline.declaration import Pipeline
-from penstock.spark.pipeline.driver import Driver
+from penstock.spark.pipeline.batch_key import FailPoint
+from penstock.spark.pipeline.batches import Batches, RemoteBatches, allow_batches, no_mark, refuse_batches
 from penstock.spark.pipeline.files import Files
-from penstock.spark.pipeline.plan import office_of
+from penstock.spark.pipeline.lineage import LineageRun
 from penstock.spark.pipeline.progress import Progress, slow_batch
-from penstock.spark.pipeline.sifting import Sifter
-from penstock.spark.pipeline.staging import Staging
-from penstock.spark.pipeline.status import Places
+from penstock.spark.pipeline.spec import Pipeline
+from penstock.spark.pipeline.status import Driver, Places
 from penstock.spark.pipeline.steps import functions_of
 from penstock.spark.pipeline.validation import validate
-from penstock.spark.pipeline.writing.writers import writer_of
-from penstock.spark.prerequisites import has_read_limits
-from penstock.spark.spark_errors import is_server_gone, one_line
+from penstock.spark.runtime.errors import StopAsked, is_server_gone, one_line
+from penstock.spark.runtime.master import is_connect
+from penstock.spark.runtime.prerequisites import has_read_limits
+from penstock.spark.runtime.user_modules import send_modules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,8 +41,27 @@ _QUERY_ID = "sql.streaming.queryId"
 _STATEFUL = re.compile(r"Aggregate|Deduplicate|Distinct|Join|FlatMapGroups|TransformWithState|Limit")
 
 
+# Failures of servers and networks, as they are named somewhere in what Spark says of a batch.
+_PASSES = re.compile(
+    r"\b(ConnectionFailed|ConnectionLost|CommandTimeout|ServerBusy|ReadOnlyServer|NotReplicating|OutOfMemory"
+    r"|BackendUnavailable|OperationalError|ExecutorLostFailure|ConnectException|SocketTimeoutException"
+    r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host|Python worker exited unexpectedly)\b"
+)
+_LONGEST_PAUSE_S = 60.0
+_OF_A_BATCH = ("batch", "rows", "seconds", "rows_per_s", "lag", "eta_s")
+_LOOK_FOR_STOP_S = 0.1
+_COLD_START_S = 30.0  # for which the first batch of a run may be longer: Spark loads its code
+
+
 class PipelineFailed(PenstockError):
-    """A batch failed and the pipeline ended; started again, it goes on with that batch."""
+    """A batch failed and the pipeline ended; started again, it continues with that batch.
+
+    `is_transient` says that the cause may pass by itself, such as a server that restarts.
+    """
+
+    def __init__(self, text: str, *, is_transient: bool = False) -> None:
+        super().__init__(text)
+        self.is_transient = is_transient
 
 
 @dataclass
@@ -55,6 +71,7 @@ class Report:
     batches: int = 0
     rows: int = 0
     is_stopped: bool = False
+    restarts: int = 0
     last: Progress | None = None
     alarms: list[str] = field(default_factory=list)
 
@@ -69,14 +86,18 @@ class Run:
         *,
         once: bool,
         tell: Callable[[Progress], None] | None = None,
-        mark: Mark = no_mark,
+        on_event: EventSink | None = None,
+        mark: FailPoint = no_mark,
     ) -> None:
         self._pipeline, self._spark, self._once = pipeline, spark, once
         self._tell, self._mark = tell, mark
+        self._emit = Emitter(on_event, ",".join(pipeline.source.streams), pipeline.name)
+        self._lineage = LineageRun(pipeline, is_continuous=not once)
+        self._rules = pipeline.all_rules()
         self._places = Places(pipeline.checkpoint)
         self._batches: Batches | None = None
         self._is_stopping = False
-        self._told = self._slow = -1
+        self._last_batch = self._slow = -1
         self._is_remote = is_connect(spark)
         self.report = Report()
 
@@ -86,7 +107,7 @@ class Run:
         if self._batches is not None:
             self._batches.stop()
         elif self._is_remote:
-            remote.ask_to_stop(self._places)
+            refuse_batches(self._places)
 
     def run(self) -> Report:
         """Run until all is read (once), or until stop(), SIGTERM or SIGINT.
@@ -100,21 +121,61 @@ class Run:
 
         """
         send_modules(self._spark, functions_of(self._pipeline.steps))
-        rows = validate(self._pipeline, self._spark)
+        rows = validate(self._pipeline, self._spark, self._places.starting())
         if self._is_remote:
-            remote.forget_stop(self._places)  # of a run before this one
+            allow_batches(self._places)  # of a run before this one
         elif (files := Files(self._spark)).local(self._pipeline.checkpoint) is None:
             # A plain path lies where Spark keeps files by default, which is HDFS on most clusters of YARN.
             self._places = Places(files.qualified(self._pipeline.checkpoint))
         unsubscribe = SignalWatch.subscribe(self.stop)
         try:
             with self._alone() as driver:
-                self._follow(self._start(rows))
+                self._run_reported(rows)
                 if driver is not None:
                     driver.end("stopped" if self.report.is_stopped else "done")
         finally:
             unsubscribe()
         return self.report
+
+    def _run_reported(self, rows: DataFrame) -> None:
+        """Run to the end, and let events and lineage know of it."""
+        self._lineage.emit("START")
+        try:
+            self._run_with_restarts(rows)
+        except BaseException as error:
+            text = text_of(error)
+            self._lineage.emit("FAIL", self.report.rows, text)
+            self._emit(EventName.FAILED, error=text)
+            raise
+        self._lineage.emit("COMPLETE", self.report.rows)
+        self._emit(EventName.STOPPED, reason="stopped" if self.report.is_stopped else "done")
+
+    def _run_with_restarts(self, rows: DataFrame) -> None:
+        """Run to the end; a continuous run begins again, after a pause, when it ends with a failure that passes."""
+        failures = 0
+        while True:
+            batches = self.report.batches
+            try:
+                self._follow(self._start(rows))
+                return
+            except PipelineFailed as error:
+                failures = 1 if self.report.batches > batches else failures + 1
+                if self._once or self._is_stopping or not error.is_transient or failures > self._pipeline.restarts:
+                    raise
+                pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (failures - 1))
+                logger.warning("%s. It begins again in %g s, restart %d", error, pause_s, failures)
+                self._emit(EventName.TRYING_AGAIN, error=str(error), pause_s=pause_s)
+                self.report.restarts += 1
+                self._rest(pause_s)
+            if self._is_stopping:
+                self.report.is_stopped = True
+                return
+
+    def _rest(self, seconds: float) -> None:
+        # In small steps: stop() may be called from a signal handler, which must not touch a lock.
+        until = time.monotonic() + seconds
+        while not self._is_stopping and (left := until - time.monotonic()) > 0:
+            pause(min(left, _LOOK_FOR_STOP_S))
 
     def _alone(self) -> AbstractContextManager[Driver | None]:
         folder = self._places.local()  # elsewhere Spark's own files are made in one step, and refuse a second driver
@@ -131,15 +192,14 @@ class Run:
 
     def _made_batches(self, rows: DataFrame) -> Callable[[DataFrame, int], None]:
         if self._is_remote:
-            return remote.RemoteBatches(self._pipeline)
-        writers = {sink.name: writer_of(sink, self._pipeline, self._spark) for sink in self._pipeline.sinks}
+            return RemoteBatches(self._pipeline)
         plan = rows._jdf.queryExecution().analyzed().toString()  # noqa: SLF001 - PySpark shows it only by printing
-        self._batches = Batches(
+        self._batches = Batches.of(
+            self._pipeline,
+            self._spark,
+            self._places,
             self._query_id,
-            writers,
-            Staging(self._places.staging, Files(self._spark)),
             is_stateful=_STATEFUL.search(plan) is not None,
-            sifter=Sifter(office_of(self._pipeline)),
             mark=self._mark,
         )
         if self._is_stopping:
@@ -184,31 +244,35 @@ class Run:
             self._look(query)
 
     def _failure(self, error: Exception) -> PipelineFailed:
-        why = f"pipeline {self._pipeline.name!r} failed: {one_line(error).rstrip('. ')}. "
+        reason = self._pipeline.masked(one_line(error).rstrip(". "))
+        why = f"pipeline {self._pipeline.name!r} failed: {reason}. "
         if self._is_stopping:
             return PipelineFailed(
                 f"{why}It was asked to stop: let the signal go to this process and not to its Java (systemd: "
-                "KillMode=mixed). Started again, it goes on with the same batch"
+                "KillMode=mixed). Started again, it continues with the same batch"
             )
-        return PipelineFailed(f"{why}Mend the cause and start it again: it goes on with the same batch")
+        is_transient = not is_server_gone(error) and _PASSES.search(str(error)) is not None
+        hint = "Fix the cause and start it again: it continues with the same batch"
+        return PipelineFailed(f"{why}{hint}", is_transient=is_transient)
 
     def _look(self, query: StreamingQuery) -> None:
         for told in self._new_progress(query):
             plain: Mapping[str, Any] = json.loads(told)  # the attributes of what PySpark makes of it leave some out
-            if plain["batchId"] <= self._told or not plain["durationMs"].get("addBatch"):
+            if plain["batchId"] <= self._last_batch or not plain["durationMs"].get("addBatch"):
                 continue
-            self._told = plain["batchId"]
-            self._take(Progress.of(plain))
+            self._last_batch = plain["batchId"]
+            trigger_s = 0.0 if self._once else self._pipeline.trigger_s
+            self._take(Progress.of(plain, self.report.last, rules=self._rules, trigger_s=trigger_s))
         self._look_at_batch()
 
     def _new_progress(self, query: StreamingQuery) -> list[str]:
         if self._is_remote:
-            return [told.json for told in query.recentProgress if told.batchId > self._told]
+            return [told.json for told in query.recentProgress if told.batchId > self._last_batch]
         # Of Java itself: PySpark would fetch and parse the last hundred batches, twice a second.
         told = query._jsq.recentProgress()  # noqa: SLF001 - PySpark shows them in no other way
         new = []
         for number in reversed(range(len(told))):
-            if told[number].batchId() <= self._told:
+            if told[number].batchId() <= self._last_batch:
                 break
             new.append(str(told[number].json()))
         return new[::-1]
@@ -220,17 +284,25 @@ class Run:
             return
         number, begun = under_way
         seconds = time.monotonic() - begun
-        if seconds > self._pipeline.trigger_s and number > self._slow:
+        patience_s = self._pipeline.trigger_s + (0.0 if self.report.batches else _COLD_START_S)
+        if seconds > patience_s and number > self._slow:
             self._slow = number
             self._alarm(slow_batch(number, seconds, self._pipeline.trigger_s, is_over=False))
 
     def _take(self, progress: Progress) -> None:
         report = self.report
+        is_exempt = self._once or not report.batches or self._slow == progress.batch
         report.batches, report.rows, report.last = report.batches + 1, report.rows + progress.rows, progress
-        trigger_s = 0.0 if self._once or self._slow == progress.batch else self._pipeline.trigger_s
-        for alarm in progress.alarms(self._pipeline.max_lag, trigger_s):
+        for alarm in progress.alarms(self._pipeline.max_lag, 0.0 if is_exempt else self._pipeline.trigger_s):
             self._alarm(alarm)
         self._places.note(progress)
+        told = progress.as_dict()
+        self._emit(EventName.BATCH_COMMITTED, **{name: told[name] for name in _OF_A_BATCH})
+        for rule in self._rules:
+            if count := progress.broken.get(rule.label):
+                self._emit(EventName.RULE_BROKEN, rule=rule.label, action=rule.action, count=count)
+                if rule.action == "warn":
+                    self._alarm(f"batch {progress.batch}: {count:,} rows break the rule {rule.label!r}")
         if self._tell is not None:
             self._tell(progress)
 

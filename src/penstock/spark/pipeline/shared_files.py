@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError
-from penstock.spark.master import is_connect
 from penstock.spark.pipeline.files import FileInfo, Files, local_path
+from penstock.spark.runtime.master import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

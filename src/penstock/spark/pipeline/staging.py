@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.spark.pipeline.attempts import attempt_of, tidy
-from penstock.spark.pipeline.batch_key import BatchKey, Mark
+from penstock.spark.lake.parquet import written
+from penstock.spark.pipeline.batch_key import BatchKey, FailPoint, attempt_of, tidy
 from penstock.spark.pipeline.files import Files, joined
-from penstock.spark.pipeline.writing.counting import written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,12 +29,12 @@ class Staging:
         """Tell whether the batch was computed."""
         return self._files.is_shown(joined(self._folder, key.folder))
 
-    def put(self, rows: DataFrame, key: BatchKey, mark: Mark) -> int:
+    def put(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> int:
         """Compute the batch and keep it; return the number of its rows."""
         place = joined(self._folder, key.folder)
         self._files.hide(place)
         writing = joined(self._folder, attempt_of(key) + _WRITING)
-        count = written(rows, writing)
+        count = written(rows, writing, self._files)
         mark("staged")
         self._files.show(writing, place)
         tidy(self._files, self._folder, key)

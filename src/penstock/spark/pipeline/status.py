@@ -1,23 +1,37 @@
-"""Where a pipeline keeps how far it has come, and what that says to somebody who asks."""
+"""Where a pipeline keeps how far it has come and who runs it, and what that says to somebody who asks.
+
+There is one driver at a time. `<checkpoint>/driver.json` is locked as long as it lives: the system ends the lock with
+the process, however that dies. Its text says who holds it or, afterwards, how that ended. A text that says "running"
+without a lock is what a driver has left that was killed.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ConfigurationError
-from penstock.spark.hadoop_settings import default_store
-from penstock.spark.pipeline.declaration import Pipeline
-from penstock.spark.pipeline.driver import Word, last_word
+from penstock.errors import ConfigurationError, PenstockError, name_of, text_of
+from penstock.runtime.threads import pause
 from penstock.spark.pipeline.files import joined, local_path
 from penstock.spark.pipeline.progress import Progress
-from penstock.spark.reading.catalogue import look
-from penstock.spark.reading.offsets import Offset, Offsets, Position, lag
-from penstock.spark.reading.offsets import Progress as StreamProgress
+from penstock.spark.pipeline.spec import Pipeline
+from penstock.spark.runtime.files import is_locked, lock
+from penstock.spark.runtime.master import default_store
+from penstock.spark.source.catalogue import look
+from penstock.spark.source.offsets import Offset, Offsets, Position, lag
+from penstock.spark.source.offsets import Progress as StreamProgress
 
-_NOTE = "progress.json"
+PROGRESS, START = "progress.json", "start.json"
+_FILE = "driver.json"
+RUNNING, CRASHED, FAILED = "running", "crashed", "failed"
+_LOOKS, _BETWEEN_LOOKS_S = 5, 0.1
 
 
 @dataclass(frozen=True)
@@ -31,23 +45,31 @@ class Places:
         """Spark's own checkpoint."""
         return joined(self.checkpoint, "spark")
 
-    @property
-    def staging(self) -> str:
-        """The batches that are not in all sinks yet."""
-        return joined(self.checkpoint, "staging")
+    def staging_of(self, step: int, trunk: int) -> str:
+        """Return where batches are kept that are not in all sinks yet: those of the trunk, or of a step behind it."""
+        return joined(self.checkpoint, "staging" if step == trunk else f"staging-{step}")
 
     def local(self) -> Path | None:
         """The checkpoint on the disk of this machine, if it is there."""
         return local_path(self.checkpoint)
+
+    def starting(self) -> dict[str, str] | None:
+        """Return where a new query begins if the pipeline was reset, as options of the source; None if it was not."""
+        folder = self.local()
+        file = None if folder is None else folder / START
+        if file is None or not file.exists():
+            return None
+        found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+        return found
 
     def note(self, progress: Progress) -> None:
         """Keep the last progress for `status`; elsewhere than on a local disk there is none."""
         folder = self.local()
         if folder is None:
             return
-        fresh = folder / f"{_NOTE}.new"
+        fresh = folder / f"{PROGRESS}.new"
         fresh.write_text(json.dumps(progress.as_dict()), encoding="utf-8")
-        fresh.replace(folder / _NOTE)
+        fresh.replace(folder / PROGRESS)
 
 
 @dataclass(frozen=True)
@@ -58,7 +80,7 @@ class Status:
     committed_batch: int | None
     streams: dict[str, dict[str, Any]]
     last: dict[str, Any] | None
-    driver: Word | None = None
+    driver: DriverState | None = None
 
     @property
     def lag(self) -> int | None:
@@ -76,13 +98,8 @@ class Status:
 
 def status(pipeline: Pipeline) -> Status:
     """Return how far a pipeline has come, without Spark; raise ConfigurationError if its checkpoint is elsewhere."""
-    folder = Places(pipeline.checkpoint).local()
-    if folder is None or (not folder.exists() and _is_elsewhere(pipeline)):
-        raise ConfigurationError(
-            f"checkpoint {pipeline.checkpoint} is not on a disk of this machine: look at the consumer group of the "
-            "pipeline instead (source.group)"
-        )
-    batch = _newest(folder / "spark" / "commits")
+    folder = checkpoint_folder(pipeline)
+    batch = newest_number(folder / "spark" / "commits")
     end = _offset(folder / "spark" / "offsets" / str(batch)) if batch is not None else Offsets({}).dump()
     options = pipeline.source.parsed()
     client = options.link.client()
@@ -95,16 +112,28 @@ def status(pipeline: Pipeline) -> Status:
         name: {"at": at[name].id if name in at else None, "newest": ends[name].id, "lag": behind.get(name)}
         for name in ends
     }
-    note = folder / _NOTE
+    note = folder / PROGRESS
     last = json.loads(note.read_text(encoding="utf-8")) if note.exists() else None
-    return Status(pipeline.name, batch, streams, last, last_word(folder))
+    return Status(pipeline.name, batch, streams, last, last_state(folder))
+
+
+def checkpoint_folder(pipeline: Pipeline) -> Path:
+    """Return the checkpoint on a disk of this machine; raise ConfigurationError if it is elsewhere."""
+    folder = Places(pipeline.checkpoint).local()
+    if folder is None or (not folder.exists() and _is_elsewhere(pipeline)):
+        raise ConfigurationError(
+            f"checkpoint {pipeline.checkpoint} is not on a disk of this machine: look at the consumer group of the "
+            "pipeline instead (source.group)"
+        )
+    return folder
 
 
 def _is_elsewhere(pipeline: Pipeline) -> bool:
     return not pipeline.checkpoint.startswith("file:") and default_store(pipeline.spark) is not None
 
 
-def _newest(folder: Path) -> int | None:
+def newest_number(folder: Path) -> int | None:
+    """Return the largest number that a file of a folder is named; None if there is none."""
     if not folder.is_dir():
         return None
     return max((int(file.name) for file in folder.iterdir() if file.name.isdigit()), default=None)
@@ -114,3 +143,106 @@ def _offset(file: Path) -> Offset:
     # Spark writes a line with its version, one with its own settings, and one for each source.
     found: Offset = json.loads(file.read_text(encoding="utf-8").splitlines()[2])
     return found
+
+
+# --- the driver ---
+
+
+class PipelineBusy(PenstockError):
+    """Another driver runs the pipeline on this checkpoint."""
+
+
+@dataclass(frozen=True)
+class DriverState:
+    """How a driver is doing. `state` is running, stopped, done or failed; `crashed` is said by others."""
+
+    state: str
+    pid: int
+    host: str
+    time: str
+    why: str | None = None
+
+    def __str__(self) -> str:
+        who = f"process {self.pid} on {self.host}"
+        if self.state == RUNNING:
+            return f"running since {self.time}, {who}"
+        if self.state == CRASHED:
+            return f"crashed: {who}, running since {self.time}, has ended without a trace"
+        return f"{self.state} at {self.time}" + (f": {self.why}" if self.why else "")
+
+
+class Driver:
+    """The driver of this process, on the checkpoint in a folder of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / _FILE
+        self._state = DriverState(RUNNING, os.getpid(), socket.gethostname(), _now())
+
+    @contextmanager
+    def alone(self) -> Iterator[Driver]:
+        """Be the one driver for a while; raise PipelineBusy if there is one already."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)  # Java does not inherit it
+        try:
+            self._lock(descriptor)
+            self._write(descriptor, self._state)
+            yield self
+            self._write(descriptor, self._state)
+        except PipelineBusy:
+            raise
+        except BaseException as error:
+            text = " ".join(text_of(error).split()) or name_of(error)
+            self._write(descriptor, replace(self._state, state=FAILED, time=_now(), why=text))
+            raise
+        finally:
+            os.close(descriptor)
+
+    def end(self, state: str) -> None:
+        """Note how it ended."""
+        self._state = replace(self._state, state=state, time=_now())
+
+    def _lock(self, descriptor: int) -> None:
+        for _ in range(_LOOKS):  # somebody who looks how it gets on holds the lock for a moment
+            if lock(descriptor, self._file, "driver"):
+                return
+            pause(_BETWEEN_LOOKS_S)
+        state = _read(self._file)
+        who = "another driver" if state is None else f"process {state.pid} on {state.host}, since {state.time},"
+        raise PipelineBusy(
+            f"{who} runs a pipeline on the checkpoint {self._file.parent}: there can be one at a time. Stop that one "
+            "first, or give this pipeline a checkpoint of its own"
+        )
+
+    @staticmethod
+    def _write(descriptor: int, state: DriverState) -> None:
+        text = json.dumps(vars(state)).encode()
+        os.pwrite(descriptor, text, 0)
+        os.ftruncate(descriptor, len(text))
+
+
+def last_state(folder: Path) -> DriverState | None:
+    """Return what is known of the driver on a checkpoint; None if there never was one."""
+    file = folder / _FILE
+    state = _read(file)
+    if state is None or state.state != RUNNING or _is_locked(file):
+        return state
+    return replace(state, state=CRASHED)
+
+
+def _read(file: Path) -> DriverState | None:
+    with suppress(OSError, ValueError, TypeError):  # not there, or just being written
+        told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return DriverState(**told)
+    return None
+
+
+def _is_locked(file: Path) -> bool:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        return is_locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

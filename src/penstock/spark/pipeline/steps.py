@@ -1,33 +1,70 @@
-"""What happens to the rows of a pipeline: SQL, a function of DataFrames, or the handler of the workers."""
+"""What happens to the rows of a pipeline: rules, SQL, a function of DataFrames, or the handler of the workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from penstock.errors import ConfigurationError
+from msgspec import Meta
+
+from penstock.errors import ConfigurationError, summary_of
+from penstock.settings.binding import Checked
 from penstock.spark.payload.schema import parse_ddl
-from penstock.spark.pipeline.checks import check_function_path, check_positive, check_text, check_timeout, duration_s
+from penstock.times import seconds_of
 
-INPUT = "input"
+INPUT, SOURCE = "input", "source"
+_MOST_TIMEOUT_S = 86_400.0
+Text: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
+Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 
 
 @dataclass(frozen=True)
-class Sql:
-    """A query over the rows so far, which it finds as the table `input`; those of an earlier step under its `name`."""
+class Rule(Checked):
+    """An SQL condition that rows of the source are held to, known by its `name`, which is the condition by default.
 
-    sql: str
-    name: str | None = None
+    A row for which it is false or null is counted, and goes to the dead letters of its stream, passes with a warning,
+    or fails the batch.
+    """
+
+    check: Text
+    action: Literal["dead_letter", "warn", "fail"] = "dead_letter"
+    name: Text | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called in counts and messages."""
+        return self.name or self.check
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step(Checked):
+    """What all steps can have: `from`, the step whose rows it is given, which is the one before it by default."""
+
+    from_: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
-        check_text("sql", self.sql)
-        _check_name(self.name)
+        super().__post_init__()
+        name = getattr(self, "name", None)
+        if name is not None and (not name.isidentifier() or name.lower() in (INPUT, SOURCE)):
+            raise ConfigurationError(
+                f"name={name!r} must be a word that SQL can use for a table, and not {INPUT!r} or {SOURCE!r}"
+            )
 
 
 @dataclass(frozen=True)
-class Function:
+class Sql(_Step):
+    """A query over the rows so far, which it finds as the table `input`; those of an earlier step under its `name`."""
+
+    sql: Text
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Function(_Step):
     """A function that is given a DataFrame and returns one: `python = "module:function"`."""
 
     python: str
@@ -35,12 +72,12 @@ class Function:
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
+        super().__post_init__()
         check_function_path("python", self.python)
-        _check_name(self.name)
 
 
 @dataclass(frozen=True)
-class Handler:
+class Handler(_Step):
     """The batch handler of the workers, async or plain, on the executors: `handler = "module:function"`.
 
     It is given lists of up to `batch_size` StreamMessage of one stream and returns the ids that are done. Others, and
@@ -52,16 +89,14 @@ class Handler:
     handler: str
     name: str | None = None
     output: str | None = None
-    batch_size: int = 100
-    max_attempts: int = 3
+    batch_size: Positive = 100
+    max_attempts: Positive = 3
     timeout: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
+        super().__post_init__()
         check_function_path("handler", self.handler)
-        check_positive("batch_size", self.batch_size)
-        check_positive("max_attempts", self.max_attempts)
-        _check_name(self.name)
         if self.output is not None:
             parse_ddl(self.output)
         if self.timeout is not None:
@@ -77,12 +112,88 @@ Step: TypeAlias = Sql | Function | Handler
 STEPS: dict[str, type[Step]] = {"sql": Sql, "python": Function, "handler": Handler}
 
 
+def kind_of(step: Step) -> str:
+    """Return the key that makes a step what it is."""
+    return next(kind for kind, cls in STEPS.items() if isinstance(step, cls))
+
+
 def functions_of(steps: Iterable[Step]) -> list[str]:
     """Return the functions that steps name."""
     named = (getattr(step, kind, None) for step in steps for kind in ("python", "handler"))
     return [path for path in named if path is not None]
 
 
-def _check_name(name: str | None) -> None:
-    if name is not None and (not name.isidentifier() or name.lower() == INPUT):
-        raise ConfigurationError(f"name = {name!r} must be a word that SQL can use for a table, and not {INPUT!r}")
+def number_of(steps: Sequence[Step], name: str | None) -> int:
+    """Return the number of a step by its name, the last one for None; 0 is the source."""
+    if name is None:
+        return len(steps)
+    return 0 if name == SOURCE else next(number for number, step in enumerate(steps, 1) if step.name == name)
+
+
+def inputs_of(steps: Sequence[Step], number: int) -> set[int]:
+    """Return the steps whose rows a step reads. A name that stands in SQL counts, whatever it stands for there."""
+    step = steps[number - 1]
+    given = number - 1 if step.from_ is None else number_of(steps, step.from_)
+    if not isinstance(step, Sql):
+        return {given}
+    words = {word.lower() for word in re.findall(r"\w+", step.sql)}
+    named = {before for before, each in enumerate(steps[: number - 1], 1) if each.name and each.name.lower() in words}
+    return named | {given} if INPUT in words else named
+
+
+def needed_for(steps: Sequence[Step], outputs: Iterable[int]) -> set[int]:
+    """Return the steps that lead to the outputs, and these."""
+    found: set[int] = set()
+    waiting = set(outputs)
+    while waiting:
+        number = waiting.pop()
+        found.add(number)
+        waiting |= inputs_of(steps, number) - found if number else set()
+    return found
+
+
+def trunk_of(steps: Sequence[Step], outputs: Iterable[int]) -> int:
+    """Return the last step from whose rows alone all outputs can be made; 0 is the source."""
+    ends = set(outputs)
+    needed = needed_for(steps, ends)
+    for trunk in range(min(ends), 0, -1):
+        if all(inputs_of(steps, number) <= set(range(trunk, number)) for number in needed if number > trunk):
+            return trunk
+    return 0
+
+
+def duration_s(key: str, value: str) -> float:
+    """Return a length of time in seconds; raise ConfigurationError for what is none."""
+    seconds = seconds_of(value)
+    if seconds is None:
+        raise ConfigurationError(f"{key}={value!r} must be a duration such as 500ms, 30s, 1h30m or 10 minutes")
+    return seconds
+
+
+def check_timeout(key: str, value: str) -> float:
+    """Return how long a handler may take, in seconds; raise ConfigurationError for what is no such time."""
+    seconds = duration_s(key, value)
+    if not 0 < seconds <= _MOST_TIMEOUT_S:
+        raise ConfigurationError(f"{key}={value!r} must be more than nothing, and at most a day")
+    return seconds
+
+
+def check_function_path(key: str, path: str) -> None:
+    """Raise ConfigurationError unless a path is written as module:function."""
+    module, colon, name = path.partition(":")
+    if not (module and colon and name):
+        raise ConfigurationError(f"{key}={path!r} must be written as 'package.module:function'")
+
+
+def imported(key: str, path: str) -> Callable[..., Any]:
+    """Import the function that a path names; raise ConfigurationError when there is none."""
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # whatever the user's module raises while it is imported
+        raise ConfigurationError(f"{key}={path!r} cannot be imported here: {summary_of(error)}") from None
+    if not callable(found):
+        raise ConfigurationError(f"{key}={path!r} is no function, but {type(found).__name__}")
+    return found  # type: ignore[no-any-return]

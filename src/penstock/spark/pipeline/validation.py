@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError, PenstockError, name_of
-from penstock.spark.master import is_connect
-from penstock.spark.pipeline.declaration import Pipeline
+from penstock.spark.lake.parquet import unfit
 from penstock.spark.pipeline.origin import visible_schema
 from penstock.spark.pipeline.plan import Planner
 from penstock.spark.pipeline.shared_files import files_of
-from penstock.spark.pipeline.steps import STEPS, Step
-from penstock.spark.pipeline.writing.parquet import unfit, unwritable
-from penstock.spark.pipeline.writing.writers import writer_of
-from penstock.spark.prerequisites import has_read_limits
-from penstock.spark.query_log import without_query_log
-from penstock.spark.reading import payload_columns
-from penstock.spark.reading.catalogue import look, require
-from penstock.spark.reading.columns import ENTRY
-from penstock.spark.reading.unlimited_reader import check_unlimited
-from penstock.spark.spark_errors import one_line
+from penstock.spark.pipeline.sinks.file_sink import unwritable
+from penstock.spark.pipeline.sinks.writers import writer_of
+from penstock.spark.pipeline.spec import Pipeline
+from penstock.spark.pipeline.steps import kind_of
+from penstock.spark.runtime.errors import one_line, without_query_log
+from penstock.spark.runtime.master import is_connect
+from penstock.spark.runtime.prerequisites import has_read_limits
+from penstock.spark.source import payload_columns
+from penstock.spark.source.catalogue import look, require
+from penstock.spark.source.columns import ENTRY
+from penstock.spark.source.spark41_reader import check_unlimited
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+
+# What Spark keeps state for, as a plan names it.
+_KEEPS_STATE = re.compile(r"\b(Aggregate|Deduplicate|Distinct|FlatMapGroups|TransformWithState|GlobalLimit|Window)")
 
 
 class PipelineInvalid(ConfigurationError):
@@ -35,34 +38,34 @@ class PipelineInvalid(ConfigurationError):
         self.problems = problems
 
 
-def validate(pipeline: Pipeline, spark: SparkSession) -> DataFrame:
-    """Return the plan of a pipeline that can run.
+def validate(pipeline: Pipeline, spark: SparkSession, starting: Mapping[str, str] | None = None) -> DataFrame:
+    """Return the rows of a pipeline that can run, up to its trunk; `starting` is for the planner.
 
     Raises:
         PipelineInvalid: with every fault that was found. A fault of the source or of a step hides those behind it.
 
     """
-    return Validation(pipeline, spark).run()
+    return Validation(pipeline, spark, starting).run()
 
 
 class Validation:
     """One look at a pipeline."""
 
-    def __init__(self, pipeline: Pipeline, spark: SparkSession) -> None:
-        self._pipeline, self._spark = pipeline, spark
+    def __init__(self, pipeline: Pipeline, spark: SparkSession, starting: Mapping[str, str] | None = None) -> None:
+        self._pipeline, self._spark, self._starting = pipeline, spark, starting
         self._problems: list[str] = []
 
     def run(self) -> DataFrame:
-        """Return the plan, or raise PipelineInvalid."""
-        checkpoint = self._pipeline.checkpoint
-        self._problems += [f"checkpoint: {problem}" for problem in unwritable(checkpoint, files_of(self._spark))]
+        """Return the rows of the trunk, or raise PipelineInvalid."""
+        pipeline = self._pipeline
+        self._problems += [f"checkpoint: {found}" for found in unwritable(pipeline.checkpoint, files_of(self._spark))]
         with without_query_log():
-            plan = self._plan() if self._is_source_well() else None
-        if plan is not None:
-            self._problems += self._of_sinks(visible_schema(plan.schema))
-        if self._problems or plan is None:
-            raise PipelineInvalid(tuple(dict.fromkeys(self._problems)))
-        return plan
+            frames = self._plan() if self._is_source_well() else None
+            if frames is not None:
+                self._problems += self._of_sinks(frames)
+        if self._problems or frames is None:
+            raise PipelineInvalid(tuple(dict.fromkeys(map(pipeline.masked, self._problems))))
+        return frames[pipeline.trunk]
 
     def _is_source_well(self) -> bool:
         options = self._pipeline.source.parsed()
@@ -79,28 +82,43 @@ class Validation:
             return False
         return True
 
-    def _plan(self) -> DataFrame | None:
+    def _plan(self) -> dict[int, DataFrame] | None:
+        """Return the rows of the source and of each step; None if one of them cannot work."""
         from pyspark.errors import PySparkException
 
-        planner = Planner(self._spark, self._pipeline)
+        planner = Planner(self._spark, self._pipeline, self._starting)
         place = "source"
         try:
-            rows = planner.first()
+            frames = {0: planner.first()}
             for number, step in enumerate(self._pipeline.steps, 1):
-                place = f"step {number} ({_kind(step)})"
-                rows = planner.step(number, step, rows)
+                place = f"step {number} ({kind_of(step)})"
+                frames[number] = planner.step(number, frames)
+                if number > self._pipeline.trunk:
+                    self._check_stateless(frames, number)
             place = "steps"
             if not is_connect(self._spark):  # there the start of the query says it
-                self._check_streaming(rows)
+                self._check_streaming(frames[self._pipeline.trunk])
         except (PenstockError, PySparkException) as error:
             self._problems.append(f"{place}: {one_line(error)}")
         except (Exception, SystemExit) as error:  # a function of the user's
             self._problems.append(f"{place}: {name_of(error)}: {one_line(error)}")
         else:
-            return rows
+            return frames
         finally:
             planner.forget()
         return None
+
+    def _check_stateless(self, frames: Mapping[int, DataFrame], number: int) -> None:
+        """Refuse what would be counted batch by batch on a branch, where it looks as if it were the whole stream."""
+        if is_connect(self._spark):
+            raise ConfigurationError("steps behind a branch need a driver that sees its plan, not Spark Connect")
+        added = set(_KEEPS_STATE.findall(_analyzed(frames[number]).toString()))
+        added -= set(_KEEPS_STATE.findall(_analyzed(frames[self._pipeline.trunk]).toString()))
+        if added:
+            raise ConfigurationError(
+                f"{min(added)} over a stream does not work behind a branch, where each batch is computed by itself: "
+                "put this step before all branches, or into a pipeline of its own"
+            )
 
     def _check_streaming(self, rows: DataFrame) -> None:
         """Have Spark say now, and not when the query starts, what it cannot do with rows that never end."""
@@ -112,23 +130,40 @@ class Validation:
         mode = modes.Append() if self._pipeline.output_mode == "append" else modes.Update()
         checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
         try:
-            checker.checkForStreaming(rows._jdf.queryExecution().analyzed(), mode)  # noqa: SLF001 - likewise
+            checker.checkForStreaming(_analyzed(rows), mode)
         except Py4JJavaError as error:
             raise ConfigurationError(one_line(error.java_exception.getMessage())) from None
 
-    def _of_sinks(self, schema: StructType) -> Iterator[str]:
-        faults = list(unfit(schema))
-        yield from (f"the rows for the sinks: {problem}" for problem in faults)
-        if faults:
-            return  # what a sink would say of such rows is the same again, or misleading
+    def _of_sinks(self, frames: Mapping[int, DataFrame]) -> Iterator[str]:
+        steps = self._pipeline.outputs()
+        faults = {step: list(unfit(visible_schema(frames[step].schema))) for step in dict.fromkeys(steps.values())}
+        for step, found in faults.items():
+            place = "the rows for the sinks" if step == len(self._pipeline.steps) else f"the rows of step {step}"
+            yield from (f"{place}: {problem}" for problem in found)
         for number, sink in enumerate(self._pipeline.sinks, 1):
-            place = f"sink {number} ({sink.name})"
+            place, rows = f"sink {number} ({sink.name})", frames[steps[sink.name]]
+            if faults[steps[sink.name]]:
+                continue  # what a sink would say of such rows is the same again, or misleading
+            if sink.where is not None and (problem := self._of_condition(rows, sink.where)) is not None:
+                yield f"{place}: where: {problem}"
             try:
-                for problem in writer_of(sink, self._pipeline, self._spark).problems(schema):
+                for problem in writer_of(sink, self._pipeline, self._spark).problems(rows.schema):
                     yield f"{place}: {problem}"
             except PenstockError as error:
                 yield f"{place}: {error}"
 
+    def _of_condition(self, rows: DataFrame, condition: str) -> str | None:
+        from pyspark.errors import PySparkException
 
-def _kind(step: Step) -> str:
-    return next(kind for kind, cls in STEPS.items() if isinstance(step, cls))
+        try:
+            found = rows.where(condition)
+            _ = found.schema  # Spark Connect looks at the condition only now
+        except PySparkException as error:
+            return one_line(error)
+        if not is_connect(self._spark) and _analyzed(rows).deterministic() and not _analyzed(found).deterministic():
+            return f"{condition!r} takes other rows each time it is asked: leave out rand(), uuid() and such"
+        return None
+
+
+def _analyzed(rows: DataFrame) -> Any:
+    return rows._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark shows a plan only by printing it

@@ -10,14 +10,11 @@ import pyarrow as pa
 
 from penstock import ids
 from penstock.spark.archive.errors import ArchiveDamaged
-from penstock.spark.archive.file_check import FileChecks
-from penstock.spark.archive.file_writer import read_batches
-from penstock.spark.archive.id_masks import is_behind, unsigned
-from penstock.spark.archive.layout import Layout, inside
-from penstock.spark.archive.manifest import FileEntry
+from penstock.spark.archive.file_reader import FileChecks, read_rows
 from penstock.spark.archive.read import chosen, cold_frame, files_between
-from penstock.spark.archive.rows import SCHEMA
-from penstock.spark.archive.status import load_state
+from penstock.spark.archive.rows import SCHEMA, between
+from penstock.spark.archive.table import ArchiveTable, FileEntry
+from penstock.spark.lake.files import Location
 from penstock.spark.replay.origins import Span
 from penstock.spark.replay.where import Where
 
@@ -32,13 +29,13 @@ class ArchiveOrigin:
 
     schema = SCHEMA
 
-    def __init__(self, root: str | Path, stream: str, span: Span) -> None:
-        chosen(load_state(root), stream, is_hot=False)
-        self._root, self._stream, self._span = Layout.of(root).root, stream, span
-        self._checks = FileChecks(self._root)
+    def __init__(self, root: str | Path | Location, stream: str, span: Span) -> None:
+        self._table, self._stream, self._span = ArchiveTable.of(root), stream, span
+        chosen(self._table.load(), stream, is_hot=False)
+        self._checks = FileChecks(self._table)
         self._files = self._named()
         self._upto = self._files[-1].last if self._files else ids.ZERO
-        self.name = f"archive {self._root}, stream {stream!r}, {span}"
+        self.name = f"archive {self._table.location}, stream {stream!r}, {span}"
 
     def rows(self, where: Where | None) -> Iterator[pa.RecordBatch]:
         """Return the entries in the order of their ids.
@@ -52,7 +49,7 @@ class ArchiveOrigin:
             files = [entry for entry in self._files if ids.parse(entry.last) > ids.parse(after)]
             try:
                 for batch in self._batches(where, files):
-                    kept = _between(batch, after, self._upto)
+                    kept = between(batch, after, self._upto)
                     if kept.num_rows:
                         yield kept
                         after = kept.column("id")[-1].as_py()
@@ -66,13 +63,13 @@ class ArchiveOrigin:
                 return
 
     def _named(self) -> list[FileEntry]:
-        return files_between(load_state(self._root), [self._stream], self._span.low, self._span.high)
+        return files_between(self._table.load(), [self._stream], self._span.low, self._span.high)
 
     def _batches(self, where: Where | None, files: list[FileEntry]) -> Iterator[pa.RecordBatch]:
         if where is None:
             for entry in files:
                 self._checks.check(entry)
-                for batch in self._read(inside(self._root, entry.path)):
+                for batch in read_rows(self._table, entry):
                     yield self._span.within(batch)
             return
         for group in _groups(files):
@@ -80,22 +77,8 @@ class ArchiveOrigin:
                 self._checks.check(entry)  # also that it is there, which Spark would say in its own way
             yield from where.sorted(self._frame(where, group))
 
-    def _read(self, file: Path) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from read_batches(file)
-        except FileNotFoundError:
-            raise
-        except (pa.ArrowException, OSError) as error:
-            raise ArchiveDamaged(f"{file} cannot be read ({error}); run `penstock archive verify`") from None
-
     def _frame(self, where: Where, files: list[FileEntry]) -> DataFrame:
-        return cold_frame(where.spark, self._root, files).where(self._span.sql)
-
-
-def _between(batch: pa.RecordBatch, after: str, upto: str) -> pa.RecordBatch:
-    ms, seq = unsigned(batch.column("ms")), unsigned(batch.column("seq"))
-    mask = is_behind(ms, seq, after) & ~is_behind(ms, seq, upto)
-    return batch if bool(mask.all()) else batch.filter(pa.array(mask))
+        return cold_frame(where.spark, self._table, files).where(self._span.sql)
 
 
 def _groups(files: list[FileEntry]) -> Iterator[list[FileEntry]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,18 +17,23 @@ import pyarrow.compute as pc
 from penstock import ids
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.keys import StreamKeys
-from penstock.spark.link import Link
-from penstock.spark.patience import patiently
-from penstock.spark.reading import columns
-from penstock.spark.reading.catalogue import look
-from penstock.spark.reading.offsets import IdRange
-from penstock.spark.reading.rows import RowBuilder
-from penstock.spark.reading.scan import Scanner
-from penstock.spark.replay.lines import FILE_SCHEMA, read_lines
+from penstock.spark.archive.rows import SCHEMA
+from penstock.spark.archive.table import LAST_MS
 from penstock.spark.replay.where import Where
+from penstock.spark.runtime.link import Link
+from penstock.spark.runtime.retry import retry
+from penstock.spark.source import columns
+from penstock.spark.source.catalogue import look
+from penstock.spark.source.offsets import IdRange
+from penstock.spark.source.rows import RowBuilder
+from penstock.spark.source.scan import Scanner
 
 _RETRY_S = 60.0
 _CHUNK_ROWS = 50_000  # rows that a filter sees at a time, and that are in memory
+_LINES_AT_ONCE = 10_000
+_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
+_MOST_IN_COLUMN = (1 << 63) - 1  # of a column
+_KNOWN = {"stream", "id", "ms", "seq", "timestamp", "data", "data_base64", "key", "headers", "message_id", "fields"}
 
 
 class Origin(Protocol):
@@ -72,7 +81,7 @@ class DeadLetterOrigin:
         self._link, self._span = link, span
         self._stream = StreamKeys(stream).default_dead_letters()
         self.name = f"dead letters of stream {stream!r}, {span}"
-        state = patiently(lambda: look(link.client(), [self._stream]), _RETRY_S)[self._stream]
+        state = retry(lambda: look(link.client(), [self._stream]), _RETRY_S)[self._stream]
         if state is None:
             raise StreamMissing(f"there are no dead letters of stream {stream!r}: no stream {self._stream!r} exists")
         low = ids.ZERO if span.low is None else ids.before(f"{span.low}-0")
@@ -88,9 +97,15 @@ class DeadLetterOrigin:
 
 
 class FileOrigin:
-    """The lines of a file, one JSON object each; see lines.py."""
+    """The lines of a file, one JSON object each.
 
-    schema = FILE_SCHEMA
+        {"stream": "orders", "id": "1700000000000-0", "data": "...", "key": "...", "headers": {}, "message_id": "..."}
+
+    All but the payload may be missing. `data` is text, or any other JSON, which is then the payload; `data_base64` is
+    bytes. `fields` are further fields of the entry, as texts.
+    """
+
+    schema = SCHEMA
 
     def __init__(self, file: Path, span: Span, stream: str | None = None) -> None:
         try:
@@ -103,7 +118,7 @@ class FileOrigin:
 
     def rows(self, where: Where | None) -> Iterator[pa.RecordBatch]:
         """Return the messages in the order of their lines; raise ConfigurationError for a line that is none."""
-        batches = read_lines(self._file, needs_id=self._span != Span())
+        batches = _read_lines(self._file, needs_id=self._span != Span())
         if self._stream is not None:
             batches = (batch.filter(pc.equal(batch.column("stream"), self._stream)) for batch in batches)
         yield from _filtered((self._span.within(batch) for batch in batches), where)
@@ -121,3 +136,86 @@ def _filtered(batches: Iterator[pa.RecordBatch], where: Where | None) -> Iterato
             waiting = []
     if waiting:
         yield from where.kept(pa.Table.from_batches(waiting))
+
+
+# --- lines of a file ------------------------------------------------------------------------------
+
+
+def _read_lines(file: Path, *, needs_id: bool) -> Iterator[pa.RecordBatch]:
+    """Return the messages of a file; raise ConfigurationError with the number of a line that is none."""
+    rows: list[dict[str, Any]] = []
+    with file.open("rb") as source:
+        for number, line in enumerate(source, 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(_row(json.loads(line), f"file:{file.name}", number, needs_id=needs_id))
+            except UnicodeEncodeError:
+                raise ConfigurationError(
+                    f"{file}, line {number}: it has half a surrogate pair, which is no text"
+                ) from None
+            except (ValueError, TypeError, RecursionError) as error:
+                raise ConfigurationError(f"{file}, line {number}: {error}") from None
+            if len(rows) >= _LINES_AT_ONCE:
+                yield pa.RecordBatch.from_pylist(rows, SCHEMA)
+                rows = []
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, SCHEMA)
+
+
+def _row(document: Any, place: str, number: int, *, needs_id: bool) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise TypeError("a line must be a JSON object")
+    unknown = sorted(document.keys() - _KNOWN)
+    if unknown:
+        raise ValueError(f"unknown name {unknown[0]!r}; known: {', '.join(sorted(_KNOWN))}")
+    if ("data" in document) == ("data_base64" in document):
+        raise ValueError("give the payload as data or as data_base64")
+    if needs_id and "id" not in document:
+        raise ValueError("it has no id, so it is at no time: leave out --since and --until")
+    entry_id = str(document.get("id", f"0-{number}"))
+    if not _ID.fullmatch(entry_id):
+        raise ValueError(f"id {entry_id!r} is none: write it as 1794700800000-0")
+    ms, seq = ids.parse(entry_id) if ids.is_id(entry_id) else (_MOST_IN_COLUMN, _MOST_IN_COLUMN)
+    if max(ms * 1000, seq) > _MOST_IN_COLUMN:
+        raise ValueError(f"id {entry_id!r} is too great")
+    return {
+        "stream": _text(document, "stream") or place,
+        "id": entry_id,
+        "ms": ms,
+        "seq": seq,
+        "timestamp": ms * 1000 if ms <= LAST_MS else None,
+        "data": _payload(document),
+        "key": _text(document, "key"),
+        "headers": list(_texts(document, "headers").items()),
+        "message_id": _text(document, "message_id"),
+        "fields": [(name, value.encode()) for name, value in _texts(document, "fields").items()],
+    }
+
+
+def _text(document: dict[str, Any], name: str) -> str | None:
+    value = document.get(name)
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name} must be text")
+    (value or "").encode()  # a lone surrogate, which JSON lets through, is no text
+    return value
+
+
+def _texts(document: dict[str, Any], name: str) -> dict[str, str]:
+    value = document.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or any(isinstance(each, dict | list) or each is None for each in value.values()):
+        raise TypeError(f"{name} must be an object of texts")
+    found = {key: each if isinstance(each, str) else json.dumps(each) for key, each in value.items()}
+    "".join(itertools.chain.from_iterable(found.items())).encode()
+    return found
+
+
+def _payload(document: dict[str, Any]) -> bytes:
+    if "data_base64" in document:
+        return base64.b64decode(_text(document, "data_base64") or "", validate=True)
+    data = document["data"]
+    if isinstance(data, str):
+        return data.encode()
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,12 +21,11 @@ from pyspark.sql.types import BinaryType, MapType, StringType, StructField, Stru
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.redis.retry import Repeat
-from penstock.runtime.threads import pause
-from penstock.spark.collector import spare_the_collector
-from penstock.spark.option_values import Options
 from penstock.spark.replay.origins import Origin
 from penstock.spark.replay.rewrite import Counts, Rewriter
 from penstock.spark.replay.where import Where
+from penstock.spark.runtime.freeze_gc import freeze_gc
+from penstock.spark.runtime.option_values import Options
 from penstock.spark.sink.identity import Identity
 from penstock.spark.sink.options import SinkOptions
 from penstock.spark.sink.writer import write_partition
@@ -89,10 +89,11 @@ class Replay:
         self._slice = size
         self._rewriter = Rewriter(self.name, into)
         self._into = into
+        self._stopped = threading.Event()
 
     def count(self) -> Counts:
         """Look through everything and return what would be replayed; nothing is written."""
-        spare_the_collector()
+        freeze_gc()
         counts = Counts()
         for batch in self._origin.rows(self._where):
             self._rewriter.rewrite(batch, counts)
@@ -134,6 +135,10 @@ class Replay:
         written = write_partition(self._options, identity, self._paced(self.done(), progress))
         return Replayed(sum(written.added.values()), sum(written.repeated.values()))
 
+    def stop(self) -> None:
+        """End a run after what it is writing; the next one goes on. May be called from a signal handler."""
+        self._stopped.set()
+
     def _paced(self, done: int, progress: Progress) -> Iterator[pa.RecordBatch]:
         sent, started_s = 0, time.monotonic()
         counts = Counts()
@@ -146,7 +151,9 @@ class Replay:
                 # What is there already costs the readers of the stream nothing.
                 due_s = 0.0 if self._rate is None else max(0, sent - done) / self._rate
                 if due_s:
-                    pause(max(0.0, started_s + due_s - time.monotonic()))
+                    self._stopped.wait(max(0.0, started_s + due_s - time.monotonic()))
+                if self._stopped.is_set():
+                    return
                 yield piece
                 progress(sent)
 

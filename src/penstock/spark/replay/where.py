@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.spark.condition import filtered, told
+from penstock.spark.runtime.errors import filtered, one_line_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +32,6 @@ class Where:
         return self._collected(rows.where(self.condition).orderBy("ms", "seq"))
 
     def _collected(self, rows: DataFrame) -> list[pa.RecordBatch]:
-        with told(self.condition):
+        with one_line_errors(self.condition):
             batches: list[pa.RecordBatch] = rows.toArrow().cast(self._schema).to_batches()
         return batches

@@ -2,8 +2,8 @@
 
 from penstock.spark.report.figures import Figures
 from penstock.spark.report.page import render
-from penstock.spark.report.study import Study
-from penstock.spark.report.subject import Subject
-from penstock.spark.report.window import Window
+from penstock.spark.report.query import ReportQuery
+from penstock.spark.report.target import Target
+from penstock.spark.report.window import TimeAxis, Window
 
-__all__ = ["Figures", "Study", "Subject", "Window", "render"]
+__all__ = ["Figures", "ReportQuery", "Target", "TimeAxis", "Window", "render"]

@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from penstock.ops.model import GroupInfo
+from penstock.spark.report.window import TimeAxis
 
 SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
 SHARE_NAMES = ("p50", "p90", "p95", "p99", "max")
+P95 = SHARE_NAMES.index("p95")
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How values are spread: of how many it is known, and the values below which the shares lie."""
+class Percentiles:
+    """How values are distributed: of how many rows one is known, and the values at the shares."""
 
     count: int = 0
     values: tuple[int, ...] = ()
 
+    def at(self, place: int) -> int | None:
+        """Return one of the values; None if none is known."""
+        return self.values[place] if self.values else None
+
 
 @dataclass(frozen=True)
-class Group:
-    """Some messages, dead letters or results that have something in common."""
+class Aggregate:
+    """Messages, dead letters or results that have something in common."""
 
     name: str | int | None
     count: int
     bytes: int = 0
-    first: Spread = Spread()  # messages: sizes; dead letters: time until death; results: from the making to the end
-    second: Spread = Spread()  # messages: from the making to the stream; results: the run
+    # messages: sizes; dead letters: from publishing to death; results: from the making of the task to its end
+    first: Percentiles = Percentiles()
+    # messages: from the making to the stream; results: the last run
+    second: Percentiles = Percentiles()
 
 
 @dataclass(frozen=True)
-class Family:
-    """Everything of one sort, whole and by different names; a list has the biggest or slowest groups only."""
+class Aggregates:
+    """Everything of one sort, as a whole and by column; a list has the biggest or slowest ones only."""
 
-    whole: Group = Group(None, 0)
-    by: dict[str, list[Group]] = field(default_factory=dict)
+    whole: Aggregate = Aggregate(None, 0)
+    by: dict[str, list[Aggregate]] = field(default_factory=dict)
 
-    def of(self, name: str) -> list[Group]:
-        """Return the groups by one of the names."""
-        return self.by.get(name, [])
+    def of(self, column: str) -> list[Aggregate]:
+        """Return the aggregates by one of the columns."""
+        return self.by.get(column, [])
+
+    def counts(self, column: str) -> dict[str | int | None, int]:
+        """Return how many rows have which value of a column."""
+        return {each.name: each.count for each in self.of(column)}
 
 
 @dataclass(frozen=True)
-class Fingerprint:
-    """Dead letters that died of the same."""
+class Failures:
+    """Messages published in the time that have become dead letters in it, each counted once."""
+
+    count: int = 0
+    by_kind: Mapping[str | None, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Dead letters with the same reason, error class and text."""
 
     reason: str
     error: str
@@ -49,12 +72,12 @@ class Fingerprint:
     count: int
     first_ms: int
     last_ms: int
-    example: str  # id of the newest of them
+    newest: str  # id of the newest of them
 
 
 @dataclass(frozen=True)
-class Payload:
-    """One of the biggest messages."""
+class LargePayload:
+    """One of the largest messages."""
 
     stream: str
     id: str
@@ -89,11 +112,14 @@ class Coverage:
 class Figures:
     """Everything that is on the page."""
 
-    messages: Family = Family()
-    dead: Family = Family()
-    results: Family | None = None  # None = there is nowhere to read results from
-    fingerprints: tuple[Fingerprint, ...] = ()
-    fingerprint_count: int = 0
-    payloads: tuple[Payload, ...] = ()
+    axis: TimeAxis
+    messages: Aggregates = Aggregates()
+    dead: Aggregates = Aggregates()
+    results: Aggregates | None = None  # None = there is nowhere to read results from
+    failures: Failures = Failures()
+    causes: tuple[Cause, ...] = ()
+    cause_count: int = 0
+    payloads: tuple[LargePayload, ...] = ()
+    groups: tuple[GroupInfo, ...] = ()
     coverage: Coverage | None = None
-    notes: tuple[str, ...] = ()
+    trimmed: tuple[str, ...] = ()  # a sentence for each stream of which a part of the window is gone

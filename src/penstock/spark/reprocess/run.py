@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from penstock.errors import BackendRefused, ConfigurationError
-from penstock.spark.archive.durable import check_writable
-from penstock.spark.condition import told
-from penstock.spark.fingerprint import normalised_sql
-from penstock.spark.master import enough_tasks, is_connect
-from penstock.spark.own_modules import send_modules
-from penstock.spark.pipeline.checks import imported
-from penstock.spark.reprocess.purge import PURGED_DDL, PurgeTask
+from penstock.spark.lake.files import check_writable
+from penstock.spark.pipeline.steps import imported
 from penstock.spark.reprocess.selection import DeadLetters, Selection
-from penstock.spark.reprocess.shared_root import marked
-from penstock.spark.reprocess.store import Store
-from penstock.spark.reprocess.stuck import StuckNotes
-from penstock.spark.reprocess.task import OUTCOME_DDL, ReprocessTask, Work
+from penstock.spark.reprocess.store import Store, StuckNotes, marked
+from penstock.spark.reprocess.task import OUTCOME_DDL, PURGED_DDL, PurgeTask, ReprocessTask, Work
+from penstock.spark.runtime.errors import normalised_sql, one_line_errors
+from penstock.spark.runtime.master import enough_tasks, is_connect
+from penstock.spark.runtime.user_modules import send_modules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,7 +77,7 @@ class Reprocess:
     def count(self, spark: SparkSession) -> int:
         """Return how many messages are selected."""
         where = self._selection.where
-        with nullcontext() if where is None else told(where):
+        with nullcontext() if where is None else one_line_errors(where):
             return self._selection.rows(spark).count()
 
     def run(self, spark: SparkSession, told: Any = None) -> Summary:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.keys import StreamKeys
 from penstock.policy import Reason
-from penstock.spark.archive.file_check import check_on_executors
-from penstock.spark.archive.layout import Layout
+from penstock.spark.archive.file_reader import check_on_executors
 from penstock.spark.archive.read import check_order, chosen, files_between, read
-from penstock.spark.archive.status import load_state
-from penstock.spark.condition import filtered
-from penstock.spark.link import Link
-from penstock.spark.option_values import Options
-from penstock.spark.patience import patiently
-from penstock.spark.reading.catalogue import look
+from penstock.spark.archive.table import load_state
+from penstock.spark.lake.files import Location
+from penstock.spark.runtime.errors import filtered
+from penstock.spark.runtime.link import Link
+from penstock.spark.runtime.option_values import Options
+from penstock.spark.runtime.retry import retry
+from penstock.spark.source.catalogue import look
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,7 +71,7 @@ class Archived:
     def check_files(self, spark: SparkSession) -> None:
         """Raise ArchiveDamaged if a file is not what was written; before any message is handled."""
         found = files_between(load_state(self.root), [self.stream], self.low, self.high)
-        check_on_executors(spark, Layout.of(self.root).root, found)
+        check_on_executors(spark, Location.of(self.root, what="archive"), found)
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the messages."""
@@ -111,7 +111,7 @@ class DeadLetters:
     @cached_property
     def last_id(self) -> str:
         """The id of the newest dead letter when this was first asked for: what comes later is not meant."""
-        state = patiently(lambda: look(self.link.client(), [self.key]), _RETRY_S)[self.key]
+        state = retry(lambda: look(self.link.client(), [self.key]), _RETRY_S)[self.key]
         if state is None:
             raise StreamMissing(f"there are no dead letters of stream {self.stream!r}: no stream {self.key!r} exists")
         return state.last_id

@@ -1,4 +1,4 @@
-"""What a task does: hands messages to the handler and saves results, leaving out messages that have one.
+"""What tasks do. One hands messages to the handler and saves results, leaving out messages that have one.
 
 | killed                              | what is left                    | the next run                              |
 |-------------------------------------|---------------------------------|-------------------------------------------|
@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,26 +22,31 @@ import pyarrow as pa
 from penstock.errors import ConfigurationError, DecodeError, EncodeError, summary_of
 from penstock.keys import check_name
 from penstock.model import StreamMessage
+from penstock.number_checks import check_number
+from penstock.redis.retry import Repeat
 from penstock.serializers import load_serializer
 from penstock.settings import ResultBackendSettings
-from penstock.spark.carried import Carried
-from penstock.spark.collector import spare_the_collector
-from penstock.spark.pipeline.checks import check_function_path, check_positive, check_timeout, imported
-from penstock.spark.pipeline.dead_letters import Fate
+from penstock.spark.pipeline.dead_letters import Failure
 from penstock.spark.pipeline.deadline import HandlerTimeout
 from penstock.spark.pipeline.handling import Alone, Caller, Outcome, is_repeated_task
-from penstock.spark.reprocess.answers import OUTPUT, with_outputs
-from penstock.spark.reprocess.identity import check_run_name, result_id
-from penstock.spark.reprocess.shared_root import check_mark
-from penstock.spark.reprocess.store import Store
-from penstock.spark.reprocess.stuck import StuckNotes
+from penstock.spark.pipeline.steps import check_function_path, check_timeout, imported
+from penstock.spark.reprocess.store import Store, StuckNotes, check_mark, check_run_name, result_id
+from penstock.spark.runtime.code_shipping import Shipped
+from penstock.spark.runtime.freeze_gc import freeze_gc
+from penstock.spark.runtime.link import Link
+from penstock.spark.runtime.retry import retry
 from penstock.task import Result, Status, encode
 
 FORMS = ("json", "msgpack", "raw")
 _TEXT = pa.string()
 OUTCOME = pa.schema([("is_done", pa.bool_()), ("is_new", pa.bool_()), ("error", _TEXT), ("text", _TEXT), ("id", _TEXT)])
 OUTCOME_DDL = "is_done boolean, is_new boolean, error string, text string, id string"
+PURGED = pa.schema([("purged", pa.int64())])
+PURGED_DDL = "purged bigint"
+_OUTPUT = "data"
 _MOST_TEXT = 2_000
+_PURGED_AT_ONCE = 500
+_RETRY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,8 @@ class Work:
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
         check_function_path("--handler", self.handler)
-        check_positive("--batch-size", self.batch_size)
-        check_positive("--max-attempts", self.max_attempts)
+        for option, number in (("--batch-size", self.batch_size), ("--max-attempts", self.max_attempts)):
+            check_number(option, number)
         if self.form not in FORMS:
             raise ConfigurationError(f"--payload {self.form!r} must be one of {', '.join(FORMS)}")
         if self.name is not None:
@@ -88,7 +94,7 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class ReprocessTask(Carried):
+class ReprocessTask(Shipped):
     """Called by Spark with the Arrow batches of a task."""
 
     work: Work
@@ -99,9 +105,9 @@ class ReprocessTask(Carried):
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what became of each message."""
-        spare_the_collector()
+        freeze_gc()
         check_mark(self.mark)
-        function = with_outputs(imported("--handler", self.work.handler))
+        function = _with_outputs(imported("--handler", self.work.handler))
         is_repeated = is_repeated_task()
         caller = Caller(function, self.work.max_attempts, has_output=True, timeout_s=self.work.timeout_s)
         # Of several messages nobody would know which one hangs.
@@ -167,16 +173,16 @@ class _Chunk:
             messages[row.id] = (row, message)
         waiting = [message for _, message in messages.values()]
 
-        def give_up(entry_id: str, fate: Fate) -> None:
-            self._give_up(_failed(messages[entry_id][0], fate.error, fate.attempts, started))
+        def give_up(entry_id: str, failure: Failure) -> None:
+            self._give_up(_failed(messages[entry_id][0], failure.error, failure.attempts, started))
 
         outcome = self._caller.handle(waiting, give_up, self._alone) if waiting else Outcome()
         for entry_id, (row, message) in messages.items():
-            fate = outcome.failed.get(entry_id)
-            if fate is not None:
-                made[row.result] = _failed(row, fate.error, fate.attempts, started)
+            failure = outcome.failed.get(entry_id)
+            if failure is not None:
+                made[row.result] = _failed(row, failure.error, failure.attempts, started)
             else:
-                made[row.result] = _done(row, outcome.done[entry_id].get(OUTPUT), message.attempts, started)
+                made[row.result] = _done(row, outcome.done[entry_id].get(_OUTPUT), message.attempts, started)
         for row in rows:
             if row.result not in made:  # a second message with the id of the entry, and another id of its own
                 made |= self._of_stream([row])
@@ -240,3 +246,72 @@ def _outcome(row: _Row, result: Result, *, is_new: bool) -> dict[str, Any]:
     is_done = result.status != Status.ERROR
     error, _, text = ("", "", "") if is_done else (result.error or "").partition(": ")
     return {"is_done": is_done, "is_new": is_new, "error": error, "text": text, "id": row.id}
+
+
+def _with_outputs(function: Callable[[list[StreamMessage]], Any]) -> Callable[[list[StreamMessage]], Any]:
+    """Return the handler as one that always returns a mapping of ids to mappings, as the runner of steps expects it."""
+
+    def call(messages: list[StreamMessage]) -> Any:
+        answer = function(messages)
+        return _later(answer) if inspect.isawaitable(answer) else _outputs(answer)
+
+    return call
+
+
+async def _later(answer: Awaitable[Any]) -> Any:
+    return _outputs(await answer)
+
+
+def _outputs(answer: Any) -> Mapping[str, Mapping[str, Any]]:
+    if answer is None:
+        return {}
+    if isinstance(answer, Mapping):
+        return {str(entry_id): {_OUTPUT: output} for entry_id, output in answer.items()}
+    if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
+        raise ConfigurationError(
+            f"the handler must return a list of ids, or a mapping of ids to results, not {type(answer).__name__}"
+        )
+    return {str(entry_id): {} for entry_id in answer}
+
+
+# --- the dead letters that are done ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PurgeTask(Shipped):
+    """Called by Spark with dead letters, when the results of all of them are saved.
+
+    A second pass, by the results alone: whatever was killed or repeated in the first, what is deleted has its result.
+    """
+
+    link: Link
+    key: str
+    results: ResultBackendSettings
+    name: str | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield how many were deleted."""
+        store = Store(self.results)
+        try:
+            for batch in batches:
+                for first in range(0, batch.num_rows, _PURGED_AT_ONCE):
+                    letters = self._finished(store, batch.slice(first, _PURGED_AT_ONCE))
+                    yield pa.RecordBatch.from_pylist([{"purged": self._delete(letters)}], PURGED)
+        finally:
+            store.close()
+
+    def _finished(self, store: Store, batch: pa.RecordBatch) -> list[str]:
+        by_letter = {
+            row["letter"]: result_id(self.name, row["message_id"], row["stream"], row["id"])
+            for row in batch.to_pylist()
+        }
+        found = store.find(by_letter.values())
+        return [letter for letter, known in by_letter.items() if known in found and found[known].status != Status.ERROR]
+
+    def _delete(self, letters: list[str]) -> int:
+        if not letters:
+            return 0
+        client = self.link.client()
+        key = client.keys(self.key).stream
+        words = ("XDEL", key, *letters)
+        return int(retry(lambda: client.call(key, *words, repeat=Repeat.IDEMPOTENT), _RETRY_S, "purging"))

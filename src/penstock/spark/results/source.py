@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.spark.arrow_types import arrow_schema
-from penstock.spark.collector import spare_the_collector
-from penstock.spark.reading import columns as known
-from penstock.spark.results.columns import RESULT, build
+from penstock.results.entry import in_utc
 from penstock.spark.results.options import FORMAT, ResultsOptions
+from penstock.spark.runtime.arrow_types import arrow_schema
+from penstock.spark.runtime.code_shipping import Shipped
+from penstock.spark.runtime.freeze_gc import freeze_gc
+from penstock.spark.source import columns as known
+from penstock.spark.source.columns import Columns
 from penstock.task import Result
 
 _BATCH = 5_000
+_TEXT, _TIMES = pa.string(), [pa.timestamp("us", tz="UTC"), pa.timestamp("us")]
+RESULT: Columns = {
+    "task_id": [_TEXT],
+    "kind": [_TEXT],
+    "status": [_TEXT],
+    "data": [_TEXT],
+    "error": [_TEXT],
+    "attempts": [pa.int64()],
+    "started_at": _TIMES,
+    "finished_at": _TIMES,
+}
+_MOST = (1 << 63) - 1
 
 
 class ResultsPartition(InputPartition):
@@ -28,7 +45,7 @@ class ResultsPartition(InputPartition):
         self.part = part
 
 
-class ResultsReader(DataSourceReader):
+class ResultsReader(Shipped, DataSourceReader):
     """Reads what is stored; a result that is saved while the query runs may be in it or not."""
 
     def __init__(self, options: ResultsOptions, schema: pa.Schema) -> None:
@@ -36,24 +53,24 @@ class ResultsReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks."""
-        parts = self._options.shelf.plan(self._options.wanted, self._options.sizes)
+        parts = self._options.scan.plan(self._options.matching, self._options.sizes)
         # Where there is no partition, Spark makes one up, of its own kind.
         return [ResultsPartition(part) for part in parts] or [ResultsPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition; called in a task."""
-        spare_the_collector()
+        freeze_gc()
         assert isinstance(partition, ResultsPartition)
         if partition.part is None:
             return
-        wanted, waiting = self._options.wanted, list[Result]()
-        for results in self._options.shelf.read(partition.part, wanted):
-            waiting += [result for result in results if wanted.takes(result)]
+        matching, waiting = self._options.matching, list[Result]()
+        for results in self._options.scan.read(partition.part, matching):
+            waiting += [result for result in results if matching.takes(result)]
             if len(waiting) >= _BATCH:
-                yield build(waiting, self._schema)
+                yield _build(waiting, self._schema)
                 waiting = []
         if waiting:
-            yield build(waiting, self._schema)
+            yield _build(waiting, self._schema)
 
 
 class FilteringResultsReader(ResultsReader):
@@ -64,11 +81,11 @@ class FilteringResultsReader(ResultsReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
         """Take note of the filters on kind, status and finished_at."""
-        self._options = replace(self._options, wanted=self._options.wanted.narrowed(filters))
+        self._options = replace(self._options, matching=self._options.matching.narrowed(filters))
         return filters
 
 
-class ResultsSource(DataSource):
+class ResultsSource(Shipped, DataSource):
     """Results of tasks as a table, for batch queries."""
 
     @classmethod
@@ -90,3 +107,44 @@ class ResultsSource(DataSource):
         arrow = arrow_schema(schema)
         known.check(arrow, RESULT, ())
         return FilteringResultsReader(options, arrow) if options.filter_pushdown else ResultsReader(options, arrow)
+
+
+# --- columns: the schema that a user gives is the projection, and only its columns are built ----------
+
+
+def _build(results: Sequence[Result], schema: pa.Schema) -> pa.RecordBatch:
+    """Return results as a batch of the wanted columns."""
+    arrays = []
+    for field in schema:
+        value = _VALUES[field.name]
+        arrays.append(pa.array([value(result) for result in results], field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _time(moment: datetime | None) -> int | None:
+    # Whole microseconds: as datetime, a column without a zone would not take it.
+    if moment is None:
+        return None
+    since = in_utc(moment) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def _json(data: Any) -> str | None:
+    if data is None:
+        return None
+    try:
+        return msgspec.json.encode(data).decode()
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(repr(data))  # one odd result must not keep the others from being read
+
+
+_VALUES: dict[str, Callable[[Result], Any]] = {
+    "task_id": lambda result: result.task_id,
+    "kind": lambda result: result.kind,
+    "status": lambda result: result.status.value,
+    "data": lambda result: _json(result.data),
+    "error": lambda result: result.error,
+    "attempts": lambda result: max(-_MOST, min(result.attempts, _MOST)),
+    "started_at": lambda result: _time(result.started_at),
+    "finished_at": lambda result: _time(result.finished_at),
+}

@@ -23,10 +23,16 @@ from dataclasses import dataclass
 
 from pyspark import TaskContext
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PublishError, TransientError
+from penstock.redis.retry import Repeat
+from penstock.spark.runtime.retry import Retries
 from penstock.spark.sink.options import SinkOptions
+from penstock.sync.redis.client import StreamClient
 
 QUERY, BATCH, RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
+NOT_TOLD_APART = "0"
+# Where rows name their streams, the runs of the query need a place of their own.
+_HOME = "penstock"
 
 
 @dataclass(frozen=True)
@@ -56,3 +62,42 @@ class Identity:
                 "recognised; use option semantics=at-least-once"
             )
         return cls(query, run, int(batch), context.partitionId())
+
+
+class QueryFenced(PublishError):
+    """A newer run of the same query writes to the stream; this one is over and must not write any more."""
+
+
+class ReplayDiffers(PublishError):
+    """A partition that is written again brings other rows, or another order, than at first."""
+
+
+class WriteLost(PublishError):
+    """The server no longer knows of rows that it had confirmed; the partition must be written again from its start."""
+
+
+def register(client: StreamClient, identity: Identity, options: SinkOptions) -> str:
+    """Return the epoch of this run; raise QueryFenced if a newer one was seen."""
+    if identity.run is None:
+        return NOT_TOLD_APART
+    key = client.keys(options.stream or _HOME).spark(identity.query)
+    retries = Retries(options.retry_timeout_s)
+    reply = None
+    while reply is None:
+        try:
+            reply = client.run("spark/run", [key], [identity.run, options.remember_s], Repeat.IDEMPOTENT)
+        except TransientError as error:
+            retries.wait_or_raise(error, f"registering run {identity.run}")
+    kind, _, epoch = reply.decode().partition(" ")
+    if kind == "fenced":
+        raise fenced(identity, options.stream)
+    return str(epoch)
+
+
+def fenced(identity: Identity, stream: str | None) -> QueryFenced:
+    """Return the error for a run that is not the newest."""
+    where = f" to stream {stream!r}" if stream else ""
+    return QueryFenced(
+        f"run {identity.run} of query {identity.query} must not write{where} any more: a newer run of the same query "
+        "does. Only one driver may run from a checkpoint; stop this one"
+    )

@@ -29,15 +29,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigurationError
-from penstock.spark.collector import spare_the_collector
-from penstock.spark.option_values import Options
+from penstock.spark.runtime.code_shipping import Shipped
+from penstock.spark.runtime.freeze_gc import freeze_gc
+from penstock.spark.runtime.option_values import Options
 from penstock.spark.sink.chunks import Backlog, Chunk
-from penstock.spark.sink.courier import Courier
 from penstock.spark.sink.entries import Packed, Packer
-from penstock.spark.sink.identity import Identity
+from penstock.spark.sink.identity import Identity, register
 from penstock.spark.sink.options import SinkOptions
-from penstock.spark.sink.runs import register
-from penstock.spark.sink.ways import BareWay, MarkedWay, Way
+from penstock.spark.sink.protocol import IdempotentScript, PlainXadd, WriteProtocol
+from penstock.spark.sink.sender import Sender
 from penstock.sync.redis.client import StreamClient
 
 logger = logging.getLogger("penstock.spark")
@@ -80,7 +80,7 @@ def make_writer(
     return StreamWriter(checked) if is_streaming else BatchWriter(checked)
 
 
-class BatchWriter(DataSourceArrowWriter):
+class BatchWriter(Shipped, DataSourceArrowWriter):
     """Writes a DataFrame."""
 
     def __init__(self, options: SinkOptions) -> None:
@@ -99,7 +99,7 @@ class BatchWriter(DataSourceArrowWriter):
         logger.warning("write failed; what was written stays: %s", _told(messages))
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(Shipped, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a streaming query."""
 
     def __init__(self, options: SinkOptions) -> None:
@@ -120,38 +120,40 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def write_partition(options: SinkOptions, identity: Identity, batches: Iterator[Any]) -> Written:
     """Write the rows of a partition, and return when all are confirmed."""
-    spare_the_collector()
+    freeze_gc()
     client = options.link.client()
     packer = Packer(
         options.columns, options.form, options.content_type, options.max_bytes, is_by_column=options.stream is None
     )
-    way = _way(client, identity, options, packer)
-    courier = Courier(client, way, options)
-    dispatch = _Dispatch(courier, way, options)
+    protocol = _protocol(client, identity, options, packer)
+    sender = Sender(client, protocol, options)
+    dispatch = _Dispatch(sender, protocol, options)
     try:
         for batch in batches:
-            for packed in packer.pack(batch, is_bare=way.is_bare):
+            for packed in packer.pack(batch, is_bare=protocol.is_bare):
                 dispatch.take(packed)
         dispatch.flush()
-        courier.close()
+        sender.close()
     finally:
-        courier.abort()  # after close() there is nothing to abort
-    tally = courier.tally
+        sender.abort()  # after close() there is nothing to abort
+    tally = sender.tally
     return Written(identity.partition, tally.added, tally.repeated, tally.dropped)
 
 
-def _way(client: StreamClient, identity: Identity, options: SinkOptions, packer: Packer) -> Way:
+def _protocol(client: StreamClient, identity: Identity, options: SinkOptions, packer: Packer) -> WriteProtocol:
     if options.semantics == "at-least-once" and not options.max_len:
-        return BareWay(client.keys)
+        return PlainXadd(client.keys)
     # maxLen needs the script in any case: only the server knows how much room there is.
-    return MarkedWay(client.keys, identity, register(client, identity, options), options, is_bare=packer.is_plain)
+    return IdempotentScript(
+        client.keys, identity, register(client, identity, options), options, is_bare=packer.is_plain
+    )
 
 
 class _Dispatch:
     """Sorts rows by target stream and sends them on in chunks."""
 
-    def __init__(self, courier: Courier, way: Way, options: SinkOptions) -> None:
-        self._courier, self._way, self._options = courier, way, options
+    def __init__(self, sender: Sender, protocol: WriteProtocol, options: SinkOptions) -> None:
+        self._sender, self._protocol, self._options = sender, protocol, options
         self._backlogs: dict[str, Backlog] = {}
 
     def take(self, packed: Packed) -> None:
@@ -160,7 +162,7 @@ class _Dispatch:
             backlog = self._backlogs.get(stream)
             if backlog is None:
                 backlog = self._backlogs[stream] = Backlog(stream)
-            backlog.add(self._way.wrap(part, stream))
+            backlog.add(self._protocol.wrap(part, stream))
             self._send(backlog, is_last=False)
         if sum(backlog.rows for backlog in self._backlogs.values()) > _MOST_CHUNKS_WAITING * self._options.batch_size:
             self.flush()
@@ -181,9 +183,9 @@ class _Dispatch:
             yield stream, packed.select(rows)
 
     def _send(self, backlog: Backlog, *, is_last: bool) -> None:
-        for chunk in backlog.take(self._options.batch_size, is_last=is_last, is_checked=self._way.is_checked):
+        for chunk in backlog.take(self._options.batch_size, is_last=is_last, is_checked=self._protocol.is_checked):
             for part in _bounded(chunk):
-                self._courier.send(part)
+                self._sender.send(part)
 
 
 def _bounded(chunk: Chunk) -> Iterator[Chunk]:

@@ -1,0 +1,76 @@
+"""How commands on Spark are stopped: the first SIGINT or SIGTERM ends them in order and with 0, a second one at once.
+
+PySpark has a handler of its own for SIGINT, which cancels all jobs and raises KeyboardInterrupt wherever the main
+thread is: a batch would be broken off, and the terminal full of Java's stacks.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from penstock.cli.shown import say
+from penstock.shutdown import SignalWatch, end_at_once
+
+
+class Stopped(BaseException):
+    """The command was asked to stop where nothing is under way that would have to be finished.
+
+    No Exception: what Spark calls, and users write, likes to catch those.
+    """
+
+
+class Stopping:
+    """Whether the command was asked to stop."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._can_break_off = False
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Raise Stopped in the midst of the body when the signal comes: for what only reads, or only starts."""
+        if self.is_asked:
+            raise Stopped
+        self._can_break_off = True
+        try:
+            yield
+        finally:
+            self._can_break_off = False
+
+    @contextmanager
+    def calling(self, stop: Callable[[], object]) -> Iterator[None]:
+        """Call a function when the signal comes, in a thread of its own: it may take its time."""
+        unsubscribe = SignalWatch.subscribe(lambda: threading.Thread(target=stop, daemon=True).start())
+        try:
+            yield
+        finally:
+            unsubscribe()
+
+    def _ask(self) -> None:
+        self.is_asked = True
+        if self._can_break_off:
+            self._can_break_off = False
+            raise Stopped
+
+
+@contextmanager
+def stopping(what: str) -> Iterator[Stopping]:
+    """Watch for signals while the body runs; if it is broken off, say so, and end with 0."""
+    stop = Stopping()
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in SignalWatch.SIGNALS:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # as a shell has it for what runs behind it
+                before[number] = signal.signal(number, end_at_once)
+    unsubscribe = SignalWatch.subscribe(stop._ask)  # noqa: SLF001 - of the same module
+    try:
+        yield stop
+    except Stopped:
+        say(f"{what}: stopped")
+    finally:
+        unsubscribe()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,134 @@
+"""Copies an archive of the format before Delta tables into a table, once: `penstock archive import`.
+
+Such an archive is a folder with files named `stream=<name>/date=<day>/<first>_<last>.parquet` and a manifest: one file
+for each commit in `_manifest`, with a checksum over its content. The files have the columns that they have today.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock import ids
+from penstock.errors import ConfigurationError
+from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged, ArchiveMissing
+from penstock.spark.archive.file_reader import batches_of
+from penstock.spark.archive.file_writer import FileWriter, StagedFile
+from penstock.spark.archive.lock import Lock
+from penstock.spark.archive.table import STAGING, ArchiveTable, RangeEntry
+from penstock.spark.lake.files import Location, make_directory
+
+_VERSION = 1
+
+
+def import_archive(
+    old: str | Path,
+    root: str | Path | Location,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    tell: Callable[[str, int], None] = lambda *_: None,
+) -> int:
+    """Copy an archive of the old format; return how many entries were copied. `tell` gets each stream and its rows.
+
+    Guarantees: a stream is in the new archive as a whole or not at all; one that is there already is left alone, so a
+    copy that was interrupted can be repeated. The old archive is not changed.
+
+    Raises: ArchiveMissing, ArchiveDamaged, and ArchiveConflict for a stream that the new archive has with other ids.
+    """
+    place = Location.of(old, what="archive").local
+    if place is None or not (place / "_manifest").is_dir():
+        raise ArchiveMissing(f"there is no archive of the old format at {old}: it would have a folder _manifest")
+    table = ArchiveTable.of(root, storage_options)
+    if table.location.local == place:
+        raise ConfigurationError("--archive must be another place than --from: the old archive stays as it is")
+    files, ranges = _state(place / "_manifest")
+    table.location.check_writable("archive")
+    if table.location.local is not None:
+        make_directory(table.location.local)
+    with Lock.held(table.location, "run"):
+        table.create()
+        state = table.load()
+        for staging in table.left_behind("import"):
+            table.take_back(staging, state)
+        copied = 0
+        for stream in sorted(ranges):
+            end = state.end(stream)
+            if end is not None:
+                _check_same(stream, end.id, ranges[stream])
+                continue
+            staging = f"{STAGING}/import-{secrets.token_hex(8)}"
+            entries = [each for each in files.values() if each["stream"] == stream]
+            staged = [_copied(table, staging, place, each) for each in sorted(entries, key=_first)]
+            table.place(staging, (made.entry for made in staged))
+            table.append(state, ranges[stream], {made.entry: made.stats for made in staged})
+            table.store.delete_folder(staging)
+            rows = sum(made.entry.rows for made in staged)
+            tell(stream, rows)
+            copied += rows
+    return copied
+
+
+def _state(manifest: Path) -> tuple[dict[str, dict[str, Any]], dict[str, list[RangeEntry]]]:
+    """Return the files and the ranges after all commits."""
+    files: dict[str, dict[str, Any]] = {}
+    ranges: dict[str, list[RangeEntry]] = {}
+    for commit in _commits(manifest):
+        for path in commit["remove"]:
+            files.pop(path, None)
+        files.update({entry["path"]: entry for entry in commit["add"]})
+        for each in commit["ranges"]:
+            ranges.setdefault(each["stream"], []).append(RangeEntry(**each))
+    return files, ranges
+
+
+def _commits(manifest: Path) -> Iterator[dict[str, Any]]:
+    numbered = sorted(file for file in manifest.glob("*.json") if file.stem.isdigit())
+    for number, file in enumerate(numbered, 1):
+        body: dict[str, Any] = json.loads(file.read_bytes())
+        check = body.pop("check", None)
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        if body.get("v") != _VERSION or body.get("seq") != number or hashlib.sha256(text.encode()).hexdigest() != check:
+            raise ArchiveDamaged(f"{file} was changed, or a commit before it is missing: nothing more was copied")
+        yield body
+
+
+def _first(entry: Mapping[str, Any]) -> tuple[int, int]:
+    return ids.parse(entry["first"])
+
+
+def _copied(table: ArchiveTable, staging: str, place: Path, entry: Mapping[str, Any]) -> StagedFile:
+    """Copy one file, after its bytes were compared with the manifest."""
+    file = place / entry["path"]
+    if not file.resolve().is_relative_to(place.resolve()):
+        raise ArchiveDamaged(f"{file} leads out of the archive: nothing behind it is used")
+    try:
+        with file.open("rb") as source:
+            if hashlib.file_digest(source, "sha256").hexdigest() != entry["sha256"]:
+                raise ArchiveDamaged(f"{file} is damaged: its bytes are not those that were written")
+        writer = FileWriter(table.store, staging, entry["stream"])
+        try:
+            for batch in batches_of(file):
+                writer.add(batch)
+        except BaseException:
+            writer.abandon()
+            raise
+    except (OSError, pa.ArrowException) as error:
+        raise ArchiveDamaged(f"{file} cannot be read: {error}") from error
+    made = writer.close()
+    if (made.entry.rows, made.entry.first, made.entry.last) != (entry["rows"], entry["first"], entry["last"]):
+        raise ArchiveDamaged(f"{file} does not hold the {entry['rows']:,} entries that its manifest says")
+    return made
+
+
+def _check_same(stream: str, end: str, ranges: list[RangeEntry]) -> None:
+    if ids.parse(end) < ids.parse(ranges[-1].upto):
+        raise ArchiveConflict(
+            f"stream {stream!r} is in the new archive up to {end}, and in the old one up to {ranges[-1].upto}: import "
+            "into a new archive before anything is archived there"
+        )

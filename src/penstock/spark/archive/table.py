@@ -1,0 +1,455 @@
+"""The archive as a Delta table: its files, the ranges of ids that they cover, and the commits that change both.
+
+<root>/_delta_log/                       what is archived: the log of the table
+<root>/stream=<name>/day=YYYY-MM-DD/<first>_<last>_<sha256>_<token>.parquet
+                                         the entries; the name says what is in the file, and no two attempts share one
+<root>/_ranges/<version>.json            the archived ranges of ids, as of a commit
+<root>/_staging/<token>/                 files that are not part of the table yet
+<root>/_checkpoint/, <root>/_lock        of the run, where the archive is on a disk
+
+Which ranges a commit archives is said in that commit itself. Log entries do not stay for ever, so every now and then
+the ranges of all commits are written into one file, and only then is the log shortened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from penstock import ids
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged, ArchiveMissing
+from penstock.spark.archive.rows import SCHEMA
+from penstock.spark.lake.delta import CommitConflict, DataFile, DeltaLog, LogDamaged
+from penstock.spark.lake.files import Location
+from penstock.spark.source.offsets import Position
+
+DAY_MS = 86_400_000
+LAST_MS = 253_402_300_799_999  # the end of the year 9999; an id may be any number, as one that somebody chose
+STAGING = "_staging"
+# In the log, with a number: of two runs that append at the same time, or of two compactions, one is refused.
+APP, COMPACTION = "penstock-archive", "penstock-compaction"
+_INFO = "penstock"
+_RANGES = "_ranges"
+_KEPT_RANGES = 2
+_MAINTAIN_EVERY = 20  # commits
+_LONGEST = 200  # most file systems end a name at 255 bytes
+_KEPT = 160
+_FILE = re.compile(
+    r"stream=[^/\\\0]+/day=\d{4}-\d{2}-\d{2}/(?P<first>\d+-\d+)_(?P<last>\d+-\d+)_(?P<sha256>[0-9a-f]{64})"
+    r"_[0-9a-f]+\.parquet",
+    re.ASCII,
+)
+_TABLE_SCHEMA = pa.schema([*SCHEMA, pa.field("day", pa.date32())])
+_CONFIGURATION = {
+    # The run shortens the log itself, after it has written down the ranges.
+    "delta.enableExpiredLogCleanup": "false",
+    # Opening a table lists its log: what is kept of it decides how long that takes.
+    "delta.logRetentionDuration": "interval 15 minutes",
+    "delta.deletedFileRetentionDuration": "interval 1 day",
+}
+Step = Callable[[str], None]  # told what was just done; tests crash there
+
+
+def no_step(_: str) -> None:
+    """Do nothing between two steps."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of entries of one stream and one day, in the order of their ids."""
+
+    path: str  # below the root
+    stream: str
+    day: str
+    first: str
+    last: str
+    rows: int
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, file: DataFile) -> FileEntry:
+        """Take a file of the table; raise ArchiveDamaged for one that no archive has written."""
+        match = check_path(file.path)
+        stream, day = file.partition.get("stream"), file.partition.get("day")
+        if stream is None or day is None or file.rows is None:
+            raise ArchiveDamaged(f"the table does not say what is in {file.path}: no archive has written it")
+        return cls(file.path, stream, day, match["first"], match["last"], file.rows, file.size, match["sha256"])
+
+    def data_file(self, stats: str = "{}") -> DataFile:
+        """Return it as a file of the table."""
+        return DataFile(self.path, self.bytes, {"stream": self.stream, "day": self.day}, self.rows, stats)
+
+
+@dataclass(frozen=True)
+class RangeEntry:
+    """A range of ids that is archived: behind `after`, up to and with `upto`; `*_n` are their ranks where known."""
+
+    stream: str
+    after: str
+    upto: str
+    rows: int
+    after_n: int | None = None
+    upto_n: int | None = None
+    lost: int | None = 0  # entries before it that were gone before they could be archived; None = unknown
+
+    @property
+    def end(self) -> Position:
+        """Where it ends."""
+        return Position(self.upto, self.upto_n)
+
+    def joined(self, later: RangeEntry) -> RangeEntry | None:
+        """Return this range and the next one as one; None if they do not meet."""
+        is_same_place = self.upto == later.after or (self.upto_n is not None and self.upto_n == later.after_n)
+        if later.lost != 0 or not is_same_place or ids.parse(later.after) < ids.parse(self.upto):
+            return None
+        return replace(self, upto=later.upto, upto_n=later.upto_n, rows=self.rows + later.rows)
+
+
+@dataclass
+class State:
+    """What is archived as of a commit."""
+
+    version: int = -1
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    ranges: dict[str, list[RangeEntry]] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> list[str]:
+        """The streams that are archived."""
+        return sorted(self.ranges)
+
+    def end(self, stream: str) -> Position | None:
+        """Return up to where a stream is archived."""
+        found = self.ranges.get(stream)
+        return found[-1].end if found else None
+
+    def files_of(self, stream: str) -> list[FileEntry]:
+        """Return the files of a stream in the order of their ids."""
+        return in_order(entry for entry in self.files.values() if entry.stream == stream)
+
+    def files_by_stream(self) -> dict[str, list[FileEntry]]:
+        """Return the files of all streams, each in the order of their ids."""
+        found: dict[str, list[FileEntry]] = {stream: [] for stream in self.streams}
+        for entry in in_order(self.files.values()):
+            found.setdefault(entry.stream, []).append(entry)
+        return found
+
+    def range_of(self, stream: str, entry_id: str) -> RangeEntry | None:
+        """Return the archived range that an id lies in."""
+        here = ids.parse(entry_id)
+        for each in self.ranges.get(stream, ()):
+            if ids.parse(each.after) < here <= ids.parse(each.upto):
+                return each
+        return None
+
+    def cover(self, ranges: Iterable[RangeEntry]) -> None:
+        """Add ranges; those that meet become one."""
+        for each in ranges:
+            known = self.ranges.setdefault(each.stream, [])
+            whole = known[-1].joined(each) if known else None
+            if whole is None:
+                known.append(each)
+            else:
+                known[-1] = whole
+
+
+def load_state(root: str | Path | Location, options: Mapping[str, str] | None = None) -> State:
+    """Return what is archived at a place; raise ArchiveMissing if there is no archive."""
+    return ArchiveTable.of(root, options).load()
+
+
+def in_order(files: Iterable[FileEntry]) -> list[FileEntry]:
+    """Return files in the order of their ids."""
+    return sorted(files, key=lambda entry: ids.parse(entry.first))
+
+
+class ArchiveTable:
+    """The table of one archive."""
+
+    def __init__(self, location: Location) -> None:
+        self.location, self.store = location, location.store
+        self._log: DeltaLog | None = None
+
+    @classmethod
+    def of(cls, root: str | Path | Location, options: Mapping[str, str] | None = None) -> ArchiveTable:
+        """Return the table at a place; there may be none yet."""
+        return cls(Location.of(root, options, "archive"))
+
+    def exists(self) -> bool:
+        """Return whether anything was ever archived there."""
+        if self._log is None:
+            try:
+                self._log = DeltaLog.open(self.location)
+            except LogDamaged as error:
+                raise ArchiveDamaged(f"{error}; run `penstock archive verify`") from error
+        return self._log is not None
+
+    @property
+    def log(self) -> DeltaLog:
+        """The log of the table; raise ArchiveMissing if there is no archive."""
+        if not self.exists():
+            hint = " (it has the format of an older Penstock: run `penstock archive import`)" if self.is_old() else ""
+            raise ArchiveMissing(f"there is no archive at {self.location}{hint}: start `penstock archive run` first")
+        assert self._log is not None
+        return self._log
+
+    def is_old(self) -> bool:
+        """Return whether there is an archive of the format before Delta tables."""
+        return self.location.local is not None and (self.location.local / "_manifest").is_dir()
+
+    # --- what is archived ---
+
+    def load(self) -> State:
+        """Return what is archived; raise ArchiveMissing if there is no archive, ArchiveDamaged if it is not whole."""
+        state = State()
+        self.follow(state)
+        return state
+
+    def follow(self, state: State) -> bool:
+        """Bring a state up to date; return whether anything was new."""
+        log = self.log
+        try:
+            log.refresh()
+        except LogDamaged as error:
+            raise ArchiveDamaged(f"{error}; run `penstock archive verify`") from error
+        if log.version == state.version:
+            return False
+        files = [FileEntry.of(file) for file in log.files()]
+        self._follow_ranges(state)
+        state.files = {entry.path: entry for entry in files}
+        state.version = log.version
+        return True
+
+    def _follow_ranges(self, state: State) -> None:
+        ranges, after = state.ranges, state.version
+        try:
+            found = list(self.log.infos(after)) if after >= 0 else None
+        except FileNotFoundError:  # the log was shortened meanwhile
+            found = None
+        if found is None:
+            after, ranges = self._noted(self.log.version)
+            try:
+                found = list(self.log.infos(after))
+            except FileNotFoundError as error:
+                raise ArchiveDamaged(
+                    f"{self.location}: the log does not say what was archived by each commit since {after} ({error} is "
+                    "missing); run `penstock archive verify`"
+                ) from None
+        state.ranges = ranges
+        for _, info in found:
+            state.cover(_loaded(each) for each in _said(info))
+
+    def _noted(self, version: int) -> tuple[int, dict[str, list[RangeEntry]]]:
+        """Return the ranges as they were last written down, up to a version, and the version."""
+        for number in reversed(self._noted_versions()):
+            if number <= version:
+                content = json.loads(self.store.read(_ranges_path(number)))
+                found: dict[str, list[RangeEntry]] = {}
+                for each in content:
+                    entry = _loaded(each)
+                    found.setdefault(entry.stream, []).append(entry)
+                return number, found
+        return -1, {}
+
+    def _noted_versions(self) -> list[int]:
+        names = (Path(file.path).stem for file in self.store.walk(_RANGES))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    # --- commits ---
+
+    def create(self) -> None:
+        """Make the table, if there is none."""
+        if not self.exists():
+            self._log = DeltaLog.create(self.location, _TABLE_SCHEMA, ("stream", "day"), _CONFIGURATION)
+
+    def append(self, state: State, ranges: Sequence[RangeEntry], files: Mapping[FileEntry, str]) -> None:
+        """Commit ranges and the files that hold them, with the statistics of each; bring the state up to date.
+
+        Raises: ArchiveConflict if another run has appended since the state was loaded; nothing is committed then.
+        """
+        log = self.log
+        info = {_INFO: {"ranges": [asdict(each) for each in ranges]}}
+        try:
+            log.commit([entry.data_file(stats) for entry, stats in files.items()], app=_next(log, APP), info=info)
+        except CommitConflict as error:
+            raise ArchiveConflict(
+                f"another run has archived to {self.location} at the same time: stop one of the two"
+            ) from error
+        self._apply(state, files, (), ranges)
+
+    def replace(self, state: State, new: Mapping[FileEntry, str], old: Sequence[FileEntry]) -> None:
+        """Let files take the place of others that hold the same rows; bring the state up to date.
+
+        Raises: ArchiveConflict if another compaction has replaced one of them.
+        """
+        add, remove = [e.data_file(stats) for e, stats in new.items()], [e.data_file() for e in old]
+        try:
+            self.log.commit(add, remove, app=_next(self.log, COMPACTION), has_new_rows=False)
+        except CommitConflict as error:
+            raise ArchiveConflict(
+                f"another compaction of {self.location} replaced the same files; let one of them run"
+            ) from error
+        self._apply(state, new, old, ())
+
+    def _apply(
+        self, state: State, new: Iterable[FileEntry], old: Iterable[FileEntry], ranges: Iterable[RangeEntry]
+    ) -> None:
+        if self.log.version != state.version + 1:
+            self.follow(state)  # somebody else has committed as well
+            return
+        for entry in old:
+            state.files.pop(entry.path, None)
+        state.files.update({entry.path: entry for entry in new})
+        state.cover(ranges)
+        state.version = self.log.version
+
+    def since_noted(self, state: State) -> int:
+        """Return how many commits there are since the ranges were written down."""
+        noted = self._noted_versions()
+        return state.version - (noted[-1] if noted else 0)
+
+    def maintain(self, state: State, step: Step = no_step) -> None:
+        """Write down the ranges and shorten the log, if there are enough new commits to pay for it.
+
+        In this order: a commit that is deleted has its ranges elsewhere by then.
+        """
+        if self.since_noted(state) < _MAINTAIN_EVERY:
+            return
+        noted = self._noted_versions()
+        content = json.dumps([asdict(each) for known in state.ranges.values() for each in known])
+        self.store.write(_ranges_path(state.version), content.encode())
+        step("ranges noted")
+        self.log.checkpoint()
+        step("checkpointed")
+        self.log.clean_log()
+        for number in noted[: 1 - _KEPT_RANGES]:
+            self.store.delete(_ranges_path(number))
+
+    def vacuum(self, state: State, grace_s: float) -> list[str]:
+        """Delete the files that were replaced longer ago than the grace; return their paths."""
+        found = self.log.vacuum(grace_s)
+        self.follow(state)  # the library notes in the log what it has deleted
+        return found
+
+    def check_links(self) -> None:
+        """Raise ArchiveDamaged if a folder of the table is a link: the library would follow it."""
+        if self.location.local is not None:
+            for folder in (*self.location.local.glob("stream=*"), *self.location.local.glob("stream=*/day=*")):
+                if folder.is_symlink():
+                    raise _linked(folder)
+
+    # --- files before they are committed ---
+
+    def place(self, staging: str, entries: Iterable[FileEntry], step: Step = no_step) -> None:
+        """Give staged files their names in the table. They stay staged, so that a kill leaves a list of them."""
+        for entry in entries:
+            self.check(entry.path)
+            self.store.place(f"{staging}/{entry.path}", entry.path)
+            step("placed")
+
+    def take_back(self, staging: str, state: State) -> None:
+        """Delete staged files, and their names in the table unless they were committed."""
+        for file in self.store.walk(staging):
+            path = file.path.removeprefix(f"{staging}/")
+            if path not in state.files and _FILE.fullmatch(path):
+                self.check(path)
+                self.store.delete(path)
+        self.store.delete_folder(staging)
+
+    def abandon(self, staging: str, state: State) -> None:
+        """Take back what an error has made useless; where even that fails, the next run does it."""
+        with suppress(PenstockError, OSError):
+            if self.exists():
+                self.follow(state)  # it may have been committed in spite of the error
+            self.take_back(staging, state)
+
+    def left_behind(self, kind: str) -> list[str]:
+        """Return the staging folders of runs that were killed; the caller holds the lock of their kind.
+
+        In a store without locks somebody may still be at work: only what is a day old counts there.
+        """
+        until_ms = time.time_ns() // 1_000_000 - (DAY_MS if self.location.local is None else 0)
+        found: dict[str, int] = {}
+        for file in self.store.walk(STAGING):
+            folder = "/".join(file.path.split("/")[:2])
+            if folder.startswith(f"{STAGING}/{kind}-"):
+                found[folder] = max(found.get(folder, 0), file.modified_ms)
+        return [folder for folder, newest_ms in found.items() if newest_ms <= until_ms]
+
+    def check(self, path: str) -> None:
+        """Raise ArchiveDamaged if a path, or a link on its way, leads out of the archive."""
+        check_path(path)
+        if self.location.local is None:
+            return
+        file = self.location.local / path
+        for part in (file, file.parent, file.parent.parent):
+            if part.is_symlink():
+                raise _linked(part)
+
+
+def _linked(place: Path) -> ArchiveDamaged:
+    return ArchiveDamaged(f"{place} is a symbolic link, which leads out of the archive: nothing behind it is used")
+
+
+def check_path(path: str) -> re.Match[str]:
+    """Raise ArchiveDamaged unless a path is one that path_of() makes: a log may have been written by anybody."""
+    match = _FILE.fullmatch(path)
+    if match is None:
+        raise ArchiveDamaged(f"the table names {path!r}, which is no file of an archive: nothing of it is used")
+    return match
+
+
+def path_of(stream: str, day: str, first: str, last: str, sha256: str) -> str:
+    """Return where a new file lies below the root."""
+    return f"stream={safe_name(stream)}/day={day}/{first}_{last}_{sha256}_{secrets.token_hex(4)}.parquet"
+
+
+def safe_name(stream: str) -> str:
+    """Return the name of a stream as a part of a path; different streams have different ones."""
+    quoted = quote(stream, safe="")
+    if quoted.startswith("."):
+        quoted = f"%2E{quoted[1:]}"
+    if len(quoted) > _LONGEST:
+        return f"{quoted[:_KEPT]}~{hashlib.sha256(stream.encode()).hexdigest()[:16]}"
+    return quoted
+
+
+def day_of(ms: int) -> str:
+    """Return the day of a time, in UTC; what lies beyond the calendar is put into its last day."""
+    return datetime.fromtimestamp(min(ms, LAST_MS) // 1000, UTC).strftime("%Y-%m-%d")
+
+
+def _next(log: DeltaLog, app: str) -> tuple[str, int]:
+    return app, (log.last(app) or 0) + 1
+
+
+def _ranges_path(version: int) -> str:
+    return f"{_RANGES}/{version:020d}.json"
+
+
+def _said(info: Mapping[str, Any]) -> list[Any]:
+    found = info.get(_INFO)
+    return list(found.get("ranges", ())) if isinstance(found, dict) else []
+
+
+def _loaded(each: Any) -> RangeEntry:
+    try:
+        entry = RangeEntry(**each)
+        ids.parse(entry.after), ids.parse(entry.upto)
+    except (TypeError, AttributeError, ConfigurationError) as error:
+        raise ArchiveDamaged(f"the table says that {each!r} is archived, which is no range of ids") from error
+    return entry

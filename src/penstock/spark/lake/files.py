@@ -1,0 +1,324 @@
+"""The files of a table, on a disk or in whatever store the library `deltalake` reaches (S3, HDFS and others).
+
+Paths are relative to the folder of the table, with `/` between their parts.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from penstock.errors import ConfigurationError
+
+_PATTERN = {*"*?[]{}\\"}
+_LONGEST_PART = 255
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a table is. It is pickled into tasks; its text shows no secret."""
+
+    uri: str  # an absolute path, or an address such as s3://bucket/folder
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, root: str | Path | Location, options: Mapping[str, str] | None = None, what: str = "table") -> Location:
+        """Take a path or an address; `options` are those of the store, as deltalake names them.
+
+        Raises: ConfigurationError for what can be no path.
+        """
+        if isinstance(root, Location):
+            return root
+        text = str(root)
+        if not text.strip():
+            raise ConfigurationError(f"the {what} has no path: give one, for example /mnt/{what} or s3://bucket/{what}")
+        if "\0" in text:
+            raise ConfigurationError(f"{what} {text!r}: a path cannot contain NUL")
+        if _PATTERN & {*text}:
+            raise ConfigurationError(
+                f"{what} {text!r}: Spark takes a path with * ? [ ] {{ }} or \\ for a pattern; choose another name"
+            )
+        given = tuple(sorted((options or {}).items()))
+        scheme = urlsplit(text).scheme if "://" in text or text.startswith("file:") else ""
+        if scheme not in ("", "file"):
+            return cls(text.rstrip("/").replace("s3a://", "s3://", 1), given)
+        path = Path(unquote(urlsplit(text).path) if scheme else text).absolute()
+        if any(len(part.encode("utf-8", "replace")) > _LONGEST_PART for part in path.parts):
+            raise ConfigurationError(f"{what} {text[:60]!r}...: a name in its path is too long")
+        return cls(str(path), given)
+
+    @property
+    def local(self) -> Path | None:
+        """The folder, if it is on a disk of this machine."""
+        return None if "://" in self.uri else Path(self.uri)
+
+    @property
+    def store(self) -> Store:
+        """What reads and writes its files."""
+        local = self.local
+        return RemoteStore(self) if local is None else LocalStore(local)
+
+    def check_writable(self, what: str = "table") -> None:
+        """Raise ConfigurationError if the place is on a disk where nothing can be written; write nothing."""
+        if self.local is not None:
+            check_writable(self.local, what)
+
+    def __str__(self) -> str:
+        return self.uri
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file below the folder of a table."""
+
+    path: str
+    size: int
+    modified_ms: int
+
+
+class Store(Protocol):
+    """The files of one table."""
+
+    def opened(self, path: str) -> Any:
+        """Return what pyarrow reads a file from; raise FileNotFoundError if it does not exist."""
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file; raise FileNotFoundError if it does not exist."""
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """Return the content of a file, a block at a time; raise FileNotFoundError if it does not exist."""
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file; readers see all of it or nothing."""
+
+    def put(self, file: Path, path: str) -> None:
+        """Move a complete file of this machine into the store."""
+
+    def scratch(self, path: str) -> Path:
+        """Return a path of this machine for a file that put() will move to `path`."""
+
+    def place(self, staged: str, path: str) -> None:
+        """Give a file a second name; one that has the name already is replaced."""
+
+    def info(self, path: str) -> StoredFile:
+        """Describe a file; raise FileNotFoundError if it does not exist."""
+
+    def walk(self, folder: str) -> list[StoredFile]:
+        """Return all files below a folder, in the order of their paths; none if there is no such folder."""
+
+    def delete(self, path: str) -> None:
+        """Delete a file, if it exists."""
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder with all that is in it, if it exists."""
+
+
+class LocalStore:
+    """Files on a disk, which survive a crash of the machine once a method has returned."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def opened(self, path: str) -> Any:
+        """Return what pyarrow reads a file from."""
+        return self.root / path
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file."""
+        return (self.root / path).read_bytes()
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """Return the content of a file, a block at a time."""
+        with (self.root / path).open("rb") as source:
+            while block := source.read(_BLOCK):
+                yield block
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file in one step: under another name, which is changed when all of it is on the disk."""
+        file = self.root / path
+        make_directory(file.parent)
+        draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+        try:
+            with draft.open("xb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+            draft.replace(file)
+        finally:
+            draft.unlink(missing_ok=True)
+        sync(file.parent)
+
+    def scratch(self, path: str) -> Path:
+        """Return a path beside the later one: moving it copies nothing."""
+        file = self.root / path
+        make_directory(file.parent)
+        return file.with_name(f".{secrets.token_hex(8)}")
+
+    def put(self, file: Path, path: str) -> None:
+        """Give a file of scratch() its name."""
+        sync(file)
+        target = self.root / path
+        make_directory(target.parent)
+        file.replace(target)
+        sync(target.parent)
+
+    def place(self, staged: str, path: str) -> None:
+        """Give a file a second name."""
+        target = self.root / path
+        make_directory(target.parent)
+        draft = target.with_name(f".{secrets.token_hex(8)}")
+        os.link(self.root / staged, draft)
+        draft.replace(target)
+        draft.unlink(missing_ok=True)  # a rename onto another name of the same file does nothing
+        sync(target.parent)
+
+    def info(self, path: str) -> StoredFile:
+        """Describe a file."""
+        found = (self.root / path).stat()
+        return StoredFile(path, found.st_size, found.st_mtime_ns // 1_000_000)
+
+    def walk(self, folder: str) -> list[StoredFile]:
+        """Return all files below a folder."""
+        files = (file for file in (self.root / folder).rglob("*") if file.is_file() and not file.name.startswith("."))
+        return [self.info(path) for path in sorted(file.relative_to(self.root).as_posix() for file in files)]
+
+    def delete(self, path: str) -> None:
+        """Delete a file, if it exists."""
+        (self.root / path).unlink(missing_ok=True)
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder with all that is in it, if it exists."""
+        shutil.rmtree(self.root / folder, ignore_errors=True)
+
+
+class RemoteStore:
+    """Files in an object store or in HDFS, through the same library that commits to the table."""
+
+    def __init__(self, location: Location) -> None:
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        self._handler = DeltaStorageHandler(location.uri, dict(location.options))
+        self._files = PyFileSystem(self._handler)
+
+    def opened(self, path: str) -> Any:
+        """Return what pyarrow reads a file from."""
+        self.info(path)  # the library says only when bytes are read that there is none
+        return self._files.open_input_file(path)
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file."""
+        with self.opened(path) as source:
+            return bytes(source.read())
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """Return the content of a file, a block at a time."""
+        with self.opened(path) as source:
+            while block := source.read(_BLOCK):
+                yield bytes(block)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file: a store shows an object when all of it was sent."""
+        self._send(path, [content])
+
+    def scratch(self, path: str) -> Path:
+        """Return a path in the folder for temporary files of this machine."""
+        del path
+        descriptor, name = tempfile.mkstemp(prefix="penstock-", suffix=".parquet")
+        os.close(descriptor)
+        return Path(name)
+
+    def put(self, file: Path, path: str) -> None:
+        """Send a file, and delete it here."""
+        with file.open("rb") as source:
+            self._send(path, iter(lambda: source.read(_BLOCK), b""))
+        file.unlink()
+
+    def _send(self, path: str, blocks: Iterable[bytes]) -> None:
+        # Not through pyarrow, which would hand buffers to a library that takes bytes. Nothing is shown before close().
+        out: Any = self._handler._handler.open_output_stream(path)  # noqa: SLF001 - the library shows it in no other way
+        for block in blocks:
+            out.write(block)
+        out.close()
+
+    def place(self, staged: str, path: str) -> None:
+        """Copy a file within the store."""
+        self._handler._handler.copy_file(staged, path)  # noqa: SLF001 - its wrapper for pyarrow names the words wrong
+
+    def info(self, path: str) -> StoredFile:
+        """Describe a file."""
+        from pyarrow.fs import FileType
+
+        [found] = self._files.get_file_info([path])
+        if found.type != FileType.File:
+            raise FileNotFoundError(path)
+        return _described(path, found)
+
+    def walk(self, folder: str) -> list[StoredFile]:
+        """Return all files below a folder."""
+        from pyarrow.fs import FileSelector, FileType
+
+        found = self._files.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True))
+        return sorted(
+            (_described(each.path, each) for each in found if each.type == FileType.File), key=lambda file: file.path
+        )
+
+    def delete(self, path: str) -> None:
+        """Delete a file, if it exists."""
+        with suppress(FileNotFoundError):
+            self._files.delete_file(path)
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder with all that is in it, if it exists."""
+        for file in self.walk(folder):
+            self.delete(file.path)
+
+
+def _described(path: str, found: Any) -> StoredFile:
+    modified_ns = found.mtime_ns or 0
+    return StoredFile(path, int(found.size or 0), modified_ns // 1_000_000)
+
+
+def sync(place: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a crash of the machine."""
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(place: Path) -> None:
+    """Make a folder and its parents, durably."""
+    missing = []
+    while not place.is_dir():
+        missing.append(place)
+        place = place.parent
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync(each.parent)
+
+
+def check_writable(place: Path, what: str) -> None:
+    """Raise ConfigurationError unless files can be made in a folder, or in the nearest that exists above it."""
+    existing = place
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigurationError(f"{what} {place}: {existing} is no directory")
+    try:
+        Path(tempfile.mkdtemp(prefix=".penstock-", dir=existing)).rmdir()  # to the superuser, rights alone do not tell
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigurationError(
+            f"{what} {place}: nothing can be written in {existing} ({reason}); check its owner and rights"
+        ) from None

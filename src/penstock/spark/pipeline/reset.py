@@ -1,0 +1,77 @@
+"""Lets a pipeline begin anew at another place: its next run is a new query, which reads from there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.spark.pipeline.spec import Pipeline
+from penstock.spark.pipeline.status import PROGRESS, START, Driver, checkpoint_folder, newest_number
+from penstock.spark.source.options import EARLIEST, LATEST, SourceOptions
+from penstock.times import moment_ms
+
+_ID = re.compile(r"\(?\d+-\d+")
+_OLD = "spark.before-"
+
+
+@dataclass(frozen=True)
+class Reset:
+    """What a reset changes. `unfinished` is the batch that is perhaps in some sinks and not in others."""
+
+    starting: dict[str, str]
+    committed: int | None
+    unfinished: int | None
+
+    def __str__(self) -> str:
+        (place,) = self.starting.values()
+        done = "has committed no batch" if self.committed is None else f"has committed batch {self.committed}"
+        left = "" if self.unfinished is None else f", batch {self.unfinished} is unfinished and may be in some sinks"
+        return f"The pipeline {done}{left}. Its next run is a new one and reads from {place}"
+
+
+def plan_reset(pipeline: Pipeline, start: str, now_ms: int) -> Reset:
+    """Return what a reset would change; `start` is earliest, latest, an id, a time, or how long ago.
+
+    Raises: ConfigurationError for another `start`, and for a checkpoint that is not on a disk of this machine.
+    """
+    folder = checkpoint_folder(pipeline)
+    starting = _starting(start.strip(), now_ms)
+    SourceOptions.parse(pipeline.source.spark_options(starting))
+    committed, begun = newest_number(folder / "spark" / "commits"), newest_number(folder / "spark" / "offsets")
+    is_unfinished = begun is not None and (committed is None or begun > committed)
+    return Reset(starting, committed, begun if is_unfinished else None)
+
+
+def reset(pipeline: Pipeline, planned: Reset) -> None:
+    """Carry a reset out. The old checkpoint of Spark stays beside the new one until the next reset.
+
+    Raises: PipelineBusy while the pipeline runs.
+    """
+    folder = checkpoint_folder(pipeline)
+    with Driver(folder).alone() as driver:
+        for old in folder.glob(f"{_OLD}*"):
+            shutil.rmtree(old)
+        # First: should this process die here, the next run is the old one, and the reset is asked for again.
+        _write(folder / START, planned.starting)
+        if (folder / "spark").exists():
+            (folder / "spark").rename(folder / f"{_OLD}{datetime.now(UTC):%Y%m%dT%H%M%S}")
+        for staged in folder.glob("staging*"):
+            shutil.rmtree(staged)
+        (folder / PROGRESS).unlink(missing_ok=True)
+        driver.end("reset")
+
+
+def _starting(start: str, now_ms: int) -> dict[str, str]:
+    if start in (EARLIEST, LATEST) or _ID.fullmatch(start):
+        return {"startingOffsets": start}
+    return {"startingTimestamp": str(moment_ms(start, now_ms))}
+
+
+def _write(file: Path, starting: dict[str, str]) -> None:
+    fresh = file.with_suffix(".new")
+    fresh.write_text(json.dumps(starting), encoding="utf-8")
+    fresh.replace(file)

@@ -1,0 +1,319 @@
+"""Delta Lake, without jars or with its own.
+
+Without jars Spark writes the files of a batch to `<path>/batch-<batch>/<attempt>`, and the driver commits them; with
+jars Delta writes and commits. Either commit carries the number of the batch, as Delta's `txn` of the query and sink: a
+batch that is not above the last one is in the table already, and a pipeline may change its library between two runs. Of
+two drivers that commit the same batch the second is refused by Delta Lake itself.
+
+Rows with a key are merged into the table: by the driver, or by Delta's MERGE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+from uuid import uuid4
+
+from penstock.spark.lake.delta import CommitConflict, DataFile, DeltaLog, LogDamaged, library
+from penstock.spark.lake.files import Location
+from penstock.spark.lake.parquet import nullable_arrow, written
+from penstock.spark.lake.statistics import statistics
+from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
+from penstock.spark.pipeline.files import Files, joined
+from penstock.spark.pipeline.origin import visible
+from penstock.spark.pipeline.sink_options import Delta
+from penstock.spark.pipeline.sinks.file_sink import FileSink, unwritable
+from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, table_schema
+from penstock.spark.runtime.errors import one_line
+from penstock.spark.runtime.master import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+_MISSING = (
+    "library = 'spark' needs Delta Lake in the session: its jar for this version of Spark, for example with "
+    f'spark."spark.jars.packages", and spark."spark.sql.extensions" = \'{_EXTENSION}\''
+)
+_ROWS = "penstock_rows"
+_FOOTERS_AT_ONCE = 8
+_ATTEMPTS = 5
+_RECENT = 50  # commits among which ours is, if it was made: others may commit meanwhile
+
+
+class _DeltaSink(FileSink):
+    """What both libraries have in common."""
+
+    def __init__(self, sink: Delta) -> None:
+        super().__init__(sink)
+        self._sink = sink
+
+    def _schema(self, schema: StructType) -> StructType:
+        """Return the columns of the table for rows of this schema."""
+        return self.partitions.schema(table_schema(Upsert.of(self._sink, schema), schema))
+
+    def _declared(self, schema: StructType) -> Iterator[str]:
+        """Yield what is wrong with the declaration."""
+        upsert = Upsert.of(self._sink, schema)
+        yield from () if upsert is None else upsert.problems(schema)
+        yield from self.partitions.problems(table_schema(upsert, schema))
+
+    def _misfits(self, wanted: dict[str, str], found: dict[str, str], partitions: list[str]) -> Iterator[str]:
+        path = self._sink.path
+        for name, kind in wanted.items():
+            if found.get(name) == kind or (name not in found and self._sink.evolve):
+                continue
+            there = f"{found[name]} there" if name in found else "missing there"
+            yield f"the table at {path} has other columns: {name!r} is {kind} here and {there}"
+        if partitions != list(self.partitions.names):
+            yield f"the table at {path} is partitioned by {partitions}, not by partition_by"
+
+    def _owner(self, key: BatchKey) -> str:
+        return f"{key.query}.{self._sink.name}"
+
+
+class DeltaWriter(_DeltaSink):
+    """Appends batches to a Delta table, or replaces rows in it by their key, through deltalake."""
+
+    is_atomic = True
+
+    def __init__(self, sink: Delta, files: Files) -> None:
+        super().__init__(sink)
+        self._files = files
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        library()
+        faults = [*self._declared(schema), *unwritable(self._sink.path, self._files)]
+        yield from faults
+        if faults:
+            return
+        try:
+            log = DeltaLog.open(self._location)
+        except LogDamaged as error:
+            yield str(error)
+            return
+        except Exception as error:  # of the store: there is no common class
+            yield f"the table at {self._sink.path} cannot be read: {one_line(error)}"
+            return
+        if log is not None:
+            wanted = library().Schema.from_arrow(nullable_arrow(self._schema(schema)))
+            yield from self._misfits(_types(wanted), _types(log.table.schema()), log.partition_by)
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
+        """Write a batch, unless the table has it; return whether it was new."""
+        upsert, batch = Upsert.of(self._sink, rows.schema), (self._owner(key), key.number)
+        log = self._log(rows.schema)
+        if log.has(batch):
+            return False
+        if upsert is None:
+            is_new = self._append(log, self.partitions.added(visible(rows)), key, batch, mark)
+        else:
+            is_new = self._merge(log, self.partitions.added(upsert.newest(rows)), upsert, batch, mark)
+        mark("delta committed")
+        return is_new
+
+    def _log(self, schema: StructType) -> DeltaLog:
+        """Open the table as it is now; make it if there is none, and add columns that it lacks if that is allowed."""
+        wanted = nullable_arrow(self._schema(schema))
+        log = DeltaLog.create(self._location, wanted, self.partitions.names)
+        if self._sink.evolve:
+            log.add_columns(wanted)
+        return log
+
+    def _append(self, log: DeltaLog, rows: DataFrame, key: BatchKey, batch: tuple[str, int], mark: FailPoint) -> bool:
+        folder, attempt = f"batch-{key.folder}", uuid4().hex[:8]
+        place = joined(self._sink.path, folder, attempt)
+        # The log of a Delta table holds the values of partitions as texts, and times in UTC.
+        count = written(rows, place, self._files, partition_by=self.partitions.names, zone="UTC")
+        mark("delta written")
+        is_new = not count or self._add(log, place, f"{folder}/{attempt}", batch)
+        if count and is_new:
+            self._tidy(joined(self._sink.path, folder), attempt)
+        else:
+            self._files.delete(place)
+        return is_new
+
+    def _add(self, log: DeltaLog, place: str, folder: str, batch: tuple[str, int]) -> bool:
+        """Add the files of a batch to the table; return whether it did not have the batch yet."""
+        log.refresh()
+        if log.has(batch):
+            return False  # another driver was faster, and has deleted our files
+        found = [file for file in self._files.walk(place) if file.path.endswith(".parquet")]
+        store = self._location.store
+
+        def described(file: Any) -> DataFile:
+            path, values = f"{folder}/{file.path}", partition_values(file.path)
+            stats = statistics(_footer(store.opened(path)), without=tuple(values))
+            return DataFile(path, file.size, values, stats=stats, modified_ms=file.modified_ms)
+
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as readers:
+            files = list(readers.map(described, found))
+        try:
+            log.commit(files, app=batch, keeps_log=False)
+        except CommitConflict:
+            log.refresh()
+            if not log.has(batch):
+                raise
+            return False
+        return True
+
+    def _tidy(self, folder: str, attempt: str) -> None:
+        """Delete the files of other attempts, which can no longer be added: the batch is in the table."""
+        for name in self._files.names(folder):
+            if name != attempt:
+                self._files.delete(joined(folder, name))
+
+    def _merge(self, log: DeltaLog, rows: DataFrame, upsert: Upsert, batch: tuple[str, int], mark: FailPoint) -> bool:
+        found = rows.toArrow().cast(nullable_arrow(rows.schema))
+        mark("delta written")
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                log.merge(found, upsert.key, is_newer=upsert.is_newer('t."{}"', 's."{}"'), deleted=DELETED, app=batch)
+            except CommitConflict:  # somebody else has changed the same rows
+                log.refresh()
+                if log.has(batch):
+                    return False
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                return True
+        raise AssertionError("unreachable")
+
+    @property
+    def _location(self) -> Location:
+        path = self._sink.path
+        if "://" not in path and self._files.local(path) is None:
+            path = self._files.qualified(path)  # where Spark writes the files, which is not here
+        return Location.of(path, self._sink.options)
+
+
+def _footer(source: Any) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.read_metadata(source)
+
+
+def _types(schema: Any) -> dict[str, str]:
+    return {field.name: str(field.type.to_json()).strip('"') for field in schema.fields}
+
+
+def partition_values(path: str) -> dict[str, str | None]:
+    """Return the values that the folders of a file name, as in `day=2026-11-15/part-0.parquet`."""
+    pairs = (part.partition("=") for part in path.split("/")[:-1])
+    return {name: None if value == _NULL else unquote(value) for name, _, value in pairs}
+
+
+class DeltaSparkWriter(_DeltaSink):
+    """Appends batches to a Delta table, or replaces rows in it by their key, through Delta's jars."""
+
+    def __init__(self, sink: Delta, spark: SparkSession) -> None:
+        super().__init__(sink)
+        self._spark = spark
+        self.is_atomic = not sink.key  # MERGE may compute the rows more than once
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        from pyspark.errors import PySparkException
+
+        if not has_jars(self._spark):
+            yield _MISSING
+            return
+        faults = [*self._declared(schema), *unwritable(self._sink.path, Files(self._spark))]
+        yield from faults
+        if faults:
+            return
+        try:
+            if self._is_table(self._spark):
+                there = self._spark.read.format("delta").load(self._sink.path).schema
+                detail = self._spark.sql(f"DESCRIBE DETAIL {self._name}").first()
+                partitions = [] if detail is None else list(detail["partitionColumns"])
+                yield from self._misfits(_names(self._schema(schema)), _names(there), partitions)
+        except PySparkException as error:
+            yield f"the table at {self._sink.path} cannot be read: {one_line(error)}"
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
+        """Write a batch, unless the table has it; return whether it was new."""
+        spark, upsert = rows.sparkSession, Upsert.of(self._sink, rows.schema)
+        token = f"{self._owner(key)} {key.number} {uuid4().hex}"
+        mark("delta read")
+        if upsert is None:
+            self._append(self.partitions.added(visible(rows)), key, token)
+        else:
+            self._merge(self.partitions.added(upsert.newest(rows)), upsert, key, token)
+        mark("delta committed")
+        # Delta leaves a batch out that it has, and does not say so: then no commit is ours.
+        recent = spark.sql(f"DESCRIBE HISTORY {self._name} LIMIT {_RECENT}").select("userMetadata").collect()
+        return any(row[0] == token for row in recent)
+
+    def _append(self, rows: DataFrame, key: BatchKey, token: str) -> None:
+        writer = rows.write.format("delta").mode("append").option("mergeSchema", str(self._sink.evolve).lower())
+        if self.partitions.each:
+            writer = writer.partitionBy(*self.partitions.names)
+        writer = writer.option("txnAppId", self._owner(key)).option("txnVersion", str(key.number))
+        writer.option("userMetadata", token).save(self._sink.path)
+
+    def _merge(self, rows: DataFrame, upsert: Upsert, key: BatchKey, token: str) -> None:
+        spark = rows.sparkSession
+        if not self._is_table(spark) or self._sink.evolve:
+            # Without rows: it makes the table, or adds the columns that it lacks.
+            empty = spark.createDataFrame([], rows.drop(DELETED).schema)
+            writer = empty.write.format("delta").mode("append").option("mergeSchema", "true")
+            writer.partitionBy(*self.partitions.names).save(self._sink.path)
+        rows.createOrReplaceTempView(_ROWS)
+        settings = {
+            "spark.databricks.delta.write.txnAppId": self._owner(key),
+            "spark.databricks.delta.write.txnVersion": str(key.number),
+            "spark.databricks.delta.commitInfo.userMetadata": token,
+        }
+        with _set(spark, settings):
+            spark.sql(upsert.merge_statement(self._name, _ROWS, rows.columns))
+
+    @property
+    def _name(self) -> str:
+        return f"delta.`{self._sink.path}`"
+
+    def _is_table(self, spark: SparkSession) -> bool:
+        return bool(Files(spark).names(joined(self._sink.path, "_delta_log")))
+
+
+@contextmanager
+def _set(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    """Set what statements go by that have no options."""
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
+def _names(schema: StructType) -> dict[str, str]:
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
+
+
+def uses_jars(sink: Delta, spark: SparkSession) -> bool:
+    """Return whether Spark's own library writes to this sink."""
+    if sink.library == "auto":
+        return not sink.options and has_jars(spark)
+    return sink.library == "spark"
+
+
+def has_jars(spark: SparkSession) -> bool:
+    """Return whether the session knows Delta Lake: the jar alone is not enough."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    if is_connect(spark) or _EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
+        return False
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows no other way to the classes of the session
+    try:
+        jvm.org.apache.spark.util.Utils.classForName(_EXTENSION, True, False)
+    except Py4JError:
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""Iceberg, without jars or with its own.
+
+Without jars Spark writes the files of a batch to `<table>/data/batch-<batch>/<attempt>`, and the driver adds them to
+the table. With jars rows are appended to a branch of the table, which nobody reads, and one commit takes them over.
+Either commit notes the batch in the properties of the table: a batch that is not above the last one is in it already,
+and a pipeline may change its library between two runs.
+
+Rows with a key are merged into the table: by the driver, or by Iceberg's MERGE. Their order makes a repetition
+harmless, so with jars the batch is noted after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from penstock.spark.lake.iceberg import BatchNote, IcebergTable, Merge, for_hadoop
+from penstock.spark.lake.iceberg_java import IcebergFailed, IcebergJavaTable
+from penstock.spark.lake.parquet import nullable_arrow, unfit, written
+from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
+from penstock.spark.pipeline.files import Files, joined
+from penstock.spark.pipeline.origin import visible
+from penstock.spark.pipeline.sink_options import Iceberg
+from penstock.spark.pipeline.sinks.file_sink import FileSink, unwritable
+from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, table_schema
+from penstock.spark.pipeline.sinks.refusal import Rule, time_rules
+from penstock.spark.runtime.errors import one_line
+from penstock.spark.runtime.master import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_FOLDER = "_penstock_partition_"
+_CATALOGUES = ("org.apache.iceberg.spark.SparkCatalog", "org.apache.iceberg.spark.SparkSessionCatalog")
+_EXTENSION = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+_ROWS = "penstock_rows"
+
+
+class IcebergWriter(FileSink):
+    """Appends batches to an Iceberg table, or replaces rows in it by their key, through PyIceberg."""
+
+    is_atomic = True
+
+    def __init__(self, sink: Iceberg, files: Files) -> None:
+        super().__init__(sink)
+        self._sink, self._files = sink, files
+        self._table = IcebergTable(sink.table, sink.catalog, self.partitions)
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        upsert = Upsert.of(self._sink, schema)
+        wanted = table_schema(upsert, schema)
+        yield from () if upsert is None else upsert.problems(schema)
+        yield from self.partitions.problems(wanted)
+        faults = [fault for place in self._table.places() for fault in unwritable(place)]
+        yield from faults or self._table.problems(
+            nullable_arrow(wanted), is_keyed=upsert is not None, may_add=self._sink.evolve
+        )
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
+        """Write a batch, unless the table has it; return whether it was new."""
+        upsert, note = Upsert.of(self._sink, rows.schema), BatchNote(key.query, self._sink.name, key.number)
+        self._table.open(nullable_arrow(table_schema(upsert, rows.schema)), may_add=self._sink.evolve)
+        if self._table.has(note):
+            return False
+        if upsert is None:
+            is_new = self._append(visible(rows), key, note, mark)
+        else:
+            newest = upsert.newest(rows)
+            found = newest.toArrow().cast(nullable_arrow(newest.schema))
+            mark("iceberg written")
+            is_new = self._table.merge(found, Merge(upsert.key, upsert.order, DELETED), note)
+        mark("iceberg committed")
+        return is_new
+
+    def _append(self, rows: DataFrame, key: BatchKey, note: BatchNote, mark: FailPoint) -> bool:
+        batch, attempt = joined(self._table.location, "data", f"batch-{key.folder}"), uuid4().hex[:8]
+        folder = joined(batch, attempt)
+        place = for_hadoop(folder)
+        count = written(self._foldered(rows), place, self._files, partition_by=self._folders)
+        mark("iceberg written")
+        if not count:
+            self._files.delete(place)
+            return True
+        found = [file.path for file in self._files.walk(place) if file.path.endswith(".parquet")]
+        is_new = self._table.add([joined(folder, path) for path in found], note)
+        if is_new:
+            self._tidy(for_hadoop(batch), attempt)
+        return is_new
+
+    def _tidy(self, batch: str, attempt: str) -> None:
+        """Delete the files of other attempts, which can no longer be added: the batch is in the table."""
+        for name in self._files.names(batch):
+            if name != attempt:
+                self._files.delete(joined(batch, name))
+
+    @property
+    def _folders(self) -> tuple[str, ...]:
+        return tuple(f"{_FOLDER}{name}" for name in self.partitions.names)
+
+    def _foldered(self, rows: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as f
+
+        # Spark takes the columns that it makes folders of out of the files, where Iceberg looks for them.
+        copies: dict[str, Any] = {
+            f"{_FOLDER}{each.name}": f.expr(each.expression(rows.schema)) for each in self.partitions.each
+        }
+        return rows.withColumns(copies) if copies else rows
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Return whether a write may have failed for a value in a row: PyIceberg reads the bounds of each column."""
+        return isinstance(error, OverflowError | ValueError) or super().is_refusal(error)
+
+    def rules(self, schema: StructType) -> Iterator[Rule]:
+        """Yield rules for values that cannot be written."""
+        yield from super().rules(schema)
+        floats = {field.name for field in schema.fields if field.dataType.typeName() in ("float", "double")}
+        for name in self.partitions.names:
+            if name in floats:
+                yield Rule(name, f"isnan(`{name}`)", "is NaN, which PyIceberg takes for no partition")
+        yield from time_rules(schema)
+
+
+class IcebergSparkWriter(FileSink):
+    """Appends batches to an Iceberg table, or replaces rows in it by their key, through Iceberg's jars."""
+
+    def __init__(self, sink: Iceberg, spark: SparkSession) -> None:
+        assert sink.spark_catalog is not None
+        super().__init__(sink)
+        self._sink, self._spark, self._catalogue = sink, spark, sink.spark_catalog
+        self.is_atomic = not sink.key  # MERGE may compute the rows more than once
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        if not has_jars(self._catalogue, self._spark):
+            yield _missing(self._catalogue)
+            return
+        upsert = Upsert.of(self._sink, schema)
+        wanted = table_schema(upsert, schema)
+        yield from () if upsert is None else upsert.problems(schema)
+        yield from self.partitions.problems(wanted)
+        faults = [*unfit(wanted), *self._unwritable()]
+        yield from faults or self._misfits(wanted)
+
+    def _unwritable(self) -> Iterator[str]:
+        if warehouse := self._spark.conf.get(f"{_setting(self._catalogue)}.warehouse", None):
+            yield from unwritable(warehouse)
+
+    def _misfits(self, schema: StructType) -> Iterator[str]:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        table = self._opened(self._spark)
+        try:
+            if table.is_there():
+                found, may_add = table.described(), self._sink.evolve
+                yield from found.misfits(self._sink.table, table.types_of(schema), self.partitions, may_add=may_add)
+        except (PySparkException, Py4JError) as error:
+            yield f"the catalogue cannot be used: {one_line(getattr(error, 'java_exception', error))}"
+
+    def _opened(self, spark: SparkSession) -> IcebergJavaTable:
+        return IcebergJavaTable(self._sink.table, self._catalogue, self.partitions, spark)
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
+        """Write a batch, unless the table has it; return whether it was new."""
+        from py4j.protocol import Py4JJavaError
+
+        upsert, note = Upsert.of(self._sink, rows.schema), BatchNote(key.query, self._sink.name, key.number)
+        table = self._opened(rows.sparkSession)
+        try:
+            table.open(table_schema(upsert, rows.schema), may_add=self._sink.evolve)
+            if table.has(note):
+                return False
+            if upsert is None:
+                return self._append(visible(rows), table, note, mark)
+            newest = upsert.newest(rows)
+            newest.createOrReplaceTempView(_ROWS)
+            rows.sparkSession.sql(upsert.merge_statement(table.name_of(), _ROWS, newest.columns))
+            mark("iceberg written")
+            table.note(note)
+            mark("iceberg committed")
+        except Py4JJavaError as error:
+            raise IcebergFailed(f"table {self._sink.table!r}: {one_line(error.java_exception)}") from error
+        return True
+
+    def _append(self, rows: DataFrame, table: IcebergJavaTable, note: BatchNote, mark: FailPoint) -> bool:
+        branch = table.branch(note)
+        mark("iceberg branched")
+        options = {f"snapshot-property.{name}": value for name, value in note.summary.items()}
+        table.filled(rows).writeTo(table.name_of(branch)).options(**options).append()
+        mark("iceberg written")
+        is_new = table.publish(branch, note)
+        mark("iceberg committed")
+        return is_new
+
+
+def is_for_jars(sink: Iceberg, spark: SparkSession) -> bool:
+    """Return whether Spark's own library writes to this sink."""
+    if sink.library == "auto" and sink.spark_catalog is not None:
+        return not sink.catalog or has_jars(sink.spark_catalog, spark)
+    return sink.library == "spark"
+
+
+def has_jars(catalogue: str, spark: SparkSession) -> bool:
+    """Return whether the session knows Iceberg and the catalogue: the jar alone is not enough."""
+    from py4j.protocol import Py4JError
+
+    if is_connect(spark) or _EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
+        return False
+    kind = spark.conf.get(_setting(catalogue), "")
+    if kind not in _CATALOGUES:
+        return False
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows no other way to the classes of the session
+    try:
+        jvm.org.apache.spark.util.Utils.classForName(kind, True, False)
+    except Py4JError:
+        return False
+    return True
+
+
+def _setting(catalogue: str) -> str:
+    return f"spark.sql.catalog.{catalogue}"
+
+
+def _missing(catalogue: str) -> str:
+    return (
+        f"the session does not know Iceberg, or no catalogue {catalogue!r} of it: it needs the jar for this version of "
+        f'Spark, for example with spark."spark.jars.packages", spark."spark.sql.extensions" = \'{_EXTENSION}\' and '
+        f"spark.\"{_setting(catalogue)}\" = '{_CATALOGUES[0]}', with its type, uri and warehouse behind it"
+    )

@@ -1,0 +1,221 @@
+"""Any database with transactions, through Spark's own JDBC writer and a table beside the target.
+
+Tasks write the rows of a batch to a table of its own, in parallel. A task that Spark runs twice may have written its
+rows twice: they are counted before one transaction moves them and notes the batch in `penstock_jdbc_batches`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from penstock.errors import PenstockError
+from penstock.spark.pipeline.batch_key import BatchKey
+from penstock.spark.pipeline.origin import Entry, Origin, visible
+from penstock.spark.pipeline.sink_options import Jdbc
+from penstock.spark.pipeline.sinks.jdbc_connection import JdbcConnection, JdbcDatabase, JdbcFailed
+from penstock.spark.pipeline.sinks.keyed import ORDER_LENGTH, Upsert, is_null_in_key
+from penstock.spark.pipeline.sinks.refusal import Refusal, Refusals, told_of
+from penstock.spark.pipeline.sinks.staged import Names, StagedWriter, as_json, bisected, misfits
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_BATCHES = "penstock_jdbc_batches"
+_BATCHES_COLUMNS = ("query_id", "sink_name", "batch_number")
+_BATCHES_SCHEMA = "query_id string, sink_name string, batch_number bigint"
+_BATCHES_TYPES = "query_id VARCHAR(64), sink_name VARCHAR(128)"
+_COLUMN_TYPES = "createTableColumnTypes"
+_ROW = "penstock_row"
+_TRIES = 3
+
+
+class JdbcStageDiffers(PenstockError):
+    """Tasks left more or fewer rows than they were given."""
+
+
+class JdbcWriter(StagedWriter):
+    """Appends batches to a table, or replaces rows in it by their key."""
+
+    kind = "jdbc"
+
+    def __init__(self, sink: Jdbc, spark: SparkSession) -> None:
+        super().__init__(sink)
+        self._sink, self._spark = sink, spark
+        self._database = JdbcDatabase(sink, spark)
+
+    # --- before anything runs ---
+
+    def faults(self, schema: StructType, upsert: Upsert | None) -> Iterator[str]:
+        """Yield what is wrong with the database and its table, for rows that have these columns there."""
+        try:
+            with self.transaction() as connection:
+                has_transactions, found = connection.has_transactions, connection.columns(self.target)
+        except JdbcFailed as error:
+            yield f"the database cannot be used: {error}"
+            return
+        if not has_transactions:
+            yield "the database has no transactions: a batch that is repeated would be there twice"
+        if found is None and not self._sink.create:
+            yield f"table {self.target!r} does not exist: create it, or say create = true"
+        if found is not None:
+            yield from misfits(self.target, schema, found, upsert, str.lower)
+
+    # --- a batch ---
+
+    def prepare(self, schema: StructType, upsert: Upsert | None) -> None:
+        """Make the tables that do not exist."""
+        with self.transaction() as connection:
+            has_batches = connection.columns(self._beside(_BATCHES)) is not None
+            has_target = connection.columns(self.target) is not None
+        if not has_batches:
+            empty = self._spark.createDataFrame([], _BATCHES_SCHEMA)
+            self._database.save(empty, self._beside(_BATCHES), "ignore", **{_COLUMN_TYPES: _BATCHES_TYPES})
+        if not has_target and self._sink.create:
+            self._save(as_json(self._spark.createDataFrame([], schema)), self.target, "ignore", upsert)
+
+    def _save(self, rows: DataFrame, table: str, mode: str, upsert: Upsert | None) -> None:
+        # Some databases make of a plain text what they cannot compare.
+        types = [self._sink.options.get(_COLUMN_TYPES)]
+        if upsert is not None and upsert.has_order_of_its_own:
+            types.append(f"{upsert.order} VARCHAR({ORDER_LENGTH})")
+        given = ", ".join(filter(None, types))
+        self._database.save(rows, table, mode, **({_COLUMN_TYPES: given} if given else {}))
+
+    def last(self, key: BatchKey) -> int:
+        """Return the number of the last batch of this sink and query that is in the table, or -1."""
+        with self.transaction() as connection:
+            return self._last(connection, key)
+
+    def _last(self, connection: JdbcConnection, key: BatchKey) -> int:
+        query, sink, batch = map(self.quoted, _BATCHES_COLUMNS)
+        found = connection.number(
+            f"SELECT MAX({batch}) FROM {self._beside(_BATCHES)} WHERE {query} = ? AND {sink} = ? "  # noqa: S608
+            f"GROUP BY {query}, {sink}",
+            key.query,
+            self._sink.name,
+        )
+        return -1 if found is None else found
+
+    def new_stage(self, key: BatchKey) -> str:
+        """Return the name of the table for a batch: always the same, which the next batch overwrites."""
+        return self._beside(self.beside(key))
+
+    def fill(self, rows: DataFrame, stage: str, upsert: Upsert | None) -> str:
+        """Have Spark write rows; return a condition for all of them."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        wanted, found = 0, None
+        for _ in range(_TRIES):
+            seen = Observation()
+            self._save(rows.observe(seen, f.count(f.lit(1)).alias("rows")), stage, "overwrite", upsert)
+            wanted = int(seen.get["rows"])
+            with self.transaction() as connection:
+                found = connection.number(f"SELECT COUNT(*) FROM {stage}")  # noqa: S608 - our own name
+            if found == wanted:
+                return "1 = 1"
+        raise JdbcStageDiffers(
+            f"{stage} holds {found} rows and not the {wanted} of the batch: a task was repeated after it had written. "
+            "Start the pipeline again, and look why executors are lost"
+        )
+
+    @contextmanager
+    def transaction(self) -> Iterator[JdbcConnection]:
+        """Begin a transaction; what was not committed at its end is rolled back."""
+        with self._database.connection() as connection:
+            yield connection
+
+    def note(self, transaction: JdbcConnection, key: BatchKey) -> bool:  # type: ignore[override]
+        """Raise the number of the last batch; return False if that is not below this one. Others wait for the end."""
+        query, sink, batch = map(self.quoted, _BATCHES_COLUMNS)
+        table, who = self._beside(_BATCHES), (key.query, self._sink.name)
+        raising = f"UPDATE {table} SET {batch} = ? WHERE {query} = ? AND {sink} = ? AND {batch} < ?"  # noqa: S608
+        if transaction.execute(raising, key.number, *who, key.number):
+            return True
+        if self._last(transaction, key) >= 0:
+            return False
+        adding = f"INSERT INTO {table} ({query}, {sink}, {batch}) VALUES (?, ?, ?)"  # noqa: S608
+        transaction.execute(adding, *who, key.number)
+        return True
+
+    def drop(self, stage: str) -> None:
+        """Delete the table of a batch, if it exists."""
+        with self.transaction() as connection:
+            if connection.columns(stage) is not None:
+                connection.execute(f"DROP TABLE {stage}")
+                connection.commit()
+
+    def replacing(self, names: Names, insert: str, condition: str, *, deletes: bool) -> Iterator[str]:  # noqa: ARG002
+        """Yield the statements that replace and delete rows by their key: not every database has MERGE."""
+        yield names.deletion(condition)
+        if names.upsert.order is None:
+            yield insert
+        else:  # what is left with such a key is newer
+            there = f"SELECT 1 FROM {names.target} WHERE {names.same}"  # noqa: S608
+            yield f"{insert} AND NOT EXISTS ({there})"
+
+    def spelled(self, transaction: JdbcConnection, columns: Sequence[str]) -> dict[str, str]:  # type: ignore[override]
+        """Return how the target spells the columns: somebody else may have made it, in capitals."""
+        found = {name.lower(): name for name in transaction.columns(self.target) or ()}
+        return {name: self.quoted(found.get(name.lower(), name)) for name in columns}
+
+    @property
+    def target(self) -> str:
+        """The name of the target, as it was declared."""
+        return self._sink.table
+
+    def _beside(self, table: str) -> str:
+        """Return the name of a table in the schema of the target."""
+        schema, dot, _ = self._sink.table.rpartition(".")
+        return f"{schema}{dot}{table}"
+
+    def quoted(self, column: str) -> str:
+        """Return the name of a column as the database writes it."""
+        return self._database.quoted(column)
+
+    # --- rows that it does not take ---
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Return whether a write may have failed for a value in a row."""
+        return is_null_in_key(error) or (isinstance(error, JdbcFailed) and error.is_about_values)
+
+    def refused_by_database(self, rows: DataFrame, origin: Origin | None, upsert: Upsert | None) -> Refusals:
+        """Yield the rows that the database refuses.
+
+        Rows are numbered. First those are found that cannot even be staged, with a job of Spark for each half; then
+        those that cannot be moved, with a statement for each half. Nothing of that is committed.
+        """
+        from pyspark.sql import functions as f
+
+        stage, number = self._beside(f"penstock_{uuid4().hex[:12]}"), f.monotonically_increasing_id().alias(_ROW)
+        plain = as_json(visible(rows if upsert is None else upsert.marked(rows)))
+        numbered = plain.select("*", number)
+        numbers = sorted(row[0] for row in numbered.select(_ROW).collect())
+
+        def unstaged(some: Sequence[int]) -> JdbcFailed | None:
+            try:
+                self._save(numbered.where(numbered[_ROW].between(some[0], some[-1])), stage, "overwrite", upsert)
+            except JdbcFailed as error:
+                if not error.is_about_values:
+                    raise
+                return error
+            return None
+
+        def unmoved(some: Sequence[int]) -> JdbcFailed | None:
+            condition = f"{self.quoted(_ROW)} BETWEEN {some[0]} AND {some[-1]}"
+            return connection.attempted(lambda: self.move(connection, stage, plain.columns, upsert, condition))
+
+        why = dict(bisected(numbers, unstaged))
+        try:
+            self._save(numbered.where(~numbered[_ROW].isin(list(why))) if why else numbered, stage, "overwrite", upsert)
+            with self.transaction() as connection:
+                why |= dict(bisected([each for each in numbers if each not in why], unmoved))
+        finally:
+            self.drop(stage)
+        told = rows.select(*told_of(rows, origin), number)
+        for stream, entry_id, shown, found in told.where(told[_ROW].isin(list(why))).collect() if why else ():
+            yield Refusal(Entry.of(stream, entry_id), None, str(why[found]), shown)

@@ -1,0 +1,268 @@
+"""A database behind JDBC, as the driver of a pipeline sees it: through Spark's dialects and Spark's JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError
+from penstock.spark.pipeline.sink_options import Jdbc
+from penstock.spark.pipeline.sinks.staged import ARRAY, BYTES, NUMBER, TEXT, TIME, TRUTH, UNKNOWN, Column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_ON_DRIVER = -1
+
+
+class JdbcFailed(PenstockError):
+    """A database behind JDBC refused what it was asked; perhaps for a value that does not fit."""
+
+    def __init__(self, text: str, *, is_about_values: bool = False) -> None:
+        super().__init__(text)
+        self.is_about_values = is_about_values
+
+
+class JdbcDatabase:
+    """Statements for one database. Each failure is a JdbcFailed with what the database said, in one line."""
+
+    def __init__(self, sink: Jdbc, spark: SparkSession) -> None:
+        self._sink, self._spark = sink, spark
+        self._jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows JDBC connections nowhere else
+
+    def quoted(self, column: str) -> str:
+        """Return the name of a column as the database writes it."""
+        return str(self._dialect().quoteIdentifier(column))
+
+    def save(self, rows: DataFrame, table: str, mode: str, **more: str) -> None:
+        """Have Spark write rows to a table, which it makes if there is none."""
+        with _in_one_line():
+            rows.write.format("jdbc").mode(mode).options(**{**self._given(table), **more}).save()
+
+    @contextmanager
+    def connection(self) -> Iterator[JdbcConnection]:
+        """Open a connection; what was not committed at the end is rolled back."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        with _in_one_line():
+            made = self._dialect().createConnectionFactory(self._options()).apply(_ON_DRIVER)
+            try:
+                made.setAutoCommit(False)
+                yield JdbcConnection(made, self._dialect())
+            finally:
+                with suppress(Py4JJavaError):  # of a connection that is broken: the database rolls back by itself
+                    made.rollback()
+                    made.close()
+
+    def _options(self) -> Any:
+        made = self._jvm.java.util.HashMap()
+        for name, value in self._given(self._sink.table).items():
+            made.put(name, value)
+        parameters = self._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(made)
+        return self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JDBCOptions(parameters)
+
+    def _given(self, table: str) -> dict[str, str]:
+        given = {**self._sink.options, "url": self._sink.url, "dbtable": table}
+        driver = None if "driver" in given else self._found_driver()
+        return given if driver is None else {**given, "driver": driver}
+
+    def _found_driver(self) -> str | None:
+        # Java itself looks only among the jars that it was started with, not among those that a session has added.
+        loader = self._jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
+        offered = self._jvm.java.util.ServiceLoader.load(self._jvm.java.lang.Class.forName("java.sql.Driver"), loader)
+        drivers = offered.iterator()
+        while drivers.hasNext():
+            driver = drivers.next()
+            if driver.acceptsURL(self._sink.url):
+                return str(driver.getClass().getName())
+        return None
+
+    def _dialect(self) -> Any:
+        return self._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(self._sink.url)
+
+
+class JdbcConnection:
+    """An open transaction."""
+
+    def __init__(self, connection: Any, dialect: Any) -> None:
+        self._connection, self._dialect = connection, dialect
+
+    @property
+    def has_transactions(self) -> bool:
+        """Whether several statements can become visible in one step."""
+        return bool(self._connection.getMetaData().supportsTransactions())
+
+    def columns(self, table: str) -> dict[str, Column] | None:
+        """Return the columns of a table, or None if there is none."""
+        statement = self._connection.createStatement()
+        try:
+            if not self._exists(table):
+                return None
+            found = statement.executeQuery(f"SELECT * FROM {table} WHERE 1 = 0").getMetaData()  # noqa: S608 - as declared
+            return _described(found, _with_defaults(self._connection.getMetaData(), table))
+        finally:
+            statement.close()
+
+    def _exists(self, table: str) -> bool:
+        from py4j.protocol import Py4JJavaError
+
+        statement = self._connection.createStatement()
+        try:
+            statement.executeQuery(self._dialect.getTableExistsQuery(table)).close()
+        except Py4JJavaError:  # the only answer that all databases have in common
+            self._connection.rollback()
+            return False
+        finally:
+            statement.close()
+        return True
+
+    def run(self, statement: str) -> None:
+        """Run a statement without values."""
+        self.execute(statement)
+
+    def execute(self, sql: str, *values: str | int) -> int:
+        """Run a statement; return the number of rows that it touched."""
+        statement = self._prepared(sql, values)
+        try:
+            return int(statement.executeUpdate())
+        finally:
+            statement.close()
+
+    def number(self, sql: str, *values: str | int) -> int | None:
+        """Return the number that a query finds in its first row, or None if there is no row."""
+        statement = self._prepared(sql, values)
+        try:
+            found = statement.executeQuery()
+            return int(found.getLong(1)) if found.next() else None
+        finally:
+            statement.close()
+
+    def attempted(self, work: Callable[[], None]) -> JdbcFailed | None:
+        """Do some work; take it back and return why if the database refuses a value in it."""
+        from py4j.protocol import Py4JJavaError
+
+        before = self._connection.setSavepoint()
+        try:
+            work()
+        except Py4JJavaError as error:
+            failed = _failure(error)
+            if not failed.is_about_values:
+                raise
+            self._connection.rollback(before)
+            return failed
+        return None
+
+    def commit(self) -> None:
+        """Make everything visible."""
+        self._connection.commit()
+
+    def _prepared(self, sql: str, values: tuple[str | int, ...]) -> Any:
+        statement = self._connection.prepareStatement(sql)
+        for place, value in enumerate(values, 1):
+            if isinstance(value, int):
+                statement.setLong(place, value)
+            else:
+                statement.setString(place, value)
+        return statement
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        raise _failure(error) from error
+
+
+def _failure(error: Any) -> JdbcFailed:
+    thrown = error.java_exception
+    return JdbcFailed(_reason(thrown), is_about_values=any(map(_is_about_values, _chain(thrown))))
+
+
+def _chain(thrown: Any) -> Iterator[Any]:
+    while thrown is not None:
+        yield thrown
+        if _is_of_sql(thrown) and thrown.getNextException() is not None:
+            yield thrown.getNextException()  # of a batch of rows: the one that failed
+        thrown = thrown.getCause()
+
+
+def _is_about_values(thrown: Any) -> bool:
+    # The classes of SQL's states: data that does not fit, and constraints.
+    return _is_of_sql(thrown) and str(thrown.getSQLState() or "").startswith(("22", "23"))
+
+
+def _is_of_sql(thrown: Any) -> bool:
+    try:
+        return bool(thrown.getClass().getMethod("getSQLState", None))
+    except Exception:
+        return False
+
+
+def _reason(thrown: Any) -> str:
+    """Return the message of the innermost exception: those around it say that a job failed."""
+    while thrown.getCause() is not None and not thrown.getClass().getName().startswith("java.sql."):
+        thrown = thrown.getCause()
+    told = " ".join(str(thrown.getMessage() or thrown.toString()).split())
+    if "No suitable driver" in told or "ClassNotFoundException" in str(thrown.toString()):
+        return (
+            f"there is no JDBC driver for this url in the session ({told}): add its jar, for example with "
+            'spark."spark.jars.packages", or name its class in options.driver'
+        )
+    return told
+
+
+# --- the columns of a table, with their types sorted as those of PostgreSQL are ---
+
+# Numbers of java.sql.Types.
+_CATEGORIES = {
+    **dict.fromkeys((-6, 5, 4, -5, 6, 7, 8, 2, 3), NUMBER),
+    **dict.fromkeys((1, 12, -1, -15, -9, -16, 2005, 2011), TEXT),
+    **dict.fromkeys((91, 92, 93, 2013, 2014), TIME),
+    **dict.fromkeys((16, -7), TRUTH),
+    **dict.fromkeys((-2, -3, -4, 2004), BYTES),
+    2003: ARRAY,
+}
+_NO_NULLS = 0
+_LENGTHY = ("CHAR", "VARCHAR", "DECIMAL", "NUMERIC")
+
+
+def _described(metadata: Any, defaults: set[str] | None) -> dict[str, Column]:
+    """Return the columns of a result; `defaults` are those that rows may lack, None if that is not known."""
+    found = {}
+    for number in range(1, metadata.getColumnCount() + 1):
+        name = str(metadata.getColumnName(number))
+        may_lack = metadata.isNullable(number) != _NO_NULLS or metadata.isAutoIncrement(number)
+        category = _CATEGORIES.get(int(metadata.getColumnType(number)), UNKNOWN)
+        is_required = defaults is not None and not may_lack and name not in defaults
+        found[name] = Column(_type(metadata, number), "", category, is_required)
+    return found
+
+
+def _with_defaults(metadata: Any, table: str) -> set[str] | None:
+    """Return the columns for which a database fills in what rows lack; None if it does not tell."""
+    schema, _, name = table.replace('"', "").replace("`", "").rpartition(".")
+    for folded in (str, str.upper, str.lower):
+        rows = metadata.getColumns(None, folded(schema) if schema else None, folded(name), None)
+        found = dict(_columns(rows))
+        rows.close()
+        if found:
+            return {column for column, has_default in found.items() if has_default}
+    return None
+
+
+def _columns(rows: Any) -> Iterator[tuple[str, bool]]:
+    while rows.next():
+        is_made = "YES" in (rows.getString("IS_AUTOINCREMENT"), rows.getString("IS_GENERATEDCOLUMN"))
+        yield str(rows.getString("COLUMN_NAME")), is_made or rows.getString("COLUMN_DEF") is not None
+
+
+def _type(metadata: Any, number: int) -> str:
+    name = str(metadata.getColumnTypeName(number))
+    if name.upper() not in _LENGTHY:
+        return name
+    scale = metadata.getScale(number)
+    return f"{name}({metadata.getPrecision(number)}{f',{scale}' if scale else ''})"

@@ -1,0 +1,154 @@
+"""Rows that replace one another by their key: the newest one stays, in whichever batch and order they arrive.
+
+The newest row is the one with the greatest `order_by`; without that, the one whose entry has the greatest id, which the
+table keeps in `order_column`. A row that does not say which entry it came from, such as a sum, has no order of its own:
+there a later batch wins. Because each table keeps the order of its rows, writing a batch twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.spark.pipeline.origin import origin_of, visible, visible_schema
+from penstock.spark.pipeline.sink_options import KeyedOptions
+from penstock.spark.pipeline.sinks.refusal import Rule
+from penstock.spark.runtime.errors import one_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+DELETED = "penstock_deleted"  # 1 in a row that deletes; it goes to no table
+_NUMBER = "_penstock_number"
+_NULL_IN_KEY = "a column of the key is null"
+_DIGITS = 20  # of the greatest number of 64 bits
+ORDER_LENGTH = 2 * _DIGITS + 1
+
+
+@dataclass(frozen=True)
+class Upsert:
+    """How the rows of a sink replace others. `order` is None where a later batch wins."""
+
+    key: tuple[str, ...]
+    order: str | None
+    entry_id: str | None
+    delete_when: str | None
+
+    @classmethod
+    def of(cls, sink: KeyedOptions, schema: StructType) -> Upsert | None:
+        """Return how a sink replaces rows of this schema; None if it appends."""
+        if not sink.key:
+            return None
+        origin = origin_of(schema) if sink.order_by is None else None
+        order = sink.order_by if origin is None else sink.order_column
+        return cls(sink.key, order, None if origin is None else origin.id, sink.delete_when)
+
+    @property
+    def has_order_of_its_own(self) -> bool:
+        """Whether the table has a column for the order that the rows lack."""
+        return self.entry_id is not None
+
+    def newest(self, rows: DataFrame) -> DataFrame:
+        """Return the newest row of each key as the table has it, with the column `DELETED` if rows may delete.
+
+        Writing them fails for a null in a key: nothing equals it, so that such a row would never be replaced.
+        """
+        from pyspark.sql import Window
+        from pyspark.sql import functions as f
+
+        marked = visible(self.marked(rows))
+        raised = f.raise_error(_NULL_IN_KEY)
+        checked = {name: f.when(f.isnull(name), raised).otherwise(f.col(name)) for name in self.key}
+        order = f.lit(None) if self.order is None else f.col(self.order)
+        number = f.row_number().over(Window.partitionBy(*self.key).orderBy(order.desc_nulls_last()))
+        return marked.withColumns(checked).withColumn(_NUMBER, number).where(f"{_NUMBER} = 1").drop(_NUMBER)
+
+    def marked(self, rows: DataFrame) -> DataFrame:
+        """Return all rows, with their order if the table keeps it, and with `DELETED` if they may delete."""
+        from pyspark.sql import functions as f
+
+        more: dict[str, Column] = {}
+        if self.entry_id is not None and self.order is not None:
+            more[self.order] = f.expr(entry_order(self.entry_id))
+        if self.delete_when is not None:
+            more[DELETED] = f.expr(f"cast(coalesce({self.delete_when}, false) AS int)")
+        return rows.withColumns(more) if more else rows
+
+    def merge_statement(self, target: str, source: str, columns: Sequence[str]) -> str:
+        """Return Spark's MERGE of the newest rows, which a view has, into a table."""
+        names = [name for name in columns if name != DELETED]
+        same = " AND ".join(f"t.`{name}` = s.`{name}`" for name in self.key)
+        newer, deletes = self.is_newer("t.`{}`", "s.`{}`"), self.delete_when is not None
+        deletion = f"WHEN MATCHED AND {newer} AND s.{DELETED} = 1 THEN DELETE " if deletes else ""
+        changes = ", ".join(f"t.`{name}` = s.`{name}`" for name in names)
+        listed, values = (", ".join(f"{prefix}`{name}`" for name in names) for prefix in ("", "s."))
+        condition = f"AND s.{DELETED} = 0 " if deletes else ""
+        return (
+            f"MERGE INTO {target} t USING {source} s ON {same} {deletion}"  # noqa: S608 - as declared
+            f"WHEN MATCHED AND {newer} THEN UPDATE SET {changes} "
+            f"WHEN NOT MATCHED {condition}THEN INSERT ({listed}) VALUES ({values})"
+        )
+
+    def is_newer(self, there: str, here: str) -> str:
+        """Return, in SQL, whether a row is not older than that of the table; columns of both are written so."""
+        if self.order is None:
+            return "true"
+        return f"({there.format(self.order)} IS NULL OR {here.format(self.order)} >= {there.format(self.order)})"
+
+    def schema(self, schema: StructType) -> StructType:
+        """Return the columns that the table has for rows of this schema."""
+        from pyspark.sql.types import StringType, StructField
+        from pyspark.sql.types import StructType as Struct
+
+        shown = visible_schema(schema)
+        if not self.has_order_of_its_own or self.order is None:
+            return shown
+        return Struct([*shown.fields, StructField(self.order, StringType())])
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what is wrong with the declaration, for rows of this schema."""
+        names = visible_schema(schema).names
+        for name in self.key:
+            if name not in names:
+                yield f"key: there is no column {name!r}; there are {', '.join(names)}"
+        if self.has_order_of_its_own:
+            if self.order in names:
+                yield f"order_column: the rows have a column {self.order!r} of their own: name another one"
+        elif self.order is not None and self.order not in names:
+            yield f"order_by: there is no column {self.order!r}; there are {', '.join(names)}"
+        if self.delete_when is not None:
+            yield from _wrong_condition(self.delete_when, schema)
+
+
+def _wrong_condition(condition: str, schema: StructType) -> Iterator[str]:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        SparkSession.active().createDataFrame([], schema).where(condition).schema  # noqa: B018 - it is analysed there
+    except PySparkException as error:
+        yield f"delete_when = {condition!r}: {one_line(error)}"
+
+
+def table_schema(upsert: Upsert | None, schema: StructType) -> StructType:
+    """Return the columns of the table of a sink."""
+    return visible_schema(schema) if upsert is None else upsert.schema(schema)
+
+
+def entry_order(column: str) -> str:
+    """Return, in SQL, a text for an id that sorts as its two numbers do: `17-3` is both of them with 20 digits."""
+    ms, seq = (f"lpad(substring_index(`{column}`, '-', {part}), {_DIGITS}, '0')" for part in (1, -1))
+    return f"concat({ms}, '-', {seq})"
+
+
+def null_rules(key: Sequence[str]) -> Iterator[Rule]:
+    """Yield rules for rows that cannot be written for their key."""
+    for name in key:
+        yield Rule(name, f"`{name}` IS NULL", "is null, and belongs to the key")
+
+
+def is_null_in_key(error: BaseException) -> bool:
+    """Return whether a write has failed for a null in a key."""
+    return _NULL_IN_KEY in str(error)

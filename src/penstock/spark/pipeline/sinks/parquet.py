@@ -1,0 +1,99 @@
+"""Parquet: a batch is written into a hidden folder, and one rename shows it.
+
+`<path>/_penstock/<batch>.<attempt>` is being written, by one driver alone, so that tasks which a killed one has left
+behind harm no other; `<path>/batch=<batch>` is there, and complete. Readers of Parquet skip
+names that begin with an underscore and take `batch=...` for a column. A batch that is there is not written again. One
+without rows is not there at all. In an object store, where a rename copies file by file, a batch is complete when
+`<path>/_complete/batch=<batch>` says so; without that it is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.spark.lake.parquet import written
+from penstock.spark.pipeline.batch_key import BatchKey, FailPoint, attempt_of, tidy
+from penstock.spark.pipeline.files import Files, joined
+from penstock.spark.pipeline.origin import visible, visible_schema
+from penstock.spark.pipeline.sink_options import Parquet
+from penstock.spark.pipeline.sinks.file_sink import FileSink, unwritable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+COLUMN = "batch"
+_HIDDEN = "_penstock"
+
+
+class ParquetWriter(FileSink):
+    """Writes batches as folders of Parquet files."""
+
+    is_atomic = True
+
+    def __init__(self, sink: Parquet, files: Files) -> None:
+        super().__init__(sink)
+        self._sink, self._files = sink, files
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        schema = visible_schema(schema)
+        names = schema.names
+        faults = list(self.partitions.problems(schema))
+        yield from faults
+        if self.partitions.each and set(names) <= set(self.partitions.names):
+            yield "partition_by: at least one column must be left for the files"
+        for name in names:
+            if name.lower() == COLUMN:
+                yield f"there is a column {name!r}, which the folders are named after: rename it"
+        unreachable = list(unwritable(self._sink.path, self._files))
+        yield from unreachable
+        if not faults and not unreachable:
+            yield from self._misfits(self.partitions.schema(schema))
+
+    def _misfits(self, schema: StructType) -> Iterator[str]:
+        """Compare with the newest batch: a reader takes the columns of one for those of all."""
+        batches = sorted(name for name in self._files.names(self._sink.path) if name.startswith(f"{COLUMN}="))
+        places = (joined(self._sink.path, name) for name in reversed(batches))
+        newest = next(filter(self._files.is_shown, places), None)  # a torn one says nothing
+        if newest is None:
+            return
+        columns = self._files.parquet_schema(newest).fields
+        found = {field.name.lower(): field.dataType.simpleString() for field in columns}
+        for field in schema.fields:
+            kind, there = field.dataType.simpleString(), found.get(field.name.lower(), "missing")
+            if there == "missing" and self._sink.evolve and field.name not in self.partitions.names:
+                continue
+            # Of a column in the names of folders a reader guesses the type.
+            if there == "missing" or (there != kind and field.name not in self.partitions.names):
+                yield (
+                    f"the table at {self._sink.path} has other columns: {field.name!r} is {kind} here and {there} "
+                    "there: write to another path"
+                )
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
+        """Write a batch, unless it is there; tell whether it was new."""
+        rows = self.partitions.added(visible(rows))
+        path, files = self._sink.path, self._files
+        hidden, shown = joined(path, _HIDDEN, attempt_of(key)), joined(path, f"{COLUMN}={key.folder}")
+        if files.is_shown(shown):
+            tidy(files, joined(path, _HIDDEN), key)
+            return False
+        files.hide(shown)
+        count = written(rows, hidden, files, partition_by=self.partitions.names, compression=self._sink.compression)
+        mark("parquet written")
+        is_new = not count or self._show(hidden, shown)
+        tidy(files, joined(path, _HIDDEN), key)
+        mark("parquet shown")
+        return is_new
+
+    def _show(self, hidden: str, shown: str) -> bool:
+        """Move the batch to its place; tell whether it was not there yet."""
+        try:
+            self._files.show(hidden, shown)
+        except FileExistsError:
+            if not self._files.is_shown(shown):
+                raise
+            return False  # another driver was faster
+        return True

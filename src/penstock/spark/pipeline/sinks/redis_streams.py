@@ -1,0 +1,129 @@
+"""Streams: through the sink of the format `redis_streams`, under a name and a number that a repetition has as well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.errors import EncodeError, PayloadTooLarge, PenstockError
+from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
+from penstock.spark.pipeline.origin import Entry, Origin, visible, visible_schema
+from penstock.spark.pipeline.sink_options import RedisStreams
+from penstock.spark.pipeline.sinks.refusal import Refusal, Refusals, is_of_spark, told_of
+from penstock.spark.pipeline.spec import Source
+from penstock.spark.runtime.code_shipping import Shipped
+from penstock.spark.runtime.option_values import Options
+from penstock.spark.sink.entries import Packer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from penstock.spark.sink.options import SinkOptions
+
+_PACKED_DDL = "stream string, id string, shown string, column string, why string"
+_TEXT = pa.string()
+_SCHEMA = pa.schema([(name, _TEXT) for name in ("stream", "id", "shown", "column", "why")])
+_TOLD = 3  # columns before those of the row
+_WHERE = re.compile(r"^row .*?: column '(.*?)' (.*)$", re.DOTALL)
+_LINK = ("redis.", "passwordfile", "passwordenv")
+
+
+class RedisStreamsWriter:
+    """Writes batches as entries. Rows become visible one after the other, so a repetition must bring the same."""
+
+    is_atomic = False
+
+    def __init__(self, sink: RedisStreams, source: Source) -> None:
+        self._sink = sink
+        inherited: dict[str, str] = {}
+        if sink.url is None:
+            inherited = {name: value for name, value in source.options.items() if name.lower().startswith(_LINK)}
+        self._options = {**inherited, **sink.options, "url": sink.url or source.url}
+        if sink.stream is not None:
+            self._options["stream"] = sink.stream
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        schema = visible_schema(schema)
+        from penstock.spark.sink.options import SinkOptions
+
+        try:
+            options = SinkOptions.from_options(
+                Options({**self._options, "writeId": "check"}), schema, is_streaming=False
+            )
+            client = options.link.client()
+            key = client.keys(options.stream or "penstock").stream
+            kind = client.call(key, "TYPE", key)
+        except PenstockError as error:
+            yield str(error)
+            return
+        kind = kind.decode() if isinstance(kind, bytes) else str(kind)
+        if options.stream is not None and kind not in ("stream", "none"):
+            yield f"stream {options.stream!r} is a {kind} in Redis, and no stream"
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Tell whether a write may have failed for a value in a row."""
+        return is_of_spark(error) and any(
+            name in str(error) for name in (EncodeError.__name__, PayloadTooLarge.__name__)
+        )
+
+    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
+        """Yield the rows that cannot be entries, and write nothing."""
+        from penstock.spark.sink.options import SinkOptions
+
+        plain = visible(rows)
+        given = Options({**self._options, "writeId": "check"})
+        options = SinkOptions.from_options(given, plain.schema, is_streaming=False)
+        told = rows.select(*told_of(rows, origin), *plain.columns)
+        for stream, entry_id, shown, column, why in told.mapInArrow(PackTask(options), _PACKED_DDL).collect():
+            yield Refusal(Entry.of(stream, entry_id), column, why, shown)
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
+        """Write a batch; rows that are there are skipped one by one."""
+        rows = visible(rows)
+        writer = rows.write.format("redis_streams").mode("append").options(**self._options)
+        writer.option("writeId", f"{key.query}.{self._sink.name}").option("batchId", str(key.number)).save()
+        mark("redis_streams written")
+        return True
+
+
+@dataclass(frozen=True)
+class PackTask(Shipped):
+    """Tries which rows can be packed as entries; called by Spark with Arrow batches."""
+
+    options: SinkOptions
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield a line for each row that cannot be packed."""
+        for batch in batches:
+            if self._why_not(batch) is None:
+                continue
+            found = [self._line(batch.slice(row, 1)) for row in range(batch.num_rows)]
+            yield pa.RecordBatch.from_pylist([line for line in found if line is not None], _SCHEMA)
+
+    def _line(self, row: Any) -> dict[str, Any] | None:
+        why = self._why_not(row)
+        if why is None:
+            return None
+        found = _WHERE.match(why)
+        column, text = (found[1], found[2]) if found else (None, why)
+        told = [row.column(number)[0].as_py() for number in range(_TOLD)]
+        return {**dict(zip(_SCHEMA.names, told, strict=False)), "column": column, "why": text}
+
+    def _why_not(self, batch: Any) -> str | None:
+        options = self.options
+        packer = Packer(
+            options.columns, options.form, options.content_type, options.max_bytes, is_by_column=options.stream is None
+        )
+        rest = batch.select(batch.schema.names[_TOLD:])
+        try:
+            for _ in packer.pack(rest, is_bare=packer.is_plain):
+                pass
+        except (EncodeError, PayloadTooLarge) as error:
+            return str(error)
+        return None

@@ -1,0 +1,204 @@
+"""Results of penstock.results: one for each row, saved by the tasks.
+
+A back-end keeps the first result of an id, so a row that is written again changes nothing. Rows become visible one
+after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.results.entry import in_utc
+from penstock.settings import ResultBackendSettings
+from penstock.spark.lake.parquet import FilesMissing
+from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
+from penstock.spark.pipeline.origin import Origin, visible, visible_schema
+from penstock.spark.pipeline.sink_options import Results
+from penstock.spark.pipeline.sinks.file_sink import unwritable
+from penstock.spark.pipeline.sinks.refusal import Refusals, Rule, broken, is_of_spark, time_rules
+from penstock.spark.runtime.code_shipping import Shipped
+from penstock.spark.runtime.freeze_gc import freeze_gc
+from penstock.sync.providers import make_result_backend
+from penstock.sync.results.backend import ResultBackend
+from penstock.task import ID_PATTERN, Result, decode_result, encode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+logger = logging.getLogger("penstock.spark")
+_IDS = ("string", "byte", "short", "integer", "long")
+_TOLD = "others bigint, last string"
+_AT_ONCE = 1_000
+_PROBE = "penstock-validate"
+_CONNECT_S = 10
+_NO_ID = "can be no id of a result: 1 to 128 letters, digits, '_', '-' or single dots, not beginning with a sign"
+
+
+class ResultInvalid(PenstockError):
+    """A row cannot be a result."""
+
+
+class ResultsWriter:
+    """Saves the rows of batches as results. A repetition must bring the same rows."""
+
+    is_atomic = False
+
+    def __init__(self, sink: Results) -> None:
+        self._sink = sink
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        schema = visible_schema(schema)
+        types = {field.name: field.dataType.typeName() for field in schema.fields}
+        wanted = {"id": (self._sink.id,), "columns": self._sink.columns, "finished_at": (self._sink.finished_at,)}
+        for key, names in wanted.items():
+            for name in names:
+                if name is not None and name not in types:
+                    yield f"{key}: there is no column {name!r}; there are {', '.join(types)}"
+        if types.get(self._sink.id, _IDS[0]) not in _IDS:
+            yield f"id: column {self._sink.id!r} is {types[self._sink.id]}, and neither a text nor a whole number"
+        if types.get(self._sink.finished_at or "", "timestamp") not in ("timestamp", "timestamp_ntz"):
+            yield f"finished_at: column {self._sink.finished_at!r} is no timestamp"
+        yield from self._unreachable()
+
+    def _unreachable(self) -> Iterator[str]:
+        try:
+            with closing(opened(self._sink)) as backend:
+                if self._sink.backend == "fs":
+                    root = Path(self._sink.options.get("root", ResultBackendSettings.root))
+                    yield from unwritable(str(root.absolute()))
+                elif self._sink.backend == "postgres":
+                    yield from self._no_database()
+                else:
+                    backend.get(_PROBE)
+        except PenstockError as error:
+            yield f"the result back-end cannot be used: {error}"
+
+    def _no_database(self) -> Iterator[str]:
+        import psycopg
+
+        try:  # the back-end itself would make its tables before it looks for anything
+            psycopg.connect(self._sink.options["dsn"], connect_timeout=_CONNECT_S).close()
+        except psycopg.Error as error:
+            yield f"the result back-end cannot be used: {' '.join(str(error).split())}"
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
+        """Write a batch; rows that are there are left alone one by one."""
+        rows = visible(rows)
+        told = rows.mapInArrow(SaveTask(self._sink), _TOLD).collect()
+        self._check_shared([row["last"] for row in told if row["last"] is not None])
+        others = sum(row["others"] for row in told)
+        if others:
+            logger.warning(
+                "sink %s, batch %d: %d rows were left out, since another result has their id",
+                self._sink.name, key.number, others,
+            )  # fmt: skip
+        mark("results saved")
+        return True
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Tell whether a write may have failed for a value in a row."""
+        return is_of_spark(error)
+
+    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
+        """Yield the rows that cannot be results, and write nothing."""
+        text = f"cast(`{self._sink.id}` as string)"
+        rules = [
+            Rule(self._sink.id, f"{text} IS NULL", "is null, and is to be the id of a result"),
+            Rule(self._sink.id, f"NOT ({text} RLIKE '^({ID_PATTERN})$') OR instr({text}, '..') > 0", _NO_ID),
+        ]
+        yield from broken(rows, [*rules, *time_rules(rows.schema)], origin)
+
+    def _check_shared(self, ids: list[str]) -> None:
+        """Raise FilesMissing unless one result of each task is here: on a cluster, a disk may be another one there."""
+        if self._sink.backend != "fs":
+            return
+        with closing(opened(self._sink)) as backend:
+            missing = sum(backend.get(task_id) is None for task_id in ids)
+        if missing:
+            raise FilesMissing(
+                f"{missing} of {len(ids)} tasks have saved results that are not there for the driver: name a root that "
+                "the driver and all executors share, or another back-end"
+            )
+
+
+@dataclass(frozen=True)
+class SaveTask(Shipped):
+    """Saves the rows of one task; called by Spark with its Arrow batches."""
+
+    sink: Results
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield how many rows found another result in their place."""
+        freeze_gc()
+        backend = opened(self.sink)
+        try:
+            others, last = 0, None
+            for batch in batches:
+                others += self._save(backend, batch)
+                last = str(batch.column(self.sink.id)[-1].as_py()) if batch.num_rows else last
+        finally:
+            backend.close()
+        told = {"others": pa.array([others], pa.int64()), "last": pa.array([last], pa.string())}
+        yield pa.RecordBatch.from_pydict(told)
+
+    def _save(self, backend: ResultBackend, batch: Any) -> int:
+        others = 0
+        for start in range(0, batch.num_rows, _AT_ONCE):
+            results = [
+                result_of(self.sink, row) for row in batch.slice(start, _AT_ONCE).to_pylist(maps_as_pydicts="lossy")
+            ]
+            saved = backend.save_many(results)
+            # One that is there already may be ours, of an earlier attempt and another moment.
+            refused = (result for result, is_ours in zip(results, saved, strict=True) if not is_ours)
+            others += sum(_is_other(backend.get(result.task_id), result) for result in refused)
+        return others
+
+
+def _is_other(found: Result | None, result: Result) -> bool:
+    written = decode_result(encode(result))  # as it would read back: a Decimal, say, is a text there
+    return found is None or (found.kind, found.data) != (written.kind, written.data)
+
+
+def result_of(sink: Results, row: Mapping[str, Any]) -> Result:
+    """Return the result that a row stands for."""
+    value = row[sink.id]
+    if value is None:
+        raise ResultInvalid(f"a row has null in {sink.id!r}, which is to be the id of its result: filter it out")
+    names: Iterable[str] = sink.columns or (name for name in row if name not in (sink.id, sink.finished_at))
+    finished_at = row[sink.finished_at] if sink.finished_at is not None else None
+    return Result(
+        task_id=str(value),
+        kind=sink.result_kind,
+        data={name: row[name] for name in names},
+        finished_at=in_utc(finished_at) if finished_at is not None else datetime.now(UTC),
+    )
+
+
+def opened(sink: Results) -> ResultBackend:
+    """Return the back-end of a sink."""
+    return make_result_backend(ResultBackendSettings(provider=sink.backend, options=_typed(sink.options)))
+
+
+def _typed(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options with the types that back-ends expect: a pipeline file hands all of them over as texts."""
+    made: dict[str, Any] = {**options}
+    for name, value in options.items():
+        if value in ("true", "false"):
+            made[name] = value == "true"
+        elif name.endswith("_s"):
+            try:
+                made[name] = float(value)
+            except ValueError:
+                raise ConfigurationError(f"options.{name} = {value!r} must be a number of seconds") from None
+    return made

@@ -1,0 +1,306 @@
+"""Tables of databases: tasks write a batch to a table beside the target, and one transaction moves it.
+
+A table of batches beside the target holds the number of the last batch of each sink of each query. The transaction that
+moves the rows raises it; a batch that is not above it is in the target already. PostgreSQL and JDBC differ in how tasks
+write, and in the statement by which a row replaces another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+
+from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
+from penstock.spark.pipeline.origin import Origin, visible
+from penstock.spark.pipeline.sink_options import Jdbc, Postgres
+from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, null_rules, table_schema
+from penstock.spark.pipeline.sinks.refusal import Refusals, Rule, broken, unbroken
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+_EVERY = "1 = 1"
+
+
+class Transaction(Protocol):
+    """An open transaction; what was not committed at its end is rolled back."""
+
+    def run(self, statement: str) -> None:
+        """Run a statement."""
+
+    def commit(self) -> None:
+        """Make everything visible."""
+
+
+class StagedWriter(ABC):
+    """Appends batches to a table, or replaces rows in it by their key."""
+
+    is_atomic = True
+    kind: ClassVar[str]
+
+    def __init__(self, sink: Postgres | Jdbc) -> None:
+        self._declared = sink
+
+    # --- before anything runs ---
+
+    def problems(self, schema: StructType) -> Iterator[str]:
+        """Yield what would keep rows of this schema from being written; write nothing."""
+        upsert = Upsert.of(self._declared, schema)
+        if upsert is not None:
+            yield from upsert.problems(schema)
+        yield from self.faults(table_schema(upsert, schema), upsert)
+
+    @abstractmethod
+    def faults(self, schema: StructType, upsert: Upsert | None) -> Iterator[str]:
+        """Yield what is wrong with the database and its table, for rows that have these columns there."""
+
+    # --- a batch ---
+
+    def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
+        """Write a batch, unless the table has it; return whether it was new."""
+        upsert = Upsert.of(self._declared, rows.schema)
+        plain = as_json(visible(rows) if upsert is None else upsert.newest(rows))
+        self.prepare(table_schema(upsert, rows.schema), upsert)
+        if self.last(key) >= key.number:
+            return False
+        stage = self.new_stage(key)
+        condition = self.fill(plain, stage, upsert)
+        mark(f"{self.kind} staged")
+        with self.transaction() as transaction:
+            is_new = self.note(transaction, key)
+            if is_new:
+                self.move(transaction, stage, plain.columns, upsert, condition)
+                mark(f"{self.kind} moved")
+                transaction.commit()
+        mark(f"{self.kind} committed")
+        self.drop(stage)
+        return is_new
+
+    @abstractmethod
+    def prepare(self, schema: StructType, upsert: Upsert | None) -> None:
+        """Make the tables that do not exist."""
+
+    @abstractmethod
+    def last(self, key: BatchKey) -> int:
+        """Return the number of the last batch of this sink and query that is in the table, or -1."""
+
+    @abstractmethod
+    def new_stage(self, key: BatchKey) -> str:
+        """Return the name of the table for a batch; drop what earlier attempts have left."""
+
+    @abstractmethod
+    def fill(self, rows: DataFrame, stage: str, upsert: Upsert | None) -> str:
+        """Have the tasks write rows; return a condition that is true for each of them once."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """Begin a transaction."""
+
+    @abstractmethod
+    def note(self, transaction: Transaction, key: BatchKey) -> bool:
+        """Raise the number of the last batch; return False if that is not below this one. Others wait for the end."""
+
+    @abstractmethod
+    def drop(self, stage: str) -> None:
+        """Delete the table of a batch."""
+
+    # --- moving ---
+
+    def move(
+        self,
+        transaction: Transaction,
+        stage: str,
+        columns: Sequence[str],
+        upsert: Upsert | None,
+        condition: str = _EVERY,
+    ) -> None:
+        """Move the staged rows for which the condition is true into the target."""
+        there = self.spelled(transaction, [name for name in columns if name != DELETED])
+        into, taken = ", ".join(there.values()), ", ".join(map(self.quoted, there))
+        deletes = upsert is not None and upsert.delete_when is not None
+        chosen = f"{condition} AND {stage}.{self.quoted(DELETED)} = 0" if deletes else condition
+        insert = f"INSERT INTO {self.target} ({into}) SELECT {taken} FROM {stage} WHERE {chosen}"  # noqa: S608
+        if upsert is None:
+            transaction.run(insert)
+            return
+        names = Names(self.target, stage, there, self.quoted, upsert)
+        for statement in self.replacing(names, insert, condition, deletes=deletes):
+            transaction.run(statement)
+
+    @abstractmethod
+    def replacing(self, names: Names, insert: str, condition: str, *, deletes: bool) -> Iterator[str]:
+        """Yield the statements that replace and delete rows by their key; `insert` adds the staged ones."""
+
+    @property
+    @abstractmethod
+    def target(self) -> str:
+        """The name of the target, as statements have it."""
+
+    @abstractmethod
+    def quoted(self, column: str) -> str:
+        """Return the name of a column as statements have it."""
+
+    def spelled(self, transaction: Transaction, columns: Sequence[str]) -> dict[str, str]:  # noqa: ARG002
+        """Return how statements name the columns in the target."""
+        return {name: self.quoted(name) for name in columns}
+
+    # --- rows that it does not take ---
+
+    @abstractmethod
+    def is_refusal(self, error: BaseException) -> bool:
+        """Return whether a write may have failed for a value in a row."""
+
+    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
+        """Yield the rows that the table does not take, and write nothing."""
+        upsert = Upsert.of(self._declared, rows.schema)
+        rules: list[Rule] = [*self.rules(rows.schema), *null_rules(self._declared.key)]
+        yield from broken(rows, rules, origin)
+        yield from self.refused_by_database(unbroken(rows, rules), origin, upsert)
+
+    def rules(self, schema: StructType) -> Iterator[Rule]:  # noqa: ARG002
+        """Yield rules for values that never get as far as the database."""
+        yield from ()
+
+    @abstractmethod
+    def refused_by_database(self, rows: DataFrame, origin: Origin | None, upsert: Upsert | None) -> Refusals:
+        """Yield the rows that the database refuses: it is asked, and nothing of that is committed."""
+
+    def beside(self, key: BatchKey) -> str:
+        """Return what the tables are called that batches of this sink and query are staged in."""
+        owner = f"{key.query}.{self._declared.name}"
+        return f"penstock_{hashlib.sha256(owner.encode()).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True)
+class Names:
+    """What statements about keys are made of."""
+
+    target: str
+    stage: str
+    there: Mapping[str, str]
+    quoted: Callable[[str], str]
+    upsert: Upsert
+
+    @property
+    def key(self) -> list[str]:
+        """The columns of the key in the target."""
+        return [self.there[name] for name in self.upsert.key]
+
+    @property
+    def others(self) -> list[str]:
+        """The other columns of the target."""
+        return [column for name, column in self.there.items() if name not in self.upsert.key]
+
+    @property
+    def same(self) -> str:
+        """True where a staged row has the key of one in the target."""
+        pairs = (f"{self.stage}.{self.quoted(name)} = {self.target}.{self.there[name]}" for name in self.upsert.key)
+        return " AND ".join(pairs)
+
+    def newer(self, staged: str | None = None) -> str:
+        """Return what is true where a staged row is not older than the one in the target."""
+        order = self.upsert.order
+        if order is None:
+            return _EVERY
+        there, here = f"{self.target}.{self.there[order]}", f"{staged or self.stage}.{self.quoted(order)}"
+        return f"({there} IS NULL OR {here} >= {there})"
+
+    def deletion(self, condition: str) -> str:
+        """Return the statement that deletes what is not newer than a staged row of its key."""
+        found = f"SELECT 1 FROM {self.stage} WHERE {self.same} AND {self.newer()} AND {condition}"  # noqa: S608
+        return f"DELETE FROM {self.target} WHERE EXISTS ({found})"  # noqa: S608
+
+
+# --- whether rows fit ---
+
+# PostgreSQL's own categories of types; those of other databases are sorted into them.
+NUMBER, TEXT, TIME, TRUTH, ARRAY = "N", "S", "D", "B", "A"
+BYTES, UNKNOWN = "bytes", "unknown"
+_TAKEN_BY = {
+    "boolean": (TRUTH, TEXT),
+    "byte": (NUMBER, TEXT), "short": (NUMBER, TEXT), "integer": (NUMBER, TEXT), "long": (NUMBER, TEXT),
+    "float": (NUMBER, TEXT), "double": (NUMBER, TEXT), "decimal": (NUMBER, TEXT),
+    "date": (TIME, TEXT), "timestamp": (TIME, TEXT), "timestamp_ntz": (TIME, TEXT),
+}  # fmt: skip
+_JSON = ("json", "jsonb")
+_NESTED = ("struct", "map", "array", "variant")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its type as the database writes it, names it and sorts it, and whether rows must have it."""
+
+    type: str
+    name: str
+    category: str
+    is_required: bool
+
+
+def misfits(
+    table: str,
+    schema: StructType,
+    found: Mapping[str, Column],
+    upsert: Upsert | None,
+    fold: Callable[[str], str] = str,
+) -> Iterator[str]:
+    """Yield what keeps rows out of a table; `fold` makes names equal that the database takes for the same."""
+    there = {fold(name): column for name, column in found.items()}
+    for field in schema.fields:
+        kind, column = field.dataType.simpleString(), there.get(fold(field.name))
+        if column is None and upsert is not None and upsert.has_order_of_its_own and field.name == upsert.order:
+            yield (
+                f"table {table!r} has no column {field.name!r}, in which a sink with a key keeps the order of rows: "
+                f"ALTER TABLE {table} ADD {field.name} VARCHAR(41), or name a column of the rows in order_by"
+            )
+        elif column is None:
+            yield f"table {table!r} has no column {field.name!r}; it has {', '.join(found)}"
+        elif not _takes(column, field.dataType.typeName(), kind):
+            yield f"table {table!r}: column {field.name!r} is {kind} here and {column.type} there: cast it in a step"
+    given = {fold(name) for name in schema.names}
+    for name, column in found.items():
+        if column.is_required and fold(name) not in given:
+            yield f"table {table!r}: column {name!r} must not be null and has no default, but the rows lack it"
+
+
+def _takes(column: Column, family: str, kind: str) -> bool:
+    if column.category == UNKNOWN:  # a type of the database's own may well be right
+        return True
+    if family in _NESTED:
+        return column.name in _JSON or column.category == TEXT
+    if kind == "binary":
+        return column.category == BYTES
+    if kind == "string":  # whatever else is read from texts, such as uuid, inet, json or an enum, may be right
+        return column.category not in (NUMBER, TIME, TRUTH, ARRAY, BYTES)
+    return column.category in _TAKEN_BY.get(family, (column.category,))
+
+
+def as_json(rows: DataFrame) -> DataFrame:
+    """Turn structs, maps and arrays into JSON: few databases have types for them."""
+    from pyspark.sql import functions as f
+
+    nested = [field.name for field in rows.schema.fields if field.dataType.typeName() in _NESTED]
+    texts = {name: f.to_json(name, {"ignoreNullFields": "false"}) for name in nested}
+    return rows.withColumns(texts) if texts else rows
+
+
+# --- which rows are refused ---
+
+
+def bisected(items: Sequence[T], attempt: Callable[[Sequence[T]], E | None]) -> Iterator[tuple[T, E]]:
+    """Yield the items for which an attempt fails, with why; `attempt` returns what went wrong with some of them."""
+    error = attempt(items) if items else None
+    if error is None:
+        return
+    if len(items) == 1:
+        yield items[0], error
+        return
+    half = len(items) // 2
+    yield from bisected(items[:half], attempt)
+    yield from bisected(items[half:], attempt)

@@ -1,0 +1,303 @@
+"""A pipeline as a value: declared in Python or read from TOML, and checked as far as it can be without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import pyarrow as pa
+from msgspec import Meta
+
+from penstock.dead_letter_limits import DeadLetterLimits
+from penstock.errors import ConfigurationError
+from penstock.keys import StreamKeys, check_name
+from penstock.plugins import suggestion
+from penstock.settings.binding import Checked, Document
+from penstock.settings.masking import MASK, masked_text, secrets_of
+from penstock.spark.pipeline.sink_options import Sink
+from penstock.spark.pipeline.steps import (
+    SOURCE,
+    Positive,
+    Rule,
+    Step,
+    Text,
+    duration_s,
+    needed_for,
+    number_of,
+    trunk_of,
+)
+from penstock.spark.source.columns import ENTRY
+from penstock.spark.source.options import SourceOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.events import EventSink
+    from penstock.spark.pipeline.progress import Progress
+    from penstock.spark.pipeline.running import Report
+
+_MAX_PIPELINE_NAME = 128
+_TIMESTAMP = "timestamp"
+_LEAST_SECRET = 4  # of what is masked wherever it occurs: shorter texts occur in everything
+CORRUPT, WHY_CORRUPT = "_corrupt_record", "_corrupt_reason"
+_GLOB = "*?["
+_OWN = {
+    "url": "url", "streams": "streams", "payload": "format", "format": "format", "payloadschema": "schema",
+    "payloadmodel": "model", "payloadcolumn": "payload_column", "startingoffsets": "starting", "group": "group",
+    "maxrowspertrigger": "max_rows_per_batch",
+}  # fmt: skip
+_FIXED = ("mode", "view", "columnnameofcorruptrecord", "columnnameofcorruptreason", "filterpushdown")
+
+
+@dataclass(frozen=True)
+class Source(Checked):
+    """The streams that a pipeline reads. `options` are further options of the format `redis_streams`.
+
+    Each row has the `columns` of its entry and those of its payload. A payload that cannot be decoded, lacks a
+    NOT NULL column of the schema, or for which one of the SQL conditions in `valid` is not true, goes to the
+    dead letters of its stream.
+    """
+
+    url: Text = field(repr=False)
+    streams: tuple[str, ...]
+    format: Literal["json", "msgpack", "avro", "raw"] = "json"
+    schema: str | None = None
+    model: str | None = None
+    payload_column: str | None = None
+    valid: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ("stream", "id", "timestamp", "key", "message_id", "headers", "data")
+    starting: str = "earliest"
+    max_rows_per_batch: Positive | None = None
+    group: str | None = None
+    dead_letter_limits: DeadLetterLimits = field(default_factory=DeadLetterLimits)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        super().__post_init__()
+        if not self.streams:
+            raise ConfigurationError("streams is empty: name at least one stream")
+        if len(self.streams) > 1 and any(sign in name for name in self.streams for sign in _GLOB):
+            raise ConfigurationError(f"streams={list(self.streams)} must be names, or one glob pattern alone")
+        if self.schema is not None and self.model is not None:
+            raise ConfigurationError("give schema or model, not both")
+        for name in self.columns:
+            if name not in ENTRY:
+                raise ConfigurationError(f"columns: {name!r} is none of an entry, which has {', '.join(ENTRY)}")
+        for name in self.options:
+            if name.lower() in _OWN:
+                raise ConfigurationError(f"options.{name}: write it as {_OWN[name.lower()]} = ... instead")
+            if name.lower() in _FIXED:
+                raise ConfigurationError(f"options.{name}: a pipeline chooses it itself; leave it out")
+        self.parsed()
+        self.required_columns()
+
+    def spark_options(self, starting: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the options for Spark's reader; `starting` says where to begin instead of the source."""
+        begin = {"startingOffsets": self.starting} if starting is None else starting
+        made = {**self.options, "url": self.url, "streams": ",".join(self.streams), **begin}
+        given = {
+            "payload": self.format, "payloadSchema": self.schema, "payloadModel": self.model, "group": self.group,
+            "payloadColumn": self.payload_column, "maxRowsPerTrigger": self.max_rows_per_batch,
+        }  # fmt: skip
+        return {**made, **{name: str(value) for name, value in given.items() if value is not None}}
+
+    def parsed(self) -> SourceOptions:
+        """Return the options as the reader will see them; raise ConfigurationError if it would refuse them."""
+        options = SourceOptions.parse(self.spark_options())
+        options.check_streaming()
+        return options
+
+    def required_columns(self) -> list[str]:
+        """Return the columns of the payload that must not be null, as SQL writes them."""
+        prefix = f"`{self.payload_column}`." if self.payload_column else ""
+        return [f"{prefix}`{field.name}`" for field in self._payload_schema() if not field.nullable]
+
+    def _payload_schema(self) -> pa.Schema:
+        if self.schema is not None:
+            from penstock.spark.payload.schema import parse_ddl
+
+            return parse_ddl(self.schema)
+        if self.model is not None:
+            from penstock.spark.payload.model import from_model
+
+            return from_model(self.model)
+        return pa.schema([])
+
+    def dead_letters_of(self, stream: str) -> str:
+        """Return the dead-letter stream of a stream, as a user names both."""
+        return StreamKeys(stream).default_dead_letters()
+
+
+@dataclass(frozen=True)
+class Lineage(Checked):
+    """Where OpenLineage events go: `url` is that of a server, or a file to which each is added as a line of JSON."""
+
+    url: Text = field(repr=False)
+    namespace: Text = "penstock"
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Pipeline(Checked):
+    """Streams, what happens to their rows, and where these go.
+
+    `checkpoint` is the folder in which the pipeline keeps how far it has come. `watermark` is how late an entry may be
+    before windows close without it, by the column `timestamp` or the one in `watermark_column`. `dedup` are columns
+    of which, within the watermark, the first row counts. `trigger` is how often a batch begins when it runs
+    continuously, as soon as the last one is done by default. `restarts` is how often in a row a continuous run begins
+    again after a failure that passes. `secrets` are texts that no message shows, beside those in the other values.
+    """
+
+    name: str
+    source: Source
+    sinks: tuple[Sink, ...]
+    checkpoint: Text
+    steps: tuple[Step, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    watermark: str | None = None
+    watermark_column: str = _TIMESTAMP
+    dedup: tuple[str, ...] = ()
+    trigger: str = "0s"
+    output_mode: Literal["append", "update"] = "append"
+    max_lag: Annotated[int, Meta(ge=0)] | None = None
+    restarts: Annotated[int, Meta(ge=0)] = 10
+    lineage: Lineage | None = None
+    spark: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        super().__post_init__()
+        check_name("name", self.name, _MAX_PIPELINE_NAME)
+        duration_s("trigger", self.trigger)
+        self._check_watermark()
+        self._check_steps()
+        self._check_sinks()
+
+    def _check_watermark(self) -> None:
+        if self.watermark is not None:
+            duration_s("watermark", self.watermark)
+        elif self.watermark_column != _TIMESTAMP:
+            raise ConfigurationError(
+                f"watermark_column={self.watermark_column!r} needs a watermark, how late a row may be: watermark = "
+                "'10 minutes'"
+            )
+        elif self.dedup:
+            raise ConfigurationError(
+                "dedup needs a watermark, for how long a row is remembered: watermark = '10 minutes'"
+            )
+
+    def _check_steps(self) -> None:
+        known = [SOURCE]
+        for number, step in enumerate(self.steps, 1):
+            if step.from_ is not None and step.from_ not in known:
+                raise ConfigurationError(
+                    f"step {number}: from={step.from_!r} is no earlier step: {suggestion(step.from_, known)}"
+                )
+            if step.name in known:
+                raise ConfigurationError(f"two steps are called {step.name!r}: give each a name of its own")
+            known += [] if step.name is None else [step.name]
+
+    def _check_sinks(self) -> None:
+        if not self.sinks:
+            raise ConfigurationError("there is no sink: say where the rows go, for example with kind = 'parquet'")
+        steps = [SOURCE, *(step.name for step in self.steps if step.name is not None)]
+        names = [sink.name for sink in self.sinks]
+        for sink in self.sinks:
+            if sink.from_ is not None and sink.from_ not in steps:
+                raise ConfigurationError(
+                    f"sink {sink.name!r}: from={sink.from_!r} is no step: {suggestion(sink.from_, steps)}"
+                )
+            if names.count(sink.name) > 1:
+                raise ConfigurationError(
+                    f"two sinks are called {sink.name!r}: give each a name of its own, name = '{sink.name}_2', and "
+                    "keep it, for a sink is known by its name when a batch is repeated"
+                )
+
+        reached = needed_for(self.steps, self.outputs().values())
+        for number in range(1, len(self.steps) + 1):
+            if number not in reached:
+                raise ConfigurationError(
+                    f"step {number} leads to no sink: leave it out, or give it a name and a sink from = that name"
+                )
+
+    def outputs(self) -> dict[str, int]:
+        """Return the number of the step whose rows each sink gets; 0 is the source."""
+        return {sink.name: number_of(self.steps, sink.from_) for sink in self.sinks}
+
+    @property
+    def trunk(self) -> int:
+        """The last step that all sinks share: up to it rows are a stream, and behind it each batch is by itself."""
+        return trunk_of(self.steps, self.outputs().values())
+
+    def all_rules(self) -> list[Rule]:
+        """Return all that rows of the source are held to: the schema, the conditions in `valid`, and the rules."""
+        required = [Rule(f"{name} IS NOT NULL") for name in self.source.required_columns()]
+        return [*required, *map(Rule, self.source.valid), *self.rules]
+
+    @property
+    def trigger_s(self) -> float:
+        """How often a batch begins at most, in seconds."""
+        return duration_s("trigger", self.trigger)
+
+    def masked(self, text: str) -> str:
+        """Return a text as it may be shown: without passwords, and without the secrets of this pipeline."""
+        parts = [asdict(part) for part in (self.source, *self.sinks)]
+        parts += [{"spark": self.spark}, {} if self.lineage is None else asdict(self.lineage)]
+        found = {*self.secrets, *(secret for part in parts for secret in secrets_of(part))}
+        for secret in sorted(found, key=len, reverse=True):
+            if len(secret) >= _LEAST_SECRET:
+                text = text.replace(secret, MASK)
+        return masked_text(text)
+
+    def validate(self, spark: SparkSession) -> None:
+        """Find what would make it fail; raise PipelineInvalid with every fault. Nothing is written."""
+        from penstock.spark.pipeline.validation import validate
+
+        validate(self, spark)
+
+    def run(
+        self,
+        spark: SparkSession,
+        *,
+        once: bool = True,
+        tell: Callable[[Progress], None] | None = None,
+        on_event: EventSink | None = None,
+    ) -> Report:
+        """Run until all is read (once), or until SIGTERM or SIGINT; `tell` is called after each batch.
+
+        Raises PipelineInvalid or PipelineBusy before anything is started, PipelineFailed when a batch fails.
+        """
+        from penstock.spark.pipeline.running import Run
+
+        return Run(self, spark, once=once, tell=tell, on_event=on_event).run()
+
+    @classmethod
+    def from_file(
+        cls, path: str | Path, *, profile: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> Pipeline:
+        """Read a pipeline from a TOML file; raise ConfigurationError with file and line of what is wrong.
+
+        `profile` names a table [profile.<name>], whose values stand above those of the file. ${NAME} is a variable of
+        `environment`, which is that of the process by default.
+        """
+        from penstock.spark.pipeline.spec_file import SpecFile
+
+        return SpecFile(Document.read(Path(path)), profile, environment).pipeline()
+
+    @classmethod
+    def from_toml(
+        cls,
+        text: str,
+        name: str = "pipeline",
+        *,
+        profile: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Pipeline:
+        """Read a pipeline from TOML; `name` is what errors call the text."""
+        from penstock.spark.pipeline.spec_file import SpecFile
+
+        return SpecFile(Document(name, text), profile, environment).pipeline()

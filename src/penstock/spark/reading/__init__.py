@@ -1,1 +1,0 @@
-"""The source: from ids and counters to ranges, tasks and Arrow batches. Only *_reader.py and pushdown.py need Spark."""

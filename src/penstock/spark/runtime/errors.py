@@ -1,0 +1,149 @@
+"""What Spark says at length, in one line; and what errors have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigurationError, PenstockError, text_of
+from penstock.spark.runtime.master import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_TRACEBACK = "Traceback (most recent call last)"
+_PLAN = "=== Streaming Query ==="  # behind it are offsets and the plan of the query
+# The last line of a traceback: it is not indented, and names a class.
+_RAISED = re.compile(r"(?:[a-z_]\w*\.)*([A-Z]\w*[a-z]\w*): (.+)")
+# What Spark says of a failure that it only passes on from another thread or from a task.
+_CARRIER = re.compile(r"thrown in awaitResult|Job aborted|Task failed while writing|\[TASK_WRITE_FAILED\]")
+_EMPTY = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
+# How gRPC, on which Spark Connect is, shows that nobody answers.
+_NO_SERVER = re.compile(r'StatusCode\.UNAVAILABLE\n\s*details = "(.*)"')
+# What Java raised, in the text of the one error that the bridge to Java has for all of them.
+_BRIDGE = "Py4JJavaError"
+_IN_JAVA = re.compile(r"(?:: |Caused by: )[\w.$]+: (.+)")
+# What Spark 4.1 says last when a source could not be made: it stops the reader that it does not have.
+_NO_READER = "cannot access local variable 'reader'"
+_MOST = 600
+# What differs from message to message in the text of the same error. In this order; both Java and Python understand
+# them. What stands for a value is not taken for one afterwards.
+PATTERNS = (
+    (r"\b[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\b", "<id>"),
+    (r"\b0x[0-9a-fA-F]+\b", "<id>"),
+    # Quotation marks by their codes, since they stand in SQL as well; one within a word is an apostrophe.
+    (r"(?<!\w)\x27[^\x27]*\x27|\x22[^\x22]*\x22", "<text>"),
+    (r"[0-9]+(?:[.,:][0-9]+)*", "<n>"),
+    (r"[ \t\r\n]+", " "),
+)
+FINGERPRINT_LENGTH = 200
+
+
+class StopAsked(PenstockError):
+    """The query was asked to stop, and this batch has not begun."""
+
+
+def is_server_gone(error: object) -> bool:
+    """Tell whether an error says that a Spark Connect server does not answer."""
+    return _NO_SERVER.search(_said(error)) is not None
+
+
+def _root(error: object) -> str | None:
+    """Return the first line of the cause that is below all others."""
+    cause = getattr(error, "_cause", None)
+    if cause is None:
+        return None
+    lines = [line.strip() for line in _said(cause).splitlines() if line.strip()]
+    return _root(cause) or (lines[0] if lines else None)
+
+
+def _of_java(lines: list[str]) -> str | None:
+    """Return the first of Java's errors that does not only pass another one on."""
+    raised = [match[1] for match in map(_IN_JAVA.match, lines) if match]
+    return next((text for text in raised if not _CARRIER.search(text)), None)
+
+
+def _said(error: object) -> str:
+    # The whole of it, for what counts stands at its end; the error may be one of the user's, which cannot be shown.
+    try:
+        return str(error)
+    except BaseException:
+        return text_of(error) if isinstance(error, BaseException) else type(error).__name__
+
+
+def one_line(error: object) -> str:
+    """Return what an error is about: the end of the Python traceback that it carries, or else its first line."""
+    told = _said(error).partition(_PLAN)[0]
+    gone = _NO_SERVER.search(told)
+    if gone:
+        return f"the Spark Connect server does not answer ({gone[1]})"
+    lines = [line.rstrip() for line in told.splitlines() if line.strip()] or [
+        text_of(error, repr) if isinstance(error, BaseException) else repr(error)
+    ]
+    begun = next((number for number, line in enumerate(lines) if _TRACEBACK in line), None)
+    text = _EMPTY.sub("", lines[0].strip())
+    if begun is None and _CARRIER.search(text):
+        text = _root(error) or text
+    if begun is not None:
+        found = [match for match in map(_RAISED.match, lines[begun:]) if match and _NO_READER not in match[2]]
+        if found:
+            text = f"{found[-1][1]}: {found[-1][2]}"
+        if found and found[-1][1] == _BRIDGE:
+            text = _of_java(lines[begun:]) or text
+    return text if len(text) <= _MOST else text[:_MOST] + "..."
+
+
+@contextmanager
+def without_query_log() -> Iterator[None]:
+    """Keep PySpark from printing what whoever called it will tell in one line."""
+    from pyspark.logger import PySparkLogger
+
+    names = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+    loggers = [PySparkLogger.getLogger(name) for name in names]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was_disabled in zip(loggers, before, strict=True):
+            logger.disabled = was_disabled
+
+
+@contextmanager
+def one_line_errors(condition: str) -> Iterator[None]:
+    """Raise ConfigurationError for what Spark finds wrong with `--where`, or with what it makes of a message."""
+    from pyspark.errors import PySparkException
+
+    try:
+        with without_query_log():
+            yield
+    except PySparkException as error:
+        text = " ".join(str(error).partition("SQLSTATE")[0].split())  # behind it come the plan and Java's words
+        raise ConfigurationError(f"--where {condition!r}: {text}") from None
+
+
+def filtered(rows: DataFrame, condition: str) -> DataFrame:
+    """Return the rows for which a condition is true; raise ConfigurationError for one that cannot be."""
+    with one_line_errors(condition):
+        found = rows.where(condition)
+        _ = found.schema  # Spark Connect looks at the condition only now
+        if not is_connect(rows.sparkSession) and not _analyzed(found).deterministic():
+            raise ConfigurationError(
+                f"--where {condition!r} chooses other messages each time it is asked: leave out rand(), uuid() and such"
+            )
+    return found
+
+
+def _analyzed(rows: DataFrame) -> Any:
+    return rows._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark shows a plan only by printing it
+
+
+def normalised_sql(column: str) -> str:
+    """Return the SQL for a text without ids, quotations and numbers; null is ''."""
+    made = f"coalesce({column}, '')"
+    for pattern, sign in PATTERNS:
+        made = f"regexp_replace({made}, r'{pattern}', '{sign}')"
+    return f"left(trim({made}), {FINGERPRINT_LENGTH})"

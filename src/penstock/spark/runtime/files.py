@@ -1,0 +1,93 @@
+"""Directories that are made once and used by every later process, and locks on files."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+logger = logging.getLogger("penstock.spark")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # a file system that has none
+
+
+def made_once(kind: str, key: str, make: Callable[[Path], None]) -> Path:
+    """Returns the directory for this key; `make` fills it if it is not there yet.
+
+    Guarantees: another process sees the directory complete or not at all, however many make it at the same time.
+    """
+    place = find_made(kind, key)
+    if place.is_dir():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=place.parent))
+    try:
+        make(draft)
+        try:
+            draft.rename(place)
+        except OSError:
+            if not place.is_dir():  # otherwise another process was faster, and its directory is as good
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return place
+
+
+def find_made(kind: str, key: str) -> Path:
+    """Returns where the directory for this key is or will be."""
+    return cache_directory() / kind / hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def cache_directory() -> Path:
+    """Returns the private directory of this user: `$XDG_CACHE_HOME/penstock`, or one in /tmp that goes with us."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    place = Path(home) / "penstock"
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return _temporary_directory()
+    # What lies here is executed: a directory that others may write to is not for us.
+    status = place.stat()
+    is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(place, os.W_OK)
+    return place if is_ours else _temporary_directory()
+
+
+@cache
+def _temporary_directory() -> Path:
+    place = Path(tempfile.mkdtemp(prefix="penstock-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return place
+
+
+def lock(descriptor: int, file: Path, whose: str) -> bool:
+    """Lock an open file; tell whether nobody else has it. Where there are no locks, warn and go on.
+
+    The kernel ends the lock with the process that holds it, however that ends.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning(
+            "%s cannot be locked (%s): see to it yourself that there is one %s at a time", file, error, whose
+        )
+    return True
+
+
+def is_locked(descriptor: int) -> bool:
+    """Tell whether somebody holds the lock of an open file; yes where that cannot be told."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,187 @@
+"""A Spark session with the format `redis_streams`, on whatever Java and Python this machine has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from penstock.spark.registration import register
+from penstock.spark.runtime.fast_start import java_options, slim_spark_home
+from penstock.spark.runtime.java import ensure_java
+from penstock.spark.runtime.master import CONNECT_SCHEME, check_yarn, is_connect, is_local
+from penstock.spark.runtime.prerequisites import require_pyspark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_Settings: TypeAlias = dict[str, "bool | float | int | str | None"]  # as PySpark declares them
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOOPBACK = "127.0.0.1"
+_ADDRESS, _HOST, _BIND = "SPARK_LOCAL_IP", "spark.driver.host", "spark.driver.bindAddress"
+_YARN = "yarn"
+_MOST_SHUFFLE_PARTITIONS = 200
+# Whoever set one of these may have said elsewhere which master is meant.
+_SPEAKERS = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE")
+_UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
+_SHUFFLE = "spark.sql.shuffle.partitions"
+_CHECKPOINT_PLACE = "spark.sql.streaming.checkpointLocation"
+_CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
+_CHEAP_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+def session(
+    app_name: str = "penstock",
+    master: str | None = None,
+    *,
+    short: bool = False,
+    conf: Mapping[str, str | int | bool] | None = None,
+) -> SparkSession:
+    """Returns the Spark session of this process, started if there is none, with `redis_streams` registered.
+
+    `master` is a Spark master such as `local[4]` or `spark://host:7077`, or the address of a Spark Connect server,
+    `sc://host:15002`. Left out, it is what spark-submit, the environment or Spark's configuration says, else all
+    cores of this machine. `short` starts faster and computes slower, without the web interface: for jobs of seconds.
+    `conf` goes to Spark as it is, and what it says is never changed.
+
+    Raises:
+        SparkMissing: PySpark is not installed, or too old.
+        JavaMissing: no Java that is new enough was found.
+        ConfigurationError: the master is YARN, and cannot be reached or is named nowhere.
+        PackagesMissing: the executors lack a package; see `register`.
+
+    """
+    require_pyspark()
+    from pyspark.sql import SparkSession
+
+    given: _Settings = {name: _text(value) for name, value in (conf or {}).items()}
+    if master is None:
+        master = str(given.pop("spark.master")) if "spark.master" in given else default_master()
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None and master.startswith(CONNECT_SCHEME):
+        spark = builder.remote(master).config(map=given).getOrCreate()
+    elif master is None and "SPARK_REMOTE" in os.environ:
+        spark = builder.config(map=given).getOrCreate()
+    else:
+        spark = _classic(builder if master is None else builder.master(master), master, given, short=short)
+    register(spark)
+    return spark
+
+
+def _classic(builder: SparkSession.Builder, master: str | None, given: _Settings, *, short: bool) -> SparkSession:
+    """Starts Java and Spark, or joins the Spark of this process as it is."""
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is not None:
+        return builder.config(map=given).getOrCreate()
+    settings = dict(given)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started Java, and chosen its options
+        if master == _YARN:
+            check_yarn(given)
+        ensure_java()
+        settings = {**_defaults(master, short=short), **given}
+        if short:
+            settings[_JAVA_OPTIONS] = f"{java_options()} {given.get(_JAVA_OPTIONS, '')}".strip()
+    # Python workers are otherwise whatever `python3` is on PATH, and lack what this process has.
+    os.environ.setdefault("PYSPARK_PYTHON", str(given.get("spark.pyspark.python", sys.executable)))
+    home = slim_spark_home() if short and is_local(master) else nullcontext()
+    with home, _web_interface_beside_driver(settings), _signals_kept():
+        spark = builder.config(map=settings).getOrCreate()
+    if not is_connect(spark):
+        _leave_nothing(spark)
+        if is_local(spark.sparkContext.master):
+            _tune_local(spark)
+    return spark
+
+
+def _defaults(master: str | None, *, short: bool) -> _Settings:
+    """Returns what has to be said before Spark starts."""
+    settings: _Settings = {}
+    if is_local(master):
+        # Nobody else has to reach this driver, and the machine's own name need not resolve.
+        settings |= {_HOST: _LOOPBACK, _BIND: _LOOPBACK}
+    elif _is_java_on_loopback():
+        settings |= {_HOST: socket.gethostname(), _BIND: "0.0.0.0"}  # noqa: S104 - as Spark itself does
+    if is_local(master) and sys.platform == "linux":
+        # Over TCP each task waits 40 ms for a delayed acknowledgement between Java and its Python worker.
+        settings[_UNIX_SOCKETS] = "true"
+    if short:
+        settings |= {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    return settings
+
+
+@contextmanager
+def _web_interface_beside_driver(settings: _Settings) -> Iterator[None]:
+    """Has the web interface, without a password, listen on loopback where the driver does; else it does everywhere.
+
+    There is no setting for it, only a variable of Java's environment, which is that of this process when Java starts.
+    """
+    if _ADDRESS in os.environ or settings.get(_BIND) != _LOOPBACK:
+        yield
+        return
+    os.environ[_ADDRESS] = _LOOPBACK
+    try:
+        yield
+    finally:
+        del os.environ[_ADDRESS]
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Leaves SIGINT to whoever handles it already: PySpark takes it, for a handler that breaks off whatever runs."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and before not in (signal.SIG_DFL, signal.default_int_handler, None):
+            signal.signal(signal.SIGINT, before)
+
+
+def _is_java_on_loopback() -> bool:
+    """Tells whether Java was started for an earlier local session: others must reach the driver of this one."""
+    from pyspark import SparkContext
+
+    java: Any = SparkContext._jvm  # noqa: SLF001 - the only way to Java
+    return java is not None and _ADDRESS not in os.environ and java.System.getenv(_ADDRESS) == _LOOPBACK
+
+
+def _leave_nothing(spark: SparkSession) -> None:
+    """Has Java delete, when it ends, the one file that PySpark deletes in `stop()` alone: a socket of its own.
+
+    Java ends after its Python, also one that is killed, and deletes all other files of Spark then.
+    """
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)  # PySpark's own; over TCP it has no file
+    path = getattr(server, "server_address", None)
+    if isinstance(path, str):
+        assert spark._jvm is not None  # noqa: SLF001 - the only way to Java
+        spark._jvm.java.io.File(path).deleteOnExit()  # noqa: SLF001
+
+
+def _tune_local(spark: SparkSession) -> None:
+    """Sets what suits one machine, where the user has not set it."""
+    context = spark.sparkContext
+    said = context.getConf()
+    if not said.contains(_SHUFFLE):
+        # Spark's 200 are for clusters: here each is one more task on the same cores, in every micro-batch.
+        spark.conf.set(_SHUFFLE, str(min(context.defaultParallelism, _MOST_SHUFFLE_PARTITIONS)))
+    hadoop = context._jsc.hadoopConfiguration()  # noqa: SLF001 - PySpark shows Hadoop's settings nowhere else
+    places = [hadoop.get("fs.defaultFS"), said.get(_CHECKPOINT_PLACE) or "file:"]
+    if not said.contains(_CHECKPOINTS) and all(place.startswith(("file:", "/")) for place in places):
+        # Spark's own manager takes 100 ms for the two files of a micro-batch, this one 30. It looks before it renames,
+        # which is enough on the disk of one driver, and not on a store that several can reach.
+        spark.conf.set(_CHECKPOINTS, _CHEAP_CHECKPOINTS)
+
+
+def default_master() -> str | None:
+    """Returns the master of a session for which none is named; None if Spark itself is told elsewhere."""
+    return None if any(name in os.environ for name in _SPEAKERS) else "local[*]"
+
+
+def _text(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

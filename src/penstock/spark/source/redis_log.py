@@ -1,0 +1,196 @@
+"""What can be read of the streams of a query: how much there is, where it can be cut, what of it is gone.
+
+This is what Redis alone holds. With the option `archive` it is Redis and the archive together (archive/hybrid_log.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from penstock import ids
+from penstock.errors import ConfigurationError
+from penstock.spark.source.catalogue import StreamState, look, look_at_group, require
+from penstock.spark.source.loss import Gap, beginning, find_gap
+from penstock.spark.source.offsets import IdRange, Position
+from penstock.spark.source.options import EARLIEST, GROUP, LATEST, Bound, SourceOptions
+from penstock.spark.source.partitioning import cut, cuts_by_density, enough_partitions, pack, wanted_pieces
+from penstock.spark.source.rows import Page, RowBuilder
+from penstock.spark.source.scan import Scanner
+from penstock.sync.redis.client import StreamClient
+
+_NOWHERE = Position(ids.ZERO, 0)
+
+
+class Reading(Protocol):
+    """Reads ranges of ids."""
+
+    def pages(self, ranges: Sequence[IdRange]) -> Iterator[Page]:
+        """Return the entries of the ranges, one range after the other."""
+
+    def walk(self, piece: IdRange, *, with_sizes: bool) -> Iterator[tuple[bytes, int]]:
+        """Return the ids of a range with the bytes of their entries, or 0."""
+
+
+@dataclass(frozen=True)
+class RedisLog:
+    """What Redis holds."""
+
+    options: SourceOptions
+
+    @property
+    def client(self) -> StreamClient:
+        """The client of this process."""
+        return self.options.link.client()
+
+    def names(self) -> list[str]:
+        """Return the names of the streams to read."""
+        return self.options.stream_names(self.client)
+
+    def look(self, names: Sequence[str]) -> Mapping[str, StreamState | None]:
+        """Return the state of each stream, None for one that does not exist."""
+        return look(self.client, names)
+
+    def require(self, states: Mapping[str, StreamState | None]) -> None:
+        """Raise StreamMissing if a stream that was named does not exist, unless it may come later."""
+        options = self.options
+        if not options.wait_for_streams and not options.selection.is_pattern and options.view == "entries":
+            require(states, self.client)
+
+    def scanner(self) -> Reading:
+        """Return what reads in this process."""
+        return self.hot_scanner()
+
+    def hot_scanner(self) -> Scanner:
+        """Return what reads from Redis in this process."""
+        options = self.options
+        timeout_s = options.retry_timeout.total_seconds()
+        return Scanner(self.client, options.fetch_size, timeout_s, options.fail_on_data_loss)
+
+    def start(self, stream: str, bound: Bound, state: StreamState | None) -> Position:
+        """Return the position behind which reading begins."""
+        return start_of(self.client, stream, bound, state, self.options.group)
+
+    def gap(self, stream: str, at: Position, state: StreamState | None) -> Gap | None:
+        """Return what is missing behind a position."""
+        return find_gap(stream, at, state)
+
+    def reach(self, stream: str, start: Position, end: Position, state: StreamState) -> Position:
+        """Return how far a batch can go: up to `end`, or to where something is missing."""
+        del stream, start, state
+        return end
+
+    def check_end(self, stream: str, end: Position, state: StreamState) -> None:
+        """Raise DataLost if it is known before reading that something is missing before the end."""
+
+    def cuts(self, whole: IdRange, pieces: int) -> tuple[str, ...]:
+        """Return where to cut a range into pieces of about the same size."""
+        return cuts_by_density(self.client, whole, pieces)
+
+    def all_cuts(self, ranges: Sequence[IdRange], min_partitions: int) -> Mapping[str, tuple[str, ...]]:
+        """Return for each stream where its range is to be cut; short ones are not even looked at."""
+        max_rows, total = self.options.max_rows_per_partition, sum(piece.rows for piece in ranges)
+        found = {}
+        for whole in ranges:
+            found[whole.stream] = self.cuts(whole, wanted_pieces(whole.rows, total, min_partitions, max_rows))
+        return found
+
+    def partitions(self, ranges: Sequence[IdRange], cores: int = 1) -> list[tuple[IdRange, ...]]:
+        """Share the ranges of a batch query out over partitions; a long read over all cores."""
+        wanted = [piece for piece in ranges if not piece.is_empty]
+        least = self.options.min_partitions or enough_partitions(sum(piece.rows for piece in wanted), cores)
+        cuts = self.all_cuts(wanted, least)
+        pieces = [piece for whole in wanted for piece in cut(whole, cuts[whole.stream])]
+        return pack(pieces, self.options.max_rows_per_partition, least)
+
+
+def log_of(options: SourceOptions) -> RedisLog:
+    """Return what a query reads from."""
+    if options.archive is None:
+        return RedisLog(options)
+    from penstock.spark.archive.hybrid_log import HybridLog  # tasks of other queries need not load Parquet
+
+    return HybridLog(options)
+
+
+def start_of(client: StreamClient, stream: str, bound: Bound, state: StreamState | None, group: str | None) -> Position:
+    """Return the position behind which reading begins."""
+    if state is None:
+        return _NOWHERE
+    if bound.ms is not None:
+        return placed(ids.before(f"{bound.ms}-0"), state)
+    place = bound.of(stream)
+    if place == EARLIEST:
+        return beginning(state)
+    if place == LATEST:
+        return Position(state.last_id, state.added)
+    if place == GROUP:
+        assert group is not None
+        return placed(group_position(client, stream, group), state)
+    return _at_id(place, (bound.ranks or {}).get(stream), state)
+
+
+def _at_id(place: str, rank: int | None, state: StreamState) -> Position:
+    if rank is not None:  # whoever knows it has been there: what is gone since is a loss, and not merely past
+        return Position(place.removeprefix("("), rank)
+    if place.startswith("("):
+        return placed(place[1:], state)
+    after = ids.before(place)
+    # To begin at an entry that is gone is a loss, too. Without a rank, which nobody knows of it, it is found to be one.
+    return Position(after) if _is_gone(place, state) else placed(after, state)
+
+
+def _is_gone(place: str, state: StreamState) -> bool:
+    """Tell whether entries were removed before the first one, and a place is among them; zero is the beginning."""
+    return bool(state.removed) and ids.parse(ids.ZERO) < ids.parse(place) <= ids.parse(beginning(state).id)
+
+
+def end_of(stream: str, bound: Bound | None, state: StreamState) -> Position:
+    """Return the position up to which a batch query reads; the entry at a given id is read, one at a given time not."""
+    last = Position(state.last_id, state.added)
+    if bound is None or (bound.ms is None and bound.of(stream) == LATEST):
+        return last
+    if bound.by_stream is not None and stream not in bound.by_stream:
+        return last
+    wanted = ids.before(f"{bound.ms}-0") if bound.ms is not None else _upto(bound.of(stream))
+    return last if ids.parse(wanted) >= ids.parse(state.last_id) else Position(wanted)
+
+
+def _upto(place: str) -> str:
+    return ids.before(place[1:]) if place.startswith("(") else place
+
+
+def placed(after: str, state: StreamState) -> Position:
+    """Return a position by id, with its rank where the server's counters tell it."""
+    if ids.parse(after) >= ids.parse(state.last_id):
+        # Without counters a position ahead of the stream could not be told from one in a stream that was deleted.
+        return Position(after if state.added is not None else state.last_id, state.added)
+    first = beginning(state)
+    if ids.parse(after) <= ids.parse(first.id):
+        return first  # nothing is left before the first entry, and nobody asked for more than what is there
+    return Position(after)
+
+
+def group_position(client: StreamClient, stream: str, group: str) -> str:
+    """Return the last id that a consumer group was handed."""
+    found = look_at_group(client, stream, group)
+    if found is None:
+        raise ConfigurationError(f"stream {stream!r} has no consumer group {group!r} to begin at")
+    return str(found[b"last-delivered-id"].decode())
+
+
+def read_ranges(options: SourceOptions, rows: RowBuilder, ranges: Sequence[IdRange]) -> Iterator[pa.RecordBatch]:
+    """Return the rows of some ranges, one range after the other."""
+    pages: list[Page] = []
+    count = 0
+    for page in log_of(options).scanner().pages(ranges):
+        pages.append(page)
+        count += len(page[1])
+        if count >= options.batch_rows:
+            yield rows.build(pages)
+            pages, count = [], 0
+    if pages:
+        yield rows.build(pages)

@@ -1,0 +1,72 @@
+"""A log can be written by anybody who may write to the folder: it leads nobody out of the archive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.spark.archive import ArchiveDamaged, compact, status, verify
+from penstock.spark.archive.cold_log import ColdLog
+from penstock.spark.lake.delta import DataFile, DeltaLog
+from penstock.spark.lake.files import Location
+from tests.spark.archive.streams import Stream, archive, archived, files_of, opened
+
+DAY = "stream=orders/day=2026-11-15"
+USES: list[Callable[[Path], object]] = [
+    lambda root: compact(root, grace_s=0), status, lambda root: ColdLog.of(str(root)), archived,
+]  # fmt: skip
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "archive"
+    stream = Stream()
+    stream.add(20)
+    archiver = opened(root)
+    archive(archiver, stream, 0, 10)
+    archive(archiver, stream, 10, 20)
+    return root
+
+
+def leads_out(tmp_path: Path) -> list[str]:
+    return [
+        str(tmp_path / "precious.parquet"), "../precious.parquet", f"{DAY}/../../../precious.parquet",
+        "stream=orders/../../precious.parquet", ".", f"{DAY}/a.parquet", "_checkpoint/offsets/0",
+    ]  # fmt: skip
+
+
+def test_a_path_that_leads_out_of_the_archive_is_neither_deleted_nor_read(root: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious.parquet"
+    precious.write_text("not yours")
+    stats = '{"numRecords": 10}'
+    for path in leads_out(tmp_path):
+        log = DeltaLog.open(Location.of(root))
+        log.commit([DataFile(path, 9, {"stream": "orders", "day": "2026-11-15"}, 10, stats)])
+        for use in USES:
+            with pytest.raises(ArchiveDamaged, match="no file of an archive"):
+                use(root)
+        assert not verify(root).is_sound, path
+        (root / "_delta_log" / f"{log.version:020d}.json").unlink()
+        log = DeltaLog.open(Location.of(root))
+        log.commit([], [DataFile(path, 9, {"stream": "orders", "day": "2026-11-15"})])
+        compact(root, grace_s=0)
+        assert precious.read_text() == "not yours", path
+    assert verify(root).is_sound
+
+
+def test_links_are_not_followed(root: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    day = next(root.glob("stream=*/day=*"))
+    name = next(day.iterdir()).name
+    day.rename(elsewhere)
+    day.symlink_to(elsewhere)
+    first = files_of(root)[0]
+    DeltaLog.open(Location.of(root)).commit([], [first.data_file()])
+    with pytest.raises(ArchiveDamaged, match="symbolic link"):
+        compact(root, grace_s=0)
+    with pytest.raises(ArchiveDamaged, match="symbolic link"):
+        list(ColdLog.of(str(root)).pages("orders", "0-0", f"{2**63}-0"))
+    assert (elsewhere / name).exists()
+    assert any("symbolic link" in str(finding) for finding in verify(root).findings)

@@ -1,0 +1,195 @@
+"""An archive that lives long: its log is shortened, its small files are merged, and a kill in between loses nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from penstock.spark.archive import ArchiveConflict, compact, table, verify
+from penstock.spark.archive.compact import SmallFiles
+from penstock.spark.archive.lock import Lock
+from penstock.spark.archive.table import ArchiveTable, load_state
+from penstock.spark.lake.files import Location
+from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
+from tests.spark.driver import ROOT, Process
+
+_OLD_S = 1_000_000.0
+
+
+def fill(root: Path, stream: Stream, start: int, commits: int) -> None:
+    archiver = opened(root)
+    for n in range(start, start + commits):
+        archive(archiver, stream, n, n + 1)
+
+
+def age(root: Path) -> None:
+    """Makes the files of the log older than it is kept."""
+    for file in (root / "_delta_log").iterdir():
+        at = file.stat().st_mtime - _OLD_S
+        os.utime(file, (at, at))
+
+
+def commits_in(root: Path) -> int:
+    return len(list((root / "_delta_log").glob("*.json")))
+
+
+def test_the_log_is_shortened_and_still_says_what_is_archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "_MAINTAIN_EVERY", 10)
+    stream = Stream()
+    stream.add(75)
+    fill(tmp_path, stream, 0, 39)
+    age(tmp_path)
+    fill(tmp_path, stream, 39, 36)
+    assert commits_in(tmp_path) < 50
+    assert not (tmp_path / "_delta_log" / f"{5:020d}.json").exists()
+    state = load_state(tmp_path)
+    assert [(each.rows, each.upto_n) for each in state.ranges["orders"]] == [(75, 75)]
+    assert archived(tmp_path) == stream.entries
+    assert verify(tmp_path, rows=True).is_sound
+    assert len(list((tmp_path / "_ranges").iterdir())) == 2
+
+
+def test_killed_while_the_log_is_shortened_nothing_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "_MAINTAIN_EVERY", 10)
+    stream = Stream()
+    stream.add(60)
+    done = 0
+    for at in ("ranges noted", "checkpointed", "nothing"):
+        archiver = opened(tmp_path)
+        archiver.step = _crash_at(at)
+        age(tmp_path) if done else None
+        with_crash = 0
+        for n in range(done, done + 20):
+            try:
+                archive(archiver, stream, n, n + 1)
+            except Crash:
+                with_crash += 1
+                archiver = opened(tmp_path, _crash_at(at))
+            assert archived(tmp_path) == stream.entries[: n + 1]
+        done += 20
+        assert with_crash or at == "nothing"
+        assert verify(tmp_path).is_sound
+    assert archived(tmp_path) == stream.entries
+
+
+def _crash_at(wanted: str):  # type: ignore[no-untyped-def]
+    def step(name: str) -> None:
+        if name == wanted:
+            raise Crash(name)
+
+    return step
+
+
+def test_a_run_merges_small_files_when_they_are_many_and_when_their_day_is_over(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(70, every_ms=1_300_000)  # 66 a day
+    archiver = opened(tmp_path)
+    sizes = []
+    for n in range(70):
+        archive(archiver, stream, n, n + 1)
+        SmallFiles(archiver.table, state=archiver.state).run_if_it_pays()
+        sizes.append(len(archiver.state.files))
+    assert max(sizes) == 63  # the 64th is one too many
+    assert [entry.rows for entry in files_of(tmp_path)] == [67, 1, 1, 1]
+    assert archived(tmp_path) == stream.entries
+    assert verify(tmp_path, rows=True).is_sound
+
+
+def test_of_two_compactions_one_is_refused(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(6)
+    fill(tmp_path, stream, 0, 6)
+    first, second = (SmallFiles(table) for table in (ArchiveTable.of(tmp_path), ArchiveTable.of(tmp_path)))
+    for each in (first, second):
+        each.table.follow(each.state)
+    # As if the lock were not there, which is so in an object store.
+    second.step = lambda name: first._merge(files_of(tmp_path)) if name == "written" else None
+    with pytest.raises(ArchiveConflict, match="replaced the same files"):
+        second._merge(files_of(tmp_path))
+    assert archived(tmp_path) == stream.entries
+    assert verify(tmp_path, rows=True).is_sound
+    with Process([sys.executable, "-c", _HOLD, str(tmp_path)], tmp_path, {"PYTHONPATH": str(ROOT)}) as other:
+        other.wait_for_line("held")
+        with pytest.raises(ArchiveConflict, match="another compaction is at work"):
+            compact(tmp_path)
+        other.kill()
+    with Lock.held(Location.of(tmp_path), "compact"):
+        pass
+
+
+_HOLD = """
+import signal, sys
+from penstock.spark.archive.lock import Lock
+from penstock.spark.lake.files import Location
+Lock.take(Location.of(sys.argv[1]), "compact")
+print("held", flush=True)
+signal.pause()
+"""
+
+
+def test_every_reader_sees_each_row_once_at_any_moment(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(120)
+    fill(tmp_path, stream, 0, 20)
+    is_over = threading.Event()
+    wrong: list[object] = []
+
+    def read() -> None:
+        while not is_over.is_set():
+            found = DeltaTable(tmp_path).to_pyarrow_table(columns=["id"])["id"].to_pylist()
+            if max(Counter(found).values()) > 1 or sorted(found) != sorted(e for e, _ in stream.entries[: len(found)]):
+                wrong.append(found)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for start in range(20, 120, 20):
+            fill(tmp_path, stream, start, 20)
+            compact(tmp_path)
+    finally:
+        is_over.set()
+        reader.join()
+    assert not wrong
+    assert sorted(DeltaTable(tmp_path).to_pyarrow_table()["id"].to_pylist()) == sorted(e for e, _ in stream.entries)
+
+
+_COMPACT = """
+import sys
+from penstock.spark.archive import compact
+def step(name):
+    print("step", name, flush=True)
+print("ready", flush=True)
+compact(sys.argv[1], grace_s=0, step=step)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_compaction_and_vacuum_may_be_killed_at_any_moment(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(400, every_ms=3_600_000)  # 17 days
+    root = tmp_path / "cold"
+    at = 0
+    for number, line in enumerate(["ready", "step written", "step placed", "step committed", *["step committed"] * 4]):
+        fill(root, stream, at, 40)
+        at += 40
+        with Process([sys.executable, "-c", _COMPACT, str(root)], tmp_path, {"PYTHONPATH": str(ROOT)}) as process:
+            process.wait_for_line(line)
+            if number > 3:
+                threading.Event().wait(0.03 * (number - 3))  # somewhere in the merges behind it, or in the vacuum
+            process.kill()
+        assert archived(root) == stream.entries[:at], line
+        found = DeltaTable(root).to_pyarrow_table()["id"].to_pylist()
+        assert sorted(found) == sorted(entry_id for entry_id, _ in stream.entries[:at]), line
+    compact(root, grace_s=0)
+    report = verify(root, rows=True)
+    assert report.is_sound, report.findings
+    assert {file.name for file in root.glob("stream=*/day=*/*")} == {Path(e.path).name for e in files_of(root)}

@@ -1,0 +1,152 @@
+"""Commits to Delta tables: once by batch, with statistics that readers skip by, and without rows seen twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from penstock.spark.lake.delta import CommitConflict, DataFile, DeltaLog, LogDamaged
+from penstock.spark.lake.files import Location
+from penstock.spark.lake.statistics import statistics
+from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
+
+SCHEMA = pa.schema(
+    [("day", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("name", pa.string())]
+)
+_FILE_SCHEMA = pa.schema([field for field in SCHEMA if field.name != "day"])
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(params=["disk", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """A place for a table, on a disk and on a server that speaks S3."""
+    if request.param == "disk":
+        return Location.of(tmp_path / "table")
+    server: S3Server = request.getfixturevalue("s3")
+    server.empty()
+    return Location.of(f"s3a://{BUCKET}/table", s3_options(server))
+
+
+def s3_options(server: S3Server) -> dict[str, str]:
+    return {
+        "endpoint_url": f"http://127.0.0.1:{server.port}", "region": "us-east-1", "allow_http": "true",
+        "access_key_id": KEY, "secret_access_key": SECRET,
+    }  # fmt: skip
+
+
+def written(location: Location, path: str, numbers: range, tmp_path: Path) -> DataFile:
+    """Writes a file of the table; returns what is to be committed."""
+    at = [datetime.fromtimestamp(1_700_000_000 + n, UTC).replace(microsecond=1) for n in numbers]
+    rows = pa.table([list(numbers), at, ["x" * 40 if n else None for n in numbers]], schema=_FILE_SCHEMA)
+    file = tmp_path / "file.parquet"
+    pq.write_table(rows, file)
+    stats, size = statistics(pq.read_metadata(file)), file.stat().st_size
+    scratch = location.store.scratch(path)
+    scratch.write_bytes(file.read_bytes())
+    location.store.put(scratch, path)
+    return DataFile(path, size, {"day": "mon%2Fday"}, len(numbers), stats)
+
+
+def numbers_in(location: Location) -> list[int]:
+    table = DeltaTable(location.uri, storage_options=dict(location.options))
+    return sorted(table.to_pyarrow_table()["n"].to_pylist())
+
+
+def test_a_batch_is_committed_once_and_files_replace_others_without_a_row_twice(
+    location: Location, tmp_path: Path
+) -> None:
+    assert DeltaLog.open(location) is None
+    log = DeltaLog.create(location, SCHEMA, ["day"])
+    late = DeltaLog.open(location)
+    assert late is not None
+    assert log.last("query") is None
+    first = written(location, "day=a b%2Fc/1.parquet", range(5), tmp_path)
+    assert log.commit([first], app=("query", 7), info={"note": {"rows": 5}}) == 1
+    assert log.last("query") == 7
+    other = written(location, "day=a b%2Fc/2.parquet", range(5), tmp_path)
+    with pytest.raises(CommitConflict):  # it has not seen that the batch is there
+        late.commit([other], app=("query", 7))
+    late.refresh()
+    assert late.last("query") == 7
+    late.commit([written(location, "day=a b%2Fc/3.parquet", range(5, 9), tmp_path)], app=("query", 8))
+    assert numbers_in(location) == list(range(9))
+
+    log.refresh()
+    old = log.files()
+    assert [(file.path, file.rows, file.partition) for file in sorted(old, key=lambda file: file.path)] == [
+        ("day=a b%2Fc/1.parquet", 5, {"day": "mon%2Fday"}),
+        ("day=a b%2Fc/3.parquet", 4, {"day": "mon%2Fday"}),
+    ]
+    merged = written(location, "day=a b%2Fc/4.parquet", range(9), tmp_path)
+    log.commit([merged], old, app=("compaction", 1), has_new_rows=False)
+    assert numbers_in(location) == list(range(9))
+    again = written(location, "day=a b%2Fc/5.parquet", range(9), tmp_path)
+    with pytest.raises(CommitConflict):
+        late.commit([again], old, app=("compaction", 1), has_new_rows=False)  # they were replaced meanwhile
+    assert numbers_in(location) == list(range(9))
+
+    assert [info["note"] for _, info in log.infos(0) if "note" in info] == [{"rows": 5}]
+    assert sorted(log.vacuum(0, dry_run=True)) == sorted(file.path for file in old)
+    log.checkpoint()
+    assert sorted(log.vacuum(0)) == sorted(file.path for file in old)
+    left = {file.path for file in location.store.walk("") if file.path.endswith("parquet") and "_log" not in file.path}
+    assert left == {"day=a b%2Fc/2.parquet", "day=a b%2Fc/4.parquet", "day=a b%2Fc/5.parquet"}
+    assert numbers_in(location) == list(range(9))
+
+
+def test_readers_skip_files_by_their_statistics(location: Location, tmp_path: Path) -> None:
+    log = DeltaLog.create(location, SCHEMA, ["day"])
+    log.commit([written(location, f"{n}.parquet", range(n, n + 10), tmp_path) for n in (0, 10, 20)])
+    table = DeltaTable(location.uri, storage_options=dict(location.options))
+    assert [uri.rpartition("/")[2] for uri in table.file_uris(file_pruning_predicate="n = 12")] == ["10.parquet"]
+    actions = pa.table(table.get_add_actions(flatten=True)).sort_by("path").to_pylist()
+    assert [row["num_records"] for row in actions] == [10, 10, 10]
+    assert [(row["min.n"], row["max.n"], row["null_count.name"]) for row in actions] == [
+        (0, 9, 1),
+        (10, 19, 0),
+        (20, 29, 0),
+    ]
+    low, high = actions[0]["min.at"], actions[0]["max.at"]
+    first, last = (datetime.fromtimestamp(1_700_000_000 + n, UTC).replace(microsecond=1) for n in (0, 9))
+    assert low <= first < last <= high
+    assert (high - low).total_seconds() < 9.01
+    assert actions[0]["min.name"] <= "x" * 40 <= actions[0]["max.name"]
+
+
+def test_a_log_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
+    location = Location.of(tmp_path / "table")
+    log = DeltaLog.create(location, SCHEMA, ["day"])
+    log.commit([])
+    log.commit([])
+    (tmp_path / "table" / "_delta_log" / f"{1:020d}.json").unlink()
+    with pytest.raises(LogDamaged, match="table"):
+        DeltaLog.open(location)
+
+
+def test_files_are_complete_or_not_there(location: Location, tmp_path: Path) -> None:
+    store = location.store
+    store.write("folder/one", b"1")
+    store.write("folder/one", b"11")
+    assert store.read("folder/one") == b"11"
+    assert b"".join(store.blocks("folder/one")) == b"11"
+    store.place("folder/one", "other/two words%")
+    store.place("folder/one", "other/two words%")
+    assert [(file.path, file.size) for file in store.walk("other")] == [("other/two words%", 2)]
+    store.delete("folder/one")
+    store.delete("folder/one")
+    for look in (store.read, store.info, lambda path: list(store.blocks(path))):
+        with pytest.raises(FileNotFoundError):
+            look("folder/one")
+    store.delete_folder("other")
+    assert store.walk("other") == store.walk("nowhere") == []

@@ -1,0 +1,240 @@
+"""Preview, reset, restarts, metrics and lineage."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry, generate_latest
+
+from penstock.errors import ConfigurationError
+from penstock.events import Event, EventName
+from penstock.spark.pipeline import Handler, Lineage, Parquet, Pipeline, Postgres, RedisStreams, Rule, Source, Sql
+from penstock.spark.pipeline.lineage import LineageRun
+from penstock.spark.pipeline.metrics import PipelineMetrics
+from penstock.spark.pipeline.preview import preview
+from penstock.spark.pipeline.reset import plan_reset, reset
+from penstock.spark.pipeline.running import PipelineFailed, Report, Run
+from penstock.spark.pipeline.status import Driver, PipelineBusy, status
+from penstock.spark.pipeline.validation import PipelineInvalid
+from tests.spark.pipeline.conftest import SHOP, add_orders
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Declare = Callable[..., Pipeline]
+RunOnce = Callable[..., Report]
+Table = Callable[..., list[Any]]
+
+# --- preview ----------------------------------------------------------------------------------------
+
+
+def test_a_preview_shows_the_rows_of_each_sink_and_writes_nothing(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, tmp_path: Path
+) -> None:
+    stream_redis.xadd("orders", {"data": "{no json"})
+    add_orders(stream_redis, 10)
+    before = {key: stream_redis.dump(key) for key in stream_redis.scan_iter()}
+    pipeline = pipeline_of(
+        Handler(f"{SHOP}:score", name="scored", output="score double"),
+        Sql("SELECT n, score, stream AS _stream, id AS _id FROM input"),
+        sinks=(
+            Parquet(str(tmp_path / "table"), where="n > 2"),
+            Parquet(str(tmp_path / "sums"), from_="scored", name="scored"),
+        ),
+        rules=Rule("n <> 3"),
+        source_max_rows_per_batch=2,
+        watermark="1m",
+        dedup="message_id",
+    )
+    found = preview(pipeline, spark, 6)
+    assert (found.entries, found.broken) == (6, {"decode_error": 1, "n <> 3": 1})
+    assert found.sinks["parquet"] == [{"n": 4, "score": None}]
+    assert [row["n"] for row in found.sinks["scored"]] == [0, 1, 2, 4]
+    assert found.handlers == (f"{SHOP}:score",)
+    assert {key: stream_redis.dump(key) for key in stream_redis.scan_iter()} == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_preview_of_a_stream_without_entries_or_with_a_bad_step_is_told(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare
+) -> None:
+    assert preview(pipeline_of(), spark).entries == 0
+    add_orders(stream_redis, 5)
+    assert [row["n"] for row in preview(pipeline_of(source_starting="latest"), spark, 2).sinks["parquet"]] == [3, 4]
+    with pytest.raises(PipelineInvalid, match=r"step 1 \(sql\): \[UNRESOLVED_COLUMN"):
+        preview(pipeline_of(Sql("SELECT m FROM input")), spark)
+
+
+# --- reset ------------------------------------------------------------------------------------------
+
+
+def test_after_a_reset_the_next_run_reads_from_there(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    add_orders(stream_redis, 6)
+    ids = [entry_id.decode() for entry_id, _ in stream_redis.xrange("orders")]
+    pipeline = pipeline_of()
+    run(pipeline)
+    planned = plan_reset(pipeline, ids[4], 0)
+    assert "has committed batch 0. Its next run is a new one and reads from " in str(planned)
+    reset(pipeline, planned)
+    found = status(pipeline)
+    assert (found.committed_batch, found.lag, str(found.driver)[:9]) == (None, 6, "reset at ")
+    run(pipeline)
+    assert table() == [0, 1, 2, 3, 4, 4, 5, 5]
+    run(pipeline)
+    assert table() == [0, 1, 2, 3, 4, 4, 5, 5]
+    reset(pipeline, plan_reset(pipeline, "1h", time.time_ns() // 1_000_000))
+    assert run(pipeline).rows == 6
+    reset(pipeline, plan_reset(pipeline, "latest", 0))
+    assert run(pipeline).rows == 0
+
+
+def test_a_pipeline_that_runs_is_not_reset(pipeline_of: Declare, tmp_path: Path) -> None:
+    pipeline = pipeline_of()
+    with Driver(tmp_path / "checkpoint").alone(), pytest.raises(PipelineBusy):
+        reset(pipeline, plan_reset(pipeline, "earliest", 0))
+    with pytest.raises(ConfigurationError, match="'noon' is not a time"):
+        plan_reset(pipeline, "noon", 0)
+
+
+# --- restarts ---------------------------------------------------------------------------------------
+
+
+def test_a_failure_that_passes_is_followed_by_a_restart(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.spark.pipeline.running._LONGEST_PAUSE_S", 0.01)
+    add_orders(stream_redis, 5)
+    failures = iter(["Connection refused", "ConnectionLost: the server restarts"])
+    events: list[Event] = []
+
+    def fail(step: str) -> None:
+        if step == "begun" and (why := next(failures, None)) is not None:
+            raise OSError(why)
+
+    running = Run(pipeline_of(), spark, once=False, mark=fail, on_event=events.append, tell=lambda _: running.stop())
+    report = running.run()
+    assert (report.restarts, report.rows, report.is_stopped, table()) == (2, 5, True, [0, 1, 2, 3, 4])
+    assert [event.name for event in events].count(EventName.TRYING_AGAIN) == 2
+
+
+@pytest.mark.parametrize(("why", "restarts"), [("Connection refused", 1), ("division by zero", 0)])
+def test_a_failure_that_stays_ends_the_run(
+    spark: SparkSession,
+    stream_redis: redis.Redis,
+    pipeline_of: Declare,
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+    restarts: int,
+) -> None:
+    monkeypatch.setattr("penstock.spark.pipeline.running._LONGEST_PAUSE_S", 0.01)
+    add_orders(stream_redis, 5)
+
+    def fail(_: str) -> None:
+        raise OSError(why)
+
+    running = Run(pipeline_of(restarts=1), spark, once=False, mark=fail)
+    with pytest.raises(PipelineFailed, match=why):
+        running.run()
+    assert running.report.restarts == restarts
+
+
+# --- metrics and lineage ----------------------------------------------------------------------------
+
+
+def test_metrics_are_counted_from_events() -> None:
+    metrics = PipelineMetrics()
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    batch = {"batch": 1, "rows": 20, "seconds": 1.5, "rows_per_s": 13.3, "lag": None, "eta_s": None}
+    metrics(Event(EventName.BATCH_COMMITTED, "orders", "shop", batch))
+    metrics(Event(EventName.BATCH_COMMITTED, "orders", "shop", {**batch, "rows": 5, "lag": 7, "eta_s": 2.0}))
+    metrics(Event(EventName.RULE_BROKEN, "orders", "shop", {"rule": "n > 0", "action": "warn", "count": 3}))
+    metrics(Event(EventName.TRYING_AGAIN, "orders", "shop", {"error": "x", "pause_s": 1.0}))
+    text = generate_latest(registry).decode()
+    for line in (
+        'penstock_pipeline_batches_total{pipeline="shop"} 2.0',
+        'penstock_pipeline_rows_total{pipeline="shop"} 25.0',
+        'penstock_pipeline_restarts_total{pipeline="shop"} 1.0',
+        'penstock_pipeline_lag_entries{pipeline="shop"} 7.0',
+        'penstock_pipeline_rule_broken_total{action="warn",pipeline="shop",rule="n > 0"} 3.0',
+    ):
+        assert line in text
+
+
+def declared(lineage: Lineage) -> Pipeline:
+    return Pipeline(
+        "shop",
+        Source("redis://user:hunter2@redis:6380/0", ("orders",)),
+        (
+            Parquet("s3a://lake/orders"),
+            Postgres("postgresql://user:hunter2@db/shop", "orders"),
+            RedisStreams("copy"),
+        ),
+        "/c",
+        lineage=lineage,
+    )
+
+
+def test_lineage_is_told_to_a_file_without_secrets(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    run = LineageRun(declared(Lineage(str(file), "prod")), is_continuous=False)
+    run.emit("START")
+    run.emit("FAIL", 7, "postgresql://user:hunter2@db/shop does not answer")
+    assert "hunter2" not in file.read_text()
+    start, fail = map(json.loads, file.read_text().splitlines())
+    assert (start["eventType"], start["job"]["namespace"], start["job"]["name"]) == ("START", "prod", "shop")
+    assert start["run"]["runId"] == fail["run"]["runId"]
+    assert start["inputs"] == [{"namespace": "redis://redis:6380", "name": "orders"}]
+    assert start["outputs"] == [
+        {"namespace": "s3://lake", "name": "orders"},
+        {"namespace": "postgres://db:5432", "name": "shop.public.orders"},
+        {"namespace": "redis://redis:6380", "name": "copy"},
+    ]
+    assert "does not answer" in fail["run"]["facets"]["errorMessage"]["message"]
+
+
+def test_lineage_is_told_to_a_server_and_one_that_is_away_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    received: list[tuple[str | None, dict[str, Any]]] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append((self.headers["Authorization"], json.loads(body)))
+            self.send_response(201)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/api/v1/lineage"
+        LineageRun(declared(Lineage(url, token="t0ken")), is_continuous=True).emit("START")
+        thread.join()
+    [(authorization, event)] = received
+    assert authorization == "Bearer t0ken"
+    assert event["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
+    LineageRun(declared(Lineage(url)), is_continuous=True).emit("START")
+    assert "the OpenLineage event START is lost" in caplog.text
+
+
+def test_a_run_tells_of_its_lineage(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, tmp_path: Path
+) -> None:
+    add_orders(stream_redis, 3)
+    file = tmp_path / "events.jsonl"
+    run(pipeline_of(lineage=Lineage(str(file))))
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [event["eventType"] for event in events] == ["START", "COMPLETE"]
+    assert events[1]["run"]["facets"]["penstock_progress"]["rows"] == 3

@@ -1,0 +1,201 @@
+"""SIGINT and SIGTERM to the commands on Spark, as real processes get them: alone, and as a terminal sends Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.pipeline import Pipeline
+from penstock.spark.pipeline.status import status
+from tests.helpers.threads import eventually
+from tests.spark.archive.streams import START_MS, Stream, archive, opened
+from tests.spark.clusters import fast_start
+from tests.spark.driver import PATIENCE_S, ROOT, Process
+from tests.spark.end_to_end.queries import fill
+from tests.spark.pipeline.conftest import add_orders
+from tests.spark.pipeline.test_cli import TEXT
+from tests.spark.reprocess.handlers import GATE
+
+Send = Callable[[int], None]
+
+
+def ctrl_c(pid: int) -> None:
+    os.killpg(pid, signal.SIGINT)
+
+
+def sigint(pid: int) -> None:
+    os.kill(pid, signal.SIGINT)
+
+
+def sigterm(pid: int) -> None:
+    os.kill(pid, signal.SIGTERM)
+
+
+any_signal = pytest.mark.parametrize("send", [ctrl_c, sigint, sigterm])
+
+
+@pytest.fixture
+def file(stream_server: EmbeddedServer, tmp_path: Path) -> Path:
+    made = tmp_path / "orders.toml"
+    made.write_text(TEXT.format(place=tmp_path, url=stream_server.url))
+    return made
+
+
+def started(place: Path, *words: object) -> Process:
+    command = [sys.executable, "-m", "penstock", *map(str, words)]
+    return Process(command, place, {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **fast_start()})
+
+
+def written(place: Path) -> bool:
+    return any((place / "table").glob("batch=*/*.parquet"))
+
+
+@pytest.mark.slow
+@any_signal
+def test_a_pipeline_ends_after_its_batch_without_a_word(
+    java: Path, file: Path, stream_redis: redis.Redis, tmp_path: Path, send: Send
+) -> None:
+    add_orders(stream_redis, 10)
+    with started(tmp_path, "pipeline", "run", file, "--continuous", "--master", "local[1]", "-q") as process:
+        eventually(lambda: written(tmp_path), PATIENCE_S)
+        send(process.pid)
+        lines = process.end()
+    assert [line for line in lines if "JAVA_TOOL_OPTIONS" not in line] == []
+    driver = status(Pipeline.from_file(file)).driver
+    assert driver is not None
+    assert driver.state == "stopped"
+
+
+@pytest.mark.slow
+def test_a_signal_while_spark_starts_ends_it_at_once(java: Path, file: Path, tmp_path: Path) -> None:
+    with started(tmp_path, "pipeline", "run", file, "--master", "local[1]") as process:
+        process.wait_for_line("^starting Spark on local")
+        time.sleep(0.5)
+        ctrl_c(process.pid)
+        assert process.end() == ["starting Spark on local[1] ...", "orders: stopped"]
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.slow
+def test_what_spark_says_of_its_start_is_not_shown(
+    java: Path, file: Path, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    add_orders(stream_redis, 10)
+    with started(tmp_path, "pipeline", "run", file, "--master", "local[1]") as process:
+        lines = process.end()
+    assert lines[0] == "starting Spark on local[1] ..."
+    assert lines[1].startswith("batch 0: 10 rows")
+    assert lines[2:] == ["orders: done after 1 batches, 10 rows"]
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_it_in_the_midst_of_a_batch(
+    java: Path, file: Path, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    add_orders(stream_redis, 1)
+    slow = "SELECT n, java_method('java.lang.Thread', 'sleep', 600000L) AS slept FROM input"
+    file.write_text(file.read_text().replace("SELECT n FROM input", slow))
+    with started(tmp_path, "pipeline", "run", file, "--master", "local[1]", "-q") as process:
+        eventually((tmp_path / "checkpoint" / "spark" / "offsets" / "0").exists, PATIENCE_S)
+        ctrl_c(process.pid)
+        time.sleep(2.0)
+        assert process.is_alive(), "it lets the batch end"
+        ctrl_c(process.pid)
+        assert process.code(30.0) == 130
+
+
+@pytest.mark.slow
+@pytest.mark.needs_limits
+@pytest.mark.parametrize(
+    "how", [("--continuous", "--every", "1s"), ("--max-batch-rows", "10")], ids=["waiting", "busy"]
+)
+def test_an_archive_ends_after_its_batch(
+    java: Path, stream_redis: redis.Redis, stream_server: EmbeddedServer, tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    fill(stream_redis, "orders", 1_000)
+    words = ["--archive", tmp_path / "cold", "--stream", "orders", "--url", stream_server.url, "--master", "local[1]"]
+    with started(tmp_path, "archive", "run", *how, *words, "--json") as process:
+        process.wait_for_line("^batch 0: 1(,00)?0 entries")
+        ctrl_c(process.pid)
+        lines = process.end()
+    rows = json.loads(lines[-1])["rows"]
+    assert rows % 10 == 0
+    assert (rows == 1_000) == ("--continuous" in how)
+    assert all(line.startswith(("batch ", "starting Spark")) for line in lines[:-1]), lines
+
+
+def test_a_replay_ends_after_what_it_is_writing_and_goes_on_when_it_is_started_again(
+    stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    stream = Stream()
+    stream.add(60)
+    archive(opened(tmp_path / "cold"), stream, 0, 60)
+    words = ["--archive", tmp_path / "cold", "--stream", "orders", "--into", "again", "--url", stream_server.url]
+    with started(tmp_path, "replay", *words, "--rate", "20") as process:
+        eventually(lambda: stream_redis.xlen("again") >= 5)
+        ctrl_c(process.pid)
+        lines = process.end()
+    done = stream_redis.xlen("again")
+    assert 5 <= done < 60
+    assert lines[-2:] == [
+        "replay: stopped; started again, it continues",
+        f"{done} messages written, 0 were there already",
+    ]
+    with started(tmp_path, "replay", *words) as process:
+        assert process.end()[-1] == f"{60 - done} messages written, {done} were there already"
+    assert stream_redis.xlen("again") == 60
+
+
+@pytest.mark.slow
+def test_a_reprocessing_keeps_the_results_that_it_has(java: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    stream = Stream()
+    for n in range(50):
+        payload = json.dumps({"n": n, "place": str(tmp_path)}).encode()
+        stream.entries.append((f"{START_MS + n}-0", {"data": payload}))
+    archive(opened(tmp_path / "cold"), stream, 0, 50)
+    words = [
+        "--stream",
+        "orders",
+        "--handler",
+        "tests.spark.reprocess.handlers:doubled",
+        "--archive",
+        tmp_path / "cold",
+    ]
+    words += ["--batch-size", "10", "--results", tmp_path / "results", "--master", "local[1]"]
+    with started(tmp_path, "reprocess", *words) as process:
+        process.wait_for_line("^at the gate$")
+        ctrl_c(process.pid)
+        time.sleep(1.0)
+        with (tmp_path / "gate").open("w"):
+            pass  # the handler goes on
+        lines = process.end()
+    assert lines[-1] == "reprocess: stopped; started again, it continues with the messages that have no result"
+    assert not [line for line in lines if "py4j" in line or "SparkException" in line or "KeyboardInterrupt" in line]
+    (tmp_path / "gate").unlink()
+    with started(tmp_path, "reprocess", *words) as process:
+        said = process.end()
+    assert [line for line in said if line.startswith("done 45, failed 5;")], said
+    assert int(said.split()[4]) >= GATE, "what had a result was not handled again"
+
+
+@pytest.mark.slow
+def test_a_report_is_not_written(
+    java: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    fill(stream_redis, "orders", 10)
+    with started(tmp_path, "report", "--stream", "orders", "--url", stream_server.url) as process:
+        process.wait_for_line("^reading ")
+        ctrl_c(process.pid)
+        lines = process.end()
+    assert lines[-1] == "report: stopped"
+    assert not list(tmp_path.glob("*.html"))
