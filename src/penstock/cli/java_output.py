@@ -1,4 +1,4 @@
-"""What Spark's Java prints while it starts: warnings that say nothing of the command, before anything that does."""
+"""What Spark's Java prints while it starts and ends: warnings that say nothing of the command."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _STDERR = 2
 _STARTED, _FAILED = b"\0penstock: Spark has started\0", b"\0penstock: Spark has not started\0"
 _MARK = re.compile(b"(?s).*?(?:(%b)|%b)" % (_STARTED, _FAILED))
+_ENDED = b"\0penstock: Spark is being ended\0"
 _PATIENCE_S = 2.0
+_writing: list[int] = []  # the pipe, where what Java prints passes through one
 
 
 @contextmanager
@@ -40,12 +42,19 @@ def unheard_start() -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(ours, _STDERR)
         os.write(writing, mark)
-        os.close(writing)
+        _writing[:] = [writing]
         relay.is_past_start.wait(_PATIENCE_S)
 
 
+def unheard_end() -> None:
+    """Drop what Java prints from now on, and the Python workers that it starts: they may mind that Spark ends."""
+    for writing in _writing:
+        os.write(writing, _ENDED)
+    _writing.clear()
+
+
 class _Relay(threading.Thread):
-    """Passes on what comes through a pipe once the start is over, and what came before if that has failed."""
+    """Passes on what comes through a pipe between start and end, and what came before if the start has failed."""
 
     def __init__(self, reading: int, out: int) -> None:
         super().__init__(name="penstock output of Java", daemon=True)
@@ -53,8 +62,8 @@ class _Relay(threading.Thread):
         self.is_past_start = threading.Event()
 
     def run(self) -> None:
-        """Read until Java has ended."""
-        held = b""
+        """Read until this process ends."""
+        held, is_over = b"", False
         while chunk := os.read(self._reading, 1 << 16):
             held += chunk
             if not self.is_past_start.is_set():
@@ -62,6 +71,10 @@ class _Relay(threading.Thread):
                 if found is None:
                     continue
                 held = held[found.end() :] if found[1] else held.replace(_FAILED, b"")
-            os.write(self._out, held)
+            heard, end, _ = held.partition(_ENDED)
+            if not is_over:
+                with suppress(OSError):  # nobody listens any more, and Java must not wait for us
+                    os.write(self._out, heard)
+            is_over = is_over or bool(end)
             held = b""
             self.is_past_start.set()

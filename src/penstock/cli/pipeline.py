@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.command import command, group
+from penstock.cli.java_output import unheard_end
 from penstock.cli.options import LOOPBACK, AsJson, DryRun, Limit, Once, Yes, confirm
 from penstock.cli.shown import print_rows, say
 from penstock.cli.spark_session import Master, check_master, is_remote, leave, notice_a_dead_server, started
@@ -328,6 +329,7 @@ def _session(pipelines: Sequence[Pipeline], master: str | None, stop: Stopping) 
             else:
                 if _LEVEL not in settings:
                     spark.sparkContext.setLogLevel("OFF")  # tasks that are left may mind the end of Spark
+                unheard_end()
                 spark.stop()
 
 
