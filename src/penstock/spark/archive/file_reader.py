@@ -68,6 +68,8 @@ def read_entries(
                 kept = between(batch, after, upto)
                 if kept.num_rows:
                     yield _ids(kept) if ids_only else _entries(kept)
+        except FileNotFoundError:
+            raise
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(table, entry, error) from None
 

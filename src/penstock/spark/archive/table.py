@@ -18,8 +18,8 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged, ArchiveMissing
 from penstock.spark.archive.rows import SCHEMA
 from penstock.spark.lake.delta import CommitConflict, DataFile, DeltaLog, LogDamaged
-from penstock.spark.lake.files import Location
+from penstock.spark.lake.files import Location, StoredFile
 from penstock.spark.source.offsets import Position
 
 DAY_MS = 86_400_000
@@ -60,6 +60,7 @@ _CONFIGURATION = {
     "delta.logRetentionDuration": "interval 15 minutes",
     "delta.deletedFileRetentionDuration": "interval 1 day",
 }
+_in_use: set[tuple[Location, str]] = set()  # staging folders of commits that this process is making
 Step = Callable[[str], None]  # told what was just done; tests crash there
 
 
@@ -229,7 +230,12 @@ class ArchiveTable:
         if log.version == state.version:
             return False
         files = [FileEntry.of(file) for file in log.files()]
-        self._follow_ranges(state)
+        try:
+            self._follow_ranges(state)
+        except ArchiveDamaged:
+            if not log.refresh():
+                raise
+            return self.follow(state)  # the log was shortened twice since it was looked at
         state.files = {entry.path: entry for entry in files}
         state.version = log.version
         return True
@@ -258,8 +264,10 @@ class ArchiveTable:
         for number in reversed(self._noted_versions()):
             if number <= version:
                 content = json.loads(self.store.read(_ranges_path(number)))
+                if content["table"] != self.log.identity:
+                    continue  # it was left by a table that was here before
                 found: dict[str, list[RangeEntry]] = {}
-                for each in content:
+                for each in content["ranges"]:
                     entry = _loaded(each)
                     found.setdefault(entry.stream, []).append(entry)
                 return number, found
@@ -291,11 +299,18 @@ class ArchiveTable:
             ) from error
         self._apply(state, files, (), ranges)
 
+    def last_append(self) -> int | None:
+        """Return the number of the last batch that a run has committed, as it is known here."""
+        return self.log.last(APP)
+
     def replace(self, state: State, new: Mapping[FileEntry, str], old: Sequence[FileEntry]) -> None:
         """Let files take the place of others that hold the same rows; bring the state up to date.
 
         Raises: ArchiveConflict if another compaction has replaced one of them.
         """
+        self.follow(state)
+        if any(entry.path not in state.files for entry in old):
+            raise ArchiveConflict(f"another compaction of {self.location} replaced the same files; let one of them run")
         add, remove = [e.data_file(stats) for e, stats in new.items()], [e.data_file() for e in old]
         try:
             self.log.commit(add, remove, app=_next(self.log, COMPACTION), has_new_rows=False)
@@ -325,25 +340,52 @@ class ArchiveTable:
     def maintain(self, state: State, step: Step = no_step) -> None:
         """Write down the ranges and shorten the log, if there are enough new commits to pay for it.
 
-        In this order: a commit that is deleted has its ranges elsewhere by then.
+        In this order: a commit that is deleted has its ranges elsewhere by then, and who opens the table by the
+        checkpoint before this one still finds it and the commits behind it.
         """
         if self.since_noted(state) < _MAINTAIN_EVERY:
             return
         noted = self._noted_versions()
-        content = json.dumps([asdict(each) for known in state.ranges.values() for each in known])
+        ranges = [asdict(each) for known in state.ranges.values() for each in known]
+        content = json.dumps({"table": self.log.identity, "ranges": ranges})
         self.store.write(_ranges_path(state.version), content.encode())
         step("ranges noted")
+        self.log.clean_log()
+        step("shortened")
         self.log.checkpoint()
         step("checkpointed")
-        self.log.clean_log()
         for number in noted[: 1 - _KEPT_RANGES]:
             self.store.delete(_ranges_path(number))
 
     def vacuum(self, state: State, grace_s: float) -> list[str]:
         """Delete the files that were replaced longer ago than the grace; return their paths."""
         found = self.log.vacuum(grace_s)
-        self.follow(state)  # the library notes in the log what it has deleted
+        self.follow(state)
         return found
+
+    def unknown_files(self, stored: Sequence[StoredFile], state: State) -> list[StoredFile]:
+        """Return what lies where files of the table do, and is none, nor was one lately, nor is about to be one."""
+        staged = {"/".join(file.path.split("/")[2:]) for file in stored if file.path.startswith(f"{STAGING}/")}
+        known = {*state.files, *staged, *self.log.removed()}
+        return [file for file in stored if file.path.startswith("stream=") and file.path not in known]
+
+    def is_forgotten(self, file: StoredFile, state: State) -> bool:
+        """Tell whether an unknown file was replaced so long ago that the log has forgotten it: its ids are archived."""
+        match = _FILE.fullmatch(file.path)
+        if match is None or file.modified_ms > time.time_ns() // 1_000_000 - DAY_MS:
+            return False
+        stream = next((name for name in state.ranges if file.path.startswith(f"stream={safe_name(name)}/")), None)
+        return stream is not None and all(state.range_of(stream, match[end]) for end in ("first", "last"))
+
+    def sweep(self, state: State) -> int:
+        """Delete the files that the log has forgotten; return how many there were."""
+        stored = self.store.walk("")
+        self.follow(state)  # after that: what was placed before is committed, or staged
+        found = [file.path for file in self.unknown_files(stored, state) if self.is_forgotten(file, state)]
+        for path in found:
+            self.check(path)
+            self.store.delete(path)
+        return len(found)
 
     def check_links(self) -> None:
         """Raise ArchiveDamaged if a folder of the table is a link: the library would follow it."""
@@ -354,6 +396,24 @@ class ArchiveTable:
 
     # --- files before they are committed ---
 
+    @contextmanager
+    def staging(self, kind: str, state: State) -> Iterator[str]:
+        """Give a folder for files of one commit; after an error they are taken back, also from the table."""
+        folder = f"{STAGING}/{kind}-{secrets.token_hex(8)}"
+        mine = (self.location, folder)
+        _in_use.add(mine)
+        try:
+            yield folder
+        except Exception as error:
+            # Who cannot tell whether a store has the commit leaves the files to the run of the next day.
+            if self.location.local is not None or isinstance(error, ArchiveConflict):
+                self._abandon(folder, state)
+            raise
+        else:
+            self.store.delete_folder(folder)
+        finally:
+            _in_use.discard(mine)
+
     def place(self, staging: str, entries: Iterable[FileEntry], step: Step = no_step) -> None:
         """Give staged files their names in the table. They stay staged, so that a kill leaves a list of them."""
         for entry in entries:
@@ -362,15 +422,16 @@ class ArchiveTable:
             step("placed")
 
     def take_back(self, staging: str, state: State) -> None:
-        """Delete staged files, and their names in the table unless they were committed."""
+        """Delete staged files, and their names in the table unless they were committed, now or once."""
+        committed = {*state.files, *(self.log.removed() if self.exists() else ())}
         for file in self.store.walk(staging):
             path = file.path.removeprefix(f"{staging}/")
-            if path not in state.files and _FILE.fullmatch(path):
+            if path not in committed and _FILE.fullmatch(path):
                 self.check(path)
                 self.store.delete(path)
         self.store.delete_folder(staging)
 
-    def abandon(self, staging: str, state: State) -> None:
+    def _abandon(self, staging: str, state: State) -> None:
         """Take back what an error has made useless; where even that fails, the next run does it."""
         with suppress(PenstockError, OSError):
             if self.exists():
@@ -384,9 +445,9 @@ class ArchiveTable:
         """
         until_ms = time.time_ns() // 1_000_000 - (DAY_MS if self.location.local is None else 0)
         found: dict[str, int] = {}
-        for file in self.store.walk(STAGING):
+        for file in self.store.walk(STAGING, has_drafts=True):
             folder = "/".join(file.path.split("/")[:2])
-            if folder.startswith(f"{STAGING}/{kind}-"):
+            if folder.startswith(f"{STAGING}/{kind}-") and (self.location, folder) not in _in_use:
                 found[folder] = max(found.get(folder, 0), file.modified_ms)
         return [folder for folder, newest_ms in found.items() if newest_ms <= until_ms]
 
