@@ -18,7 +18,8 @@ from penstock.errors import DataLost
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
 from penstock.spark.archive.file_reader import count_upto
 from penstock.spark.archive.file_writer import StagedFile
-from penstock.spark.archive.table import ArchiveTable, FileEntry, RangeEntry, State, Step, in_order, no_step
+from penstock.spark.archive.state import FileEntry, RangeEntry, State, in_order
+from penstock.spark.archive.table import ArchiveTable, Step, no_step
 from penstock.spark.archive.task import ArchiveTask
 from penstock.spark.lake.files import make_directory
 from penstock.spark.source.offsets import IdRange, Offsets, Position, Progress

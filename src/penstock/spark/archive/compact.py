@@ -18,7 +18,8 @@ from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_reader import damaged, read_rows, why_changed
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
 from penstock.spark.archive.lock import Lock
-from penstock.spark.archive.table import ArchiveTable, FileEntry, State, Step, no_step
+from penstock.spark.archive.state import FileEntry, State
+from penstock.spark.archive.table import ArchiveTable, Step, no_step
 from penstock.spark.lake.files import Location
 
 TARGET_BYTES = 256 << 20

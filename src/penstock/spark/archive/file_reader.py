@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from penstock import envelope, ids
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.rows import SCHEMA, between, is_behind, unsigned
-from penstock.spark.archive.table import ArchiveTable, FileEntry
+from penstock.spark.archive.state import FileEntry
+from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.master import enough_tasks

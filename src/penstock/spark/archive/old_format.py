@@ -20,7 +20,8 @@ from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged, Archi
 from penstock.spark.archive.file_reader import batches_of
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
 from penstock.spark.archive.lock import Lock
-from penstock.spark.archive.table import ArchiveTable, RangeEntry
+from penstock.spark.archive.state import RangeEntry
+from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location, make_directory
 
 _VERSION = 1

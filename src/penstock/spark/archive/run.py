@@ -21,7 +21,8 @@ from penstock.spark.archive.compact import SmallFiles
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
 from penstock.spark.archive.file_writer import StagedFile
 from penstock.spark.archive.lock import Lock
-from penstock.spark.archive.table import ArchiveTable, State, Step, no_step
+from penstock.spark.archive.state import State
+from penstock.spark.archive.table import ArchiveTable, Step, no_step
 from penstock.spark.archive.task import ArchiveTask
 from penstock.spark.lake.files import Location, make_directory
 from penstock.spark.runtime.code_shipping import Shipped

@@ -18,7 +18,8 @@ from penstock.spark.archive.errors import ArchiveDamaged, ArchiveMissing
 from penstock.spark.archive.file_reader import read_rows, why_changed
 from penstock.spark.archive.file_writer import Content
 from penstock.spark.archive.run import last_committed
-from penstock.spark.archive.table import ArchiveTable, FileEntry, RangeEntry, State
+from penstock.spark.archive.state import FileEntry, RangeEntry, State
+from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location, StoredFile
 from penstock.spark.source.offsets import Offsets
 
