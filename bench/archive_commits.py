@@ -24,7 +24,8 @@ from penstock.spark.archive.batch import BatchArchiver
 from penstock.spark.archive.cold_log import ColdLog
 from penstock.spark.archive.compact import SmallFiles
 from penstock.spark.archive.rows import READ_SCHEMA
-from penstock.spark.archive.table import DAY_MS, ArchiveTable, load_state
+from penstock.spark.archive.state import DAY_MS
+from penstock.spark.archive.table import ArchiveTable, load_state
 from penstock.spark.source.offsets import Offsets, Position, Progress
 from penstock.spark.source.rows import RowBuilder
 

@@ -32,6 +32,7 @@ class Target:
 
 TARGETS = {
     "read": Target("batch read of id and data, of a plain redis-py loop", "at least", 0.8),
+    "cores": Target("batch read with all cores, of one task", "at least", 1.6),
     "read_cpu": Target("processor time of a row read, all processes, us", "at most", 3.0),
     "typed": Target("JSON into typed columns, of from_json", "at least", 1.5),
     "write": Target("write, of a redis-py pipeline in the same writer", "at least", 3.5),
@@ -45,7 +46,10 @@ def measure(subject: Subject, rows: int, streams: int) -> dict[str, float]:
     """Returns the value of every target in one round."""
     found: dict[str, float] = {}
     loop = subject.plain_loop("orders", rows)
-    read = subject.read(rows, "id string, data binary", streams="orders", minPartitions=2)
+    one = subject.read(rows, "id string, data binary", streams="orders", minPartitions=1)
+    read = subject.read(rows, "id string, data binary", streams="orders")
+    say("read in one task", f"{one.rate:,.0f}/s")
+    found["cores"] = read.rate / one.rate
     say("plain loop", f"{loop.rate:,.0f}/s")
     say("read", f"{read.rate:,.0f}/s, {read.cpu_us:.2f} us of CPU a row")
     found["read"], found["read_cpu"] = read.rate / loop.rate, read.cpu_us

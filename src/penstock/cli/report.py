@@ -42,7 +42,7 @@ def report(
     require_pyspark()
     from pyspark.errors import PySparkException
 
-    from penstock.spark.archive.table import safe_name
+    from penstock.spark.archive.state import safe_name
     from penstock.spark.report import ReportQuery, Target, Window, render
     from penstock.spark.report.page import check_dashboard
 

@@ -15,7 +15,8 @@ from penstock.spark.archive.batch import BatchArchiver
 from penstock.spark.archive.file_reader import batches_of
 from penstock.spark.archive.file_writer import StagedFile
 from penstock.spark.archive.rows import whole_fields
-from penstock.spark.archive.table import DAY_MS, ArchiveTable, FileEntry, load_state
+from penstock.spark.archive.state import DAY_MS, FileEntry
+from penstock.spark.archive.table import ArchiveTable, load_state
 from penstock.spark.archive.task import ArchiveTask
 from penstock.spark.lake.files import Location
 from penstock.spark.source.offsets import Offsets, Position, Progress

@@ -11,7 +11,8 @@ from penstock.errors import DataLost
 from penstock.spark.archive import ArchiveConflict, ArchiveDamaged, verify
 from penstock.spark.archive.cold_log import ColdLog
 from penstock.spark.archive.rows import READ_SCHEMA
-from penstock.spark.archive.table import load_state, safe_name
+from penstock.spark.archive.state import safe_name
+from penstock.spark.archive.table import load_state
 from penstock.spark.source.offsets import Offsets, Position, Progress
 from penstock.spark.source.rows import RowBuilder
 from tests.spark.archive.streams import START_MS, Crash, Stream, archive, archived, files_of, opened

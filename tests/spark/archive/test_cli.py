@@ -270,6 +270,7 @@ def test_a_condition_that_cannot_be_is_one_line_and_code_2_and_writes_nothing(
         (("run", "--archive", "{root}", "--stream", "nobody"), "there is no stream 'nobody'"),
         (("run", "--archive", "{root}", "--stream", " "), "option streams"),
         (("run", "--archive", "{root}/co[l]d", "--stream", "orders"), "for a pattern"),
+        (("run", "--archive", "{root}/co%20ld", "--stream", "orders"), "for another character"),
         (("run", "--archive", "{root}", "--stream", "text"), "WRONGTYPE"),
         (("run", "--archive", "{root}", "--stream", "orders", "--master", "lokal[2]"), "--master 'lokal[2]' must be"),
         (

@@ -54,7 +54,7 @@ def test_killed_at_any_step_the_archive_stays_whole_and_the_next_run_finishes(tm
         except Crash:
             pass
         else:
-            assert seen == ["written", "placed", "committed"]
+            assert seen == ["written", "placed", "committed", "vacuum"]
             break
         assert archived(root) == stream.entries, seen
         compact(root, grace_s=0)

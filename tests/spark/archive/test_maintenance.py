@@ -6,19 +6,23 @@ import os
 import sys
 import threading
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
-from penstock.spark.archive import ArchiveConflict, compact, table, verify
-from penstock.spark.archive.compact import SmallFiles
+from penstock.spark.archive import ArchiveConflict, ArchiveRun, compact, table, verify
+from penstock.spark.archive.compact import Compaction, SmallFiles
 from penstock.spark.archive.lock import Lock
 from penstock.spark.archive.table import ArchiveTable, load_state
+from penstock.spark.lake import files
 from penstock.spark.lake.files import Location
 from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
 from tests.spark.driver import ROOT, Process
 
+verification: Any = import_module("penstock.spark.archive.verify")  # the function has the name of its module
 _OLD_S = 1_000_000.0
 
 
@@ -60,9 +64,9 @@ def test_killed_while_the_log_is_shortened_nothing_is_forgotten(
 ) -> None:
     monkeypatch.setattr(table, "_MAINTAIN_EVERY", 10)
     stream = Stream()
-    stream.add(60)
+    stream.add(80)
     done = 0
-    for at in ("ranges noted", "checkpointed", "nothing"):
+    for at in ("ranges noted", "shortened", "checkpointed", "nothing"):
         archiver = opened(tmp_path)
         archiver.step = _crash_at(at)
         age(tmp_path) if done else None
@@ -178,13 +182,13 @@ def test_compaction_and_vacuum_may_be_killed_at_any_moment(tmp_path: Path) -> No
     stream.add(400, every_ms=3_600_000)  # 17 days
     root = tmp_path / "cold"
     at = 0
-    for number, line in enumerate(["ready", "step written", "step placed", "step committed", *["step committed"] * 4]):
+    for number, line in enumerate(["ready", "step written", "step placed", "step committed", *["step vacuum"] * 4]):
         fill(root, stream, at, 40)
         at += 40
         with Process([sys.executable, "-c", _COMPACT, str(root)], tmp_path, {"PYTHONPATH": str(ROOT)}) as process:
             process.wait_for_line(line)
             if number > 3:
-                threading.Event().wait(0.03 * (number - 3))  # somewhere in the merges behind it, or in the vacuum
+                threading.Event().wait(0.01 * (number - 4))  # somewhere in the vacuum, which says nothing
             process.kill()
         assert archived(root) == stream.entries[:at], line
         found = DeltaTable(root).to_pyarrow_table()["id"].to_pylist()
@@ -193,3 +197,137 @@ def test_compaction_and_vacuum_may_be_killed_at_any_moment(tmp_path: Path) -> No
     report = verify(root, rows=True)
     assert report.is_sound, report.findings
     assert {file.name for file in root.glob("stream=*/day=*/*")} == {Path(e.path).name for e in files_of(root)}
+
+
+def test_a_commit_and_a_checkpoint_survive_a_crash_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "_MAINTAIN_EVERY", 3)
+    synced: list[str] = []
+    sync = files.sync
+    monkeypatch.setattr(files, "sync", lambda place: synced.append(place.name) or sync(place))  # type: ignore[func-returns-value]
+    stream = Stream()
+    stream.add(3)
+    fill(tmp_path, stream, 0, 3)
+    log = [f"{version:020d}.json" for version in range(4)]
+    assert [name for name in synced if name in log] == log
+    assert synced[-3:] == [f"{3:020d}.checkpoint.parquet", "_last_checkpoint", "_delta_log"]
+
+
+def test_who_opens_the_table_by_the_checkpoint_before_still_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "_MAINTAIN_EVERY", 10)
+    stream = Stream()
+    stream.add(20)
+    fill(tmp_path, stream, 0, 19)
+    reader = DeltaTable(tmp_path, version=15)
+    age(tmp_path)
+    fill(tmp_path, stream, 19, 1)  # there is a new checkpoint now
+    assert DeltaTable(tmp_path, version=15).to_pyarrow_table().num_rows == 15
+    reader.update_incremental()
+    assert reader.version() == 20
+
+
+def test_a_compaction_beside_one_in_the_same_process_is_refused(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(5)
+    fill(tmp_path, stream, 0, 5)
+
+    def beside(name: str) -> None:
+        if name == "placed":
+            with pytest.raises(ArchiveConflict, match="another compaction is at work"):
+                compact(tmp_path)
+
+    compact(tmp_path, grace_s=0, step=beside)
+    assert archived(tmp_path) == stream.entries
+    assert verify(tmp_path, rows=True).is_sound
+
+
+def test_what_a_run_of_this_process_is_about_to_commit_is_not_taken_for_left_behind(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(10)
+    archive(opened(tmp_path), stream, 0, 5)
+    archive(opened(tmp_path, lambda name: opened(tmp_path) if name == "placed" else None), stream, 5, 10)  # type: ignore[func-returns-value, arg-type, return-value]
+    assert archived(tmp_path) == stream.entries
+    assert verify(tmp_path, rows=True).is_sound
+
+
+def test_of_two_compactions_in_a_store_without_locks_none_replaces_what_the_other_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream()
+    stream.add(8, every_ms=6 * 3_600_000)  # two days
+    fill(tmp_path, stream, 0, 8)
+    first, second = (Compaction(ArchiveTable.of(tmp_path)) for _ in range(2))
+    for each in (first, second):
+        each.table.follow(each.state)
+    one, two = first.plan()
+    first._merge(one)
+    second.table.follow(second.state)
+    second._merge(two)
+    with pytest.raises(ArchiveConflict, match="replaced the same files"):
+        first._merge(two)
+    assert sorted(DeltaTable(tmp_path).to_pyarrow_table()["id"].to_pylist()) == sorted(e for e, _ in stream.entries)
+
+
+def test_replaced_files_that_the_log_has_forgotten_are_no_damage_and_deleted_by_the_next_compaction(
+    tmp_path: Path,
+) -> None:
+    stream = Stream()
+    stream.add(9)
+    fill(tmp_path, stream, 0, 3)
+    forgotten = [tmp_path / entry.path for entry in files_of(tmp_path)]
+    copies = [file.rename(file.with_name(file.name.replace(".parquet", "0.parquet"))) for file in forgotten]
+    for copy, file in zip(copies, forgotten, strict=True):
+        file.write_bytes(copy.read_bytes())
+    assert {finding.what for finding in verify(tmp_path).findings} == {"unknown file"}
+    for copy in copies:
+        os.utime(copy, (_OLD_S, _OLD_S))
+    assert verify(tmp_path).is_sound
+    assert compact(tmp_path).cleaned == 3
+    assert not any(copy.exists() for copy in copies)
+    assert archived(tmp_path) == stream.entries[:3]
+
+
+def test_a_reader_of_a_file_that_was_replaced_keeps_it_when_a_killed_run_is_cleaned_up(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(3)
+    fill(tmp_path, stream, 0, 2)
+    with pytest.raises(Crash):
+        archive(opened(tmp_path, _crash_at("committed")), stream, 2, 3)  # what it staged is still there
+    before = files_of(tmp_path)
+    compact(tmp_path)
+    opened(tmp_path)
+    assert all((tmp_path / entry.path).exists() for entry in before)
+    assert not list((tmp_path / "_staging").rglob("*.parquet"))
+
+
+def test_a_run_goes_on_when_its_small_files_cannot_be_merged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stream = Stream()
+    stream.add(64)
+    fill(tmp_path, stream, 0, 64)
+    (tmp_path / files_of(tmp_path)[7].path).write_bytes(b"damaged")
+    archive_table = ArchiveTable.of(tmp_path)
+    assert not ArchiveRun(tmp_path, "orders")._compact(archive_table, archive_table.load())
+    assert "stay as they are until the next run" in caplog.text
+    assert len(files_of(tmp_path)) == 64
+
+
+def test_a_verification_beside_a_run_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream()
+    stream.add(30)
+    archiver = opened(tmp_path)
+    archive(archiver, stream, 0, 10)
+    archive(archiver, stream, 10, 15)
+    check = verification._file
+
+    def meanwhile(*args: Any, **settings: Any) -> Any:
+        if archiver.state.version == 2:
+            archive(archiver, stream, 15, 30)
+            compact(tmp_path, grace_s=0)
+        return check(*args, **settings)
+
+    monkeypatch.setattr(verification, "_file", meanwhile)
+    monkeypatch.setattr(verification, "_THREADS", 1)
+    assert verify(tmp_path).findings == ()

@@ -107,8 +107,9 @@ def test_what_cannot_be_copied_is_refused_and_nothing_of_the_stream_is_there(
     with pytest.raises(ArchiveDamaged, match="was changed"):
         import_archive(old, tmp_path / "new")
     manifest.write_text(text)
-    archive(opened(tmp_path / "other"), stream, 0, 30)
-    with pytest.raises(ArchiveConflict, match="new archive"):
-        import_archive(old, tmp_path / "other")
+    for name, start, stop in (("other", 0, 30), ("late", 50, 60)):  # Redis may have been trimmed before the run began
+        archive(opened(tmp_path / name), stream, start, stop)
+        with pytest.raises(ArchiveConflict, match="is in the new archive, but without the ids behind"):
+            import_archive(old, tmp_path / name)
     import_archive(old, tmp_path / "new")
     assert verify(tmp_path / "new", rows=True).is_sound

@@ -77,6 +77,11 @@ def test_of_two_archivers_one_is_refused(root: Location, stream: Stream) -> None
     with pytest.raises(ArchiveConflict, match="another run"):
         archive(second, stream, 0, 60)
     assert archived(root, stream.name) == stream.entries[:40]
+    third = opened(root)
+    archive(third, stream, 40, 50)
+    with pytest.raises(ArchiveConflict, match="since this one began"):
+        archive(first, stream, 50, 60)  # also one after the other, without meeting
+    assert archived(root, stream.name) == stream.entries[:50]
     assert verify(root, rows=True).is_sound
 
 

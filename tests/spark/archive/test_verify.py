@@ -11,7 +11,8 @@ import pytest
 from penstock.errors import ConfigurationError
 from penstock.spark.archive import status, verify
 from penstock.spark.archive.compact import compact
-from penstock.spark.archive.table import ArchiveTable, FileEntry, RangeEntry
+from penstock.spark.archive.state import FileEntry, RangeEntry
+from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.delta import DeltaLog
 from penstock.spark.lake.files import Location
 from tests.spark.archive.streams import Stream, archive, files_of, opened

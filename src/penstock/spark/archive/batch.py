@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +18,8 @@ from penstock.errors import DataLost
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
 from penstock.spark.archive.file_reader import count_upto
 from penstock.spark.archive.file_writer import StagedFile
-from penstock.spark.archive.table import STAGING, ArchiveTable, FileEntry, RangeEntry, State, Step, in_order, no_step
+from penstock.spark.archive.state import FileEntry, RangeEntry, State, in_order
+from penstock.spark.archive.table import ArchiveTable, Step, no_step
 from penstock.spark.archive.task import ArchiveTask
 from penstock.spark.lake.files import make_directory
 from penstock.spark.source.offsets import IdRange, Offsets, Position, Progress
@@ -46,33 +46,40 @@ class BatchArchiver:
     max_file_rows: int = MAX_FILE_ROWS
     step: Step = no_step
     state: State = field(default_factory=State)
+    _last: int | None = None  # commit of a run, as far as this run knows: its own, or one before it began
 
     def open(self) -> None:
         """Load what is archived, and remove what a killed run has left; the caller holds the lock."""
         if self.table.exists():
             self.table.follow(self.state)
+            self._last = self.table.last_append()
         for staging in self.table.left_behind("batch"):  # a compaction may be at work beside us
             self.table.take_back(staging, self.state)
 
     def archive(self, offsets: Offsets, write: Write) -> int | None:
         """Archive what is new in a batch; return how many entries that were, None if nothing was new."""
         if self.table.exists():
-            self.table.follow(self.state)
+            self._follow()
         wanted = self._all_new(offsets)
         if not wanted:
             return None
         if not self.table.exists():
             self.table.create()
-            self.table.follow(self.state)
-            wanted = self._all_new(offsets)  # another run may have been faster
-        staging = f"{STAGING}/batch-{secrets.token_hex(8)}"
-        if self.table.location.local is not None:
-            make_directory(self.table.location.local / staging)  # tasks elsewhere look whether they see it
-        try:
-            return self._archive(wanted, write, staging)
-        except Exception:
-            self.table.abandon(staging, self.state)
-            raise
+            self._follow()
+        with self.table.staging("batch", self.state) as staging:
+            if self.table.location.local is not None:
+                make_directory(self.table.location.local / staging)  # tasks elsewhere look whether they see it
+            rows = self._archive(wanted, write, staging)
+        self.table.maintain(self.state, self.step)
+        return rows
+
+    def _follow(self) -> None:
+        """Take in what a compaction has committed; raise ArchiveConflict if another run has."""
+        self.table.follow(self.state)
+        if self.table.last_append() != self._last:
+            raise ArchiveConflict(
+                f"another run has archived to {self.table.location} since this one began: stop one of the two"
+            )
 
     def _archive(self, wanted: Sequence[_Wanted], write: Write, staging: str) -> int:
         pieces = tuple(piece for each in wanted for piece in each.pieces)
@@ -83,9 +90,8 @@ class BatchArchiver:
         self.step("checked")
         self.table.place(staging, (made.entry for made in staged), self.step)
         self.table.append(self.state, ranges, {made.entry: made.stats for made in staged})
+        self._last = self.table.last_append()
         self.step("committed")
-        self.table.store.delete_folder(staging)
-        self.table.maintain(self.state, self.step)
         return sum(each.rows for each in ranges)
 
     def _all_new(self, offsets: Offsets) -> list[_Wanted]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from penstock.spark.archive.coverage import Coverage
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_reader import count_upto, group_ends, read_entries
-from penstock.spark.archive.table import ArchiveTable, FileEntry, State
+from penstock.spark.archive.state import FileEntry, State
+from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location
 from penstock.spark.source.rows import Entry
 

@@ -8,17 +8,18 @@ before. Killed anywhere, the archive is as before or as after; the next compacti
 from __future__ import annotations
 
 import itertools
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from penstock.spark.archive.batch import MAX_FILE_ROWS
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_reader import damaged, read_rows, why_changed
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
 from penstock.spark.archive.lock import Lock
-from penstock.spark.archive.table import STAGING, ArchiveTable, FileEntry, State, Step, no_step
+from penstock.spark.archive.state import FileEntry, State
+from penstock.spark.archive.table import ArchiveTable, Step, no_step
 from penstock.spark.lake.files import Location
 
 TARGET_BYTES = 256 << 20
@@ -46,6 +47,7 @@ class Compaction:
     grace_s: float = GRACE_S
     step: Step = no_step
     state: State = field(default_factory=State)
+    sweeps: ClassVar[bool] = True  # also for files that the log has forgotten, which takes a look at all files
 
     def run(self) -> Compacted:
         """Compact and clean; return what was done. Raise ArchiveConflict while another compaction is at work."""
@@ -77,17 +79,12 @@ class Compaction:
             yield group
 
     def _merge(self, files: Sequence[FileEntry]) -> None:
-        staging = f"{STAGING}/compact-{secrets.token_hex(8)}"
-        try:
+        with self.table.staging("compact", self.state) as staging:
             made = self._written(files, staging)
             self.step("written")
             self.table.place(staging, [made.entry], self.step)
             self.table.replace(self.state, {made.entry: made.stats}, files)
-        except Exception:
-            self.table.abandon(staging, self.state)
-            raise
-        self.step("committed")
-        self.table.store.delete_folder(staging)
+            self.step("committed")
         self.table.maintain(self.state, self.step)
 
     def _written(self, files: Sequence[FileEntry], staging: str) -> StagedFile:
@@ -120,11 +117,14 @@ class Compaction:
     def clean(self) -> int:
         """Remove files that were replaced longer ago than the grace; return how many there were."""
         self.table.check_links()
-        return len(self.table.vacuum(self.state, self.grace_s))
+        self.step("vacuum")
+        return len(self.table.vacuum(self.state, self.grace_s)) + (self.table.sweep(self.state) if self.sweeps else 0)
 
 
 class SmallFiles(Compaction):
     """What an archive run compacts by itself: runs of small files, if they are many or their day is over."""
+
+    sweeps: ClassVar[bool] = False
 
     def run_if_it_pays(self) -> None:
         """Compact, unless there is nothing to do."""

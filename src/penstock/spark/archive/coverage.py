@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock import ids
-from penstock.spark.archive.table import FileEntry, RangeEntry
+from penstock.spark.archive.state import FileEntry, RangeEntry
 from penstock.spark.source.offsets import Position
 
 Numbers = tuple[int, int]  # an id as it orders

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from penstock import envelope, ids
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.rows import SCHEMA, between, is_behind, unsigned
-from penstock.spark.archive.table import ArchiveTable, FileEntry
+from penstock.spark.archive.state import FileEntry
+from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.master import enough_tasks
@@ -68,6 +69,8 @@ def read_entries(
                 kept = between(batch, after, upto)
                 if kept.num_rows:
                     yield _ids(kept) if ids_only else _entries(kept)
+        except FileNotFoundError:
+            raise
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(table, entry, error) from None
 

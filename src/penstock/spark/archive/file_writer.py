@@ -14,7 +14,7 @@ from penstock.spark.archive.digest import RowDigest
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_reader import batches_of
 from penstock.spark.archive.rows import SCHEMA
-from penstock.spark.archive.table import FileEntry, day_of, path_of
+from penstock.spark.archive.state import FileEntry, day_of, path_of
 from penstock.spark.lake.files import Store
 from penstock.spark.lake.statistics import statistics
 

@@ -24,7 +24,7 @@ _guard = threading.Lock()
 
 
 class Lock:
-    """Held by the runs of this process; Spark itself refuses two of one root in a session."""
+    """Held by the runs of this process; Spark itself refuses two of one root in a session. Compactions share none."""
 
     def __init__(self, file: Path | None, descriptor: int = -1) -> None:
         self._file, self._descriptor, self._holders = file, descriptor, 0
@@ -37,6 +37,8 @@ class Lock:
         file = location.local / _FILES[kind]
         with _guard:
             held = _held.get(file)
+            if held is not None and kind == "compact":
+                raise _conflict(file, kind)
             if held is None:
                 held = _held[file] = cls(file, _locked(file, kind, os.O_RDWR | os.O_CREAT))
             held._holders += 1
@@ -78,7 +80,11 @@ def _locked(file: Path, kind: str, flags: int) -> int:
     try:
         if lock(descriptor, file, f"archive {kind}"):
             return descriptor
-        raise ArchiveConflict(f"another {_WHAT[kind]} {file.parent} at this moment: wait until it ends, or stop it")
+        raise _conflict(file, kind)
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _conflict(file: Path, kind: str) -> ArchiveConflict:
+    return ArchiveConflict(f"another {_WHAT[kind]} {file.parent} at this moment: wait until it ends, or stop it")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged, Archi
 from penstock.spark.archive.file_reader import batches_of
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
 from penstock.spark.archive.lock import Lock
-from penstock.spark.archive.table import STAGING, ArchiveTable, RangeEntry
+from penstock.spark.archive.state import RangeEntry
+from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location, make_directory
 
 _VERSION = 1
@@ -58,16 +58,14 @@ def import_archive(
             table.take_back(staging, state)
         copied = 0
         for stream in sorted(ranges):
-            end = state.end(stream)
-            if end is not None:
-                _check_same(stream, end.id, ranges[stream])
+            if stream in state.ranges:
+                _check_same(stream, state.ranges[stream], ranges[stream])
                 continue
-            staging = f"{STAGING}/import-{secrets.token_hex(8)}"
             entries = [each for each in files.values() if each["stream"] == stream]
-            staged = [_copied(table, staging, place, each) for each in sorted(entries, key=_first)]
-            table.place(staging, (made.entry for made in staged))
-            table.append(state, ranges[stream], {made.entry: made.stats for made in staged})
-            table.store.delete_folder(staging)
+            with table.staging("import", state) as staging:
+                staged = [_copied(table, staging, place, each) for each in sorted(entries, key=_first)]
+                table.place(staging, (made.entry for made in staged))
+                table.append(state, ranges[stream], {made.entry: made.stats for made in staged})
             rows = sum(made.entry.rows for made in staged)
             tell(stream, rows)
             copied += rows
@@ -126,9 +124,12 @@ def _copied(table: ArchiveTable, staging: str, place: Path, entry: Mapping[str, 
     return made
 
 
-def _check_same(stream: str, end: str, ranges: list[RangeEntry]) -> None:
-    if ids.parse(end) < ids.parse(ranges[-1].upto):
-        raise ArchiveConflict(
-            f"stream {stream!r} is in the new archive up to {end}, and in the old one up to {ranges[-1].upto}: import "
-            "into a new archive before anything is archived there"
-        )
+def _check_same(stream: str, new: Sequence[RangeEntry], old: Sequence[RangeEntry]) -> None:
+    """Raise ArchiveConflict unless the new archive has all that the old one has of a stream."""
+    for each in old:
+        after, upto = ids.parse(each.after), ids.parse(each.upto)
+        if not any(ids.parse(there.after) <= after and upto <= ids.parse(there.upto) for there in new):
+            raise ArchiveConflict(
+                f"stream {stream!r} is in the new archive, but without the ids behind {each.after} up to {each.upto} "
+                "of the old one: import into a new archive before anything is archived there"
+            )

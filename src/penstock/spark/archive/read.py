@@ -17,7 +17,8 @@ from penstock.errors import ConfigurationError, DataLost, StreamMissing
 from penstock.spark.archive.file_reader import batches_of
 from penstock.spark.archive.rows import DDL, WHOLE_FIELDS
 from penstock.spark.archive.run import starting_after
-from penstock.spark.archive.table import ArchiveTable, FileEntry, RangeEntry, State
+from penstock.spark.archive.state import FileEntry, RangeEntry, State
+from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.master import enough_tasks

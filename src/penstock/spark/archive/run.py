@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import shutil
 import tempfile
 import threading
@@ -14,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.archive.batch import MAX_FILE_ROWS, BatchArchiver
 from penstock.spark.archive.compact import SmallFiles
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
 from penstock.spark.archive.file_writer import StagedFile
 from penstock.spark.archive.lock import Lock
-from penstock.spark.archive.table import ArchiveTable, State, Step, no_step
+from penstock.spark.archive.state import State
+from penstock.spark.archive.table import ArchiveTable, Step, no_step
 from penstock.spark.archive.task import ArchiveTask
 from penstock.spark.lake.files import Location, make_directory
 from penstock.spark.runtime.code_shipping import Shipped
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+logger = logging.getLogger("penstock.spark")
 GROUP = "penstock-archive"
 MAX_BATCH_ROWS = 1_000_000
 _CHECKPOINT = "_checkpoint"
@@ -109,8 +112,10 @@ class ArchiveRun:
         place = f"file:{checkpoint}"
         writer = rows.writeStream.queryName(f"archive {table.location}").option("checkpointLocation", place)
         source = SourceOptions.parse(options)
+        compacts = self.compacts
 
         def archive(frame: DataFrame, batch: int) -> None:
+            nonlocal compacts
             if self.is_stopping():
                 raise StopAsked(f"batch {batch} has not begun: the archive was asked to stop")
             context, started_s = frame.sparkSession.sparkContext, time.monotonic()
@@ -118,7 +123,7 @@ class ArchiveRun:
             rows = archiver.archive(offsets, lambda task: copy(context, source, task))
             if rows is not None:
                 self.tell(Archived(batch, rows, time.monotonic() - started_s))
-                self._compact(table, archiver.state)
+                compacts = compacts and self._compact(table, archiver.state)
 
         writer = writer.foreachBatch(archive)
         if once:
@@ -153,11 +158,16 @@ class ArchiveRun:
             raise ConfigurationError(f"--every {self.trigger!r} must be a duration such as 30s or 10 seconds")
         return found
 
-    def _compact(self, table: ArchiveTable, state: State) -> None:
-        """Merge small files, if there are many; somebody else may be at it."""
-        if self.compacts:
-            with suppress(ArchiveConflict):
-                SmallFiles(table, max_file_rows=self.max_file_rows, step=self.step, state=state).run_if_it_pays()
+    def _compact(self, table: ArchiveTable, state: State) -> bool:
+        """Merge small files, if there are many; somebody else may be at it. Return whether to do so again later."""
+        try:
+            SmallFiles(table, max_file_rows=self.max_file_rows, step=self.step, state=state).run_if_it_pays()
+        except ArchiveConflict:
+            return True
+        except (PenstockError, OSError) as error:
+            logger.warning("small files of %s stay as they are until the next run: %s", table.location, error)
+            return False
+        return True
 
     def _options(self, location: Location, state: State) -> dict[str, str]:
         given = {

@@ -13,18 +13,14 @@ the ranges of all commits are written into one file, and only then is the log sh
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -32,12 +28,10 @@ from penstock import ids
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged, ArchiveMissing
 from penstock.spark.archive.rows import SCHEMA
-from penstock.spark.lake.delta import CommitConflict, DataFile, DeltaLog, LogDamaged
-from penstock.spark.lake.files import Location
-from penstock.spark.source.offsets import Position
+from penstock.spark.archive.state import DAY_MS, FILE, FileEntry, RangeEntry, State, check_path, safe_name
+from penstock.spark.lake.delta import CommitConflict, DeltaLog, LogDamaged
+from penstock.spark.lake.files import Location, StoredFile
 
-DAY_MS = 86_400_000
-LAST_MS = 253_402_300_799_999  # the end of the year 9999; an id may be any number, as one that somebody chose
 STAGING = "_staging"
 # In the log, with a number: of two runs that append at the same time, or of two compactions, one is refused.
 APP, COMPACTION = "penstock-archive", "penstock-compaction"
@@ -45,13 +39,6 @@ _INFO = "penstock"
 _RANGES = "_ranges"
 _KEPT_RANGES = 2
 _MAINTAIN_EVERY = 20  # commits
-_LONGEST = 200  # most file systems end a name at 255 bytes
-_KEPT = 160
-_FILE = re.compile(
-    r"stream=[^/\\\0]+/day=\d{4}-\d{2}-\d{2}/(?P<first>\d+-\d+)_(?P<last>\d+-\d+)_(?P<sha256>[0-9a-f]{64})"
-    r"_[0-9a-f]+\.parquet",
-    re.ASCII,
-)
 _TABLE_SCHEMA = pa.schema([*SCHEMA, pa.field("day", pa.date32())])
 _CONFIGURATION = {
     # The run shortens the log itself, after it has written down the ranges.
@@ -60,6 +47,7 @@ _CONFIGURATION = {
     "delta.logRetentionDuration": "interval 15 minutes",
     "delta.deletedFileRetentionDuration": "interval 1 day",
 }
+_in_use: set[tuple[Location, str]] = set()  # staging folders of commits that this process is making
 Step = Callable[[str], None]  # told what was just done; tests crash there
 
 
@@ -67,114 +55,9 @@ def no_step(_: str) -> None:
     """Do nothing between two steps."""
 
 
-@dataclass(frozen=True)
-class FileEntry:
-    """One file of entries of one stream and one day, in the order of their ids."""
-
-    path: str  # below the root
-    stream: str
-    day: str
-    first: str
-    last: str
-    rows: int
-    bytes: int
-    sha256: str
-
-    @classmethod
-    def of(cls, file: DataFile) -> FileEntry:
-        """Take a file of the table; raise ArchiveDamaged for one that no archive has written."""
-        match = check_path(file.path)
-        stream, day = file.partition.get("stream"), file.partition.get("day")
-        if stream is None or day is None or file.rows is None:
-            raise ArchiveDamaged(f"the table does not say what is in {file.path}: no archive has written it")
-        return cls(file.path, stream, day, match["first"], match["last"], file.rows, file.size, match["sha256"])
-
-    def data_file(self, stats: str = "{}") -> DataFile:
-        """Return it as a file of the table."""
-        return DataFile(self.path, self.bytes, {"stream": self.stream, "day": self.day}, self.rows, stats)
-
-
-@dataclass(frozen=True)
-class RangeEntry:
-    """A range of ids that is archived: behind `after`, up to and with `upto`; `*_n` are their ranks where known."""
-
-    stream: str
-    after: str
-    upto: str
-    rows: int
-    after_n: int | None = None
-    upto_n: int | None = None
-    lost: int | None = 0  # entries before it that were gone before they could be archived; None = unknown
-
-    @property
-    def end(self) -> Position:
-        """Where it ends."""
-        return Position(self.upto, self.upto_n)
-
-    def joined(self, later: RangeEntry) -> RangeEntry | None:
-        """Return this range and the next one as one; None if they do not meet."""
-        is_same_place = self.upto == later.after or (self.upto_n is not None and self.upto_n == later.after_n)
-        if later.lost != 0 or not is_same_place or ids.parse(later.after) < ids.parse(self.upto):
-            return None
-        return replace(self, upto=later.upto, upto_n=later.upto_n, rows=self.rows + later.rows)
-
-
-@dataclass
-class State:
-    """What is archived as of a commit."""
-
-    version: int = -1
-    files: dict[str, FileEntry] = field(default_factory=dict)
-    ranges: dict[str, list[RangeEntry]] = field(default_factory=dict)
-
-    @property
-    def streams(self) -> list[str]:
-        """The streams that are archived."""
-        return sorted(self.ranges)
-
-    def end(self, stream: str) -> Position | None:
-        """Return up to where a stream is archived."""
-        found = self.ranges.get(stream)
-        return found[-1].end if found else None
-
-    def files_of(self, stream: str) -> list[FileEntry]:
-        """Return the files of a stream in the order of their ids."""
-        return in_order(entry for entry in self.files.values() if entry.stream == stream)
-
-    def files_by_stream(self) -> dict[str, list[FileEntry]]:
-        """Return the files of all streams, each in the order of their ids."""
-        found: dict[str, list[FileEntry]] = {stream: [] for stream in self.streams}
-        for entry in in_order(self.files.values()):
-            found.setdefault(entry.stream, []).append(entry)
-        return found
-
-    def range_of(self, stream: str, entry_id: str) -> RangeEntry | None:
-        """Return the archived range that an id lies in."""
-        here = ids.parse(entry_id)
-        for each in self.ranges.get(stream, ()):
-            if ids.parse(each.after) < here <= ids.parse(each.upto):
-                return each
-        return None
-
-    def cover(self, ranges: Iterable[RangeEntry]) -> None:
-        """Add ranges; those that meet become one."""
-        for each in ranges:
-            known = self.ranges.setdefault(each.stream, [])
-            whole = known[-1].joined(each) if known else None
-            if whole is None:
-                known.append(each)
-            else:
-                known[-1] = whole
-
-
 def load_state(root: str | Path | Location, options: Mapping[str, str] | None = None) -> State:
     """Return what is archived at a place; raise ArchiveMissing if there is no archive."""
     return ArchiveTable.of(root, options).load()
-
-
-def in_order(files: Iterable[FileEntry]) -> list[FileEntry]:
-    """Return files in the order of their ids."""
-    return sorted(files, key=lambda entry: ids.parse(entry.first))
 
 
 class ArchiveTable:
@@ -229,7 +112,12 @@ class ArchiveTable:
         if log.version == state.version:
             return False
         files = [FileEntry.of(file) for file in log.files()]
-        self._follow_ranges(state)
+        try:
+            self._follow_ranges(state)
+        except ArchiveDamaged:
+            if not log.refresh():
+                raise
+            return self.follow(state)  # the log was shortened twice since it was looked at
         state.files = {entry.path: entry for entry in files}
         state.version = log.version
         return True
@@ -258,8 +146,10 @@ class ArchiveTable:
         for number in reversed(self._noted_versions()):
             if number <= version:
                 content = json.loads(self.store.read(_ranges_path(number)))
+                if content["table"] != self.log.identity:
+                    continue  # it was left by a table that was here before
                 found: dict[str, list[RangeEntry]] = {}
-                for each in content:
+                for each in content["ranges"]:
                     entry = _loaded(each)
                     found.setdefault(entry.stream, []).append(entry)
                 return number, found
@@ -291,11 +181,18 @@ class ArchiveTable:
             ) from error
         self._apply(state, files, (), ranges)
 
+    def last_append(self) -> int | None:
+        """Return the number of the last batch that a run has committed, as it is known here."""
+        return self.log.last(APP)
+
     def replace(self, state: State, new: Mapping[FileEntry, str], old: Sequence[FileEntry]) -> None:
         """Let files take the place of others that hold the same rows; bring the state up to date.
 
         Raises: ArchiveConflict if another compaction has replaced one of them.
         """
+        self.follow(state)
+        if any(entry.path not in state.files for entry in old):
+            raise ArchiveConflict(f"another compaction of {self.location} replaced the same files; let one of them run")
         add, remove = [e.data_file(stats) for e, stats in new.items()], [e.data_file() for e in old]
         try:
             self.log.commit(add, remove, app=_next(self.log, COMPACTION), has_new_rows=False)
@@ -325,25 +222,52 @@ class ArchiveTable:
     def maintain(self, state: State, step: Step = no_step) -> None:
         """Write down the ranges and shorten the log, if there are enough new commits to pay for it.
 
-        In this order: a commit that is deleted has its ranges elsewhere by then.
+        In this order: a commit that is deleted has its ranges elsewhere by then, and who opens the table by the
+        checkpoint before this one still finds it and the commits behind it.
         """
         if self.since_noted(state) < _MAINTAIN_EVERY:
             return
         noted = self._noted_versions()
-        content = json.dumps([asdict(each) for known in state.ranges.values() for each in known])
+        ranges = [asdict(each) for known in state.ranges.values() for each in known]
+        content = json.dumps({"table": self.log.identity, "ranges": ranges})
         self.store.write(_ranges_path(state.version), content.encode())
         step("ranges noted")
+        self.log.clean_log()
+        step("shortened")
         self.log.checkpoint()
         step("checkpointed")
-        self.log.clean_log()
         for number in noted[: 1 - _KEPT_RANGES]:
             self.store.delete(_ranges_path(number))
 
     def vacuum(self, state: State, grace_s: float) -> list[str]:
         """Delete the files that were replaced longer ago than the grace; return their paths."""
         found = self.log.vacuum(grace_s)
-        self.follow(state)  # the library notes in the log what it has deleted
+        self.follow(state)
         return found
+
+    def unknown_files(self, stored: Sequence[StoredFile], state: State) -> list[StoredFile]:
+        """Return what lies where files of the table do, and is none, nor was one lately, nor is about to be one."""
+        staged = {"/".join(file.path.split("/")[2:]) for file in stored if file.path.startswith(f"{STAGING}/")}
+        known = {*state.files, *staged, *self.log.removed()}
+        return [file for file in stored if file.path.startswith("stream=") and file.path not in known]
+
+    def is_forgotten(self, file: StoredFile, state: State) -> bool:
+        """Tell whether an unknown file was replaced so long ago that the log has forgotten it: its ids are archived."""
+        match = FILE.fullmatch(file.path)
+        if match is None or file.modified_ms > time.time_ns() // 1_000_000 - DAY_MS:
+            return False
+        stream = next((name for name in state.ranges if file.path.startswith(f"stream={safe_name(name)}/")), None)
+        return stream is not None and all(state.range_of(stream, match[end]) for end in ("first", "last"))
+
+    def sweep(self, state: State) -> int:
+        """Delete the files that the log has forgotten; return how many there were."""
+        stored = self.store.walk("")
+        self.follow(state)  # after that: what was placed before is committed, or staged
+        found = [file.path for file in self.unknown_files(stored, state) if self.is_forgotten(file, state)]
+        for path in found:
+            self.check(path)
+            self.store.delete(path)
+        return len(found)
 
     def check_links(self) -> None:
         """Raise ArchiveDamaged if a folder of the table is a link: the library would follow it."""
@@ -354,6 +278,24 @@ class ArchiveTable:
 
     # --- files before they are committed ---
 
+    @contextmanager
+    def staging(self, kind: str, state: State) -> Iterator[str]:
+        """Give a folder for files of one commit; after an error they are taken back, also from the table."""
+        folder = f"{STAGING}/{kind}-{secrets.token_hex(8)}"
+        mine = (self.location, folder)
+        _in_use.add(mine)
+        try:
+            yield folder
+        except Exception as error:
+            # Who cannot tell whether a store has the commit leaves the files to the run of the next day.
+            if self.location.local is not None or isinstance(error, ArchiveConflict):
+                self._abandon(folder, state)
+            raise
+        else:
+            self.store.delete_folder(folder)
+        finally:
+            _in_use.discard(mine)
+
     def place(self, staging: str, entries: Iterable[FileEntry], step: Step = no_step) -> None:
         """Give staged files their names in the table. They stay staged, so that a kill leaves a list of them."""
         for entry in entries:
@@ -362,15 +304,16 @@ class ArchiveTable:
             step("placed")
 
     def take_back(self, staging: str, state: State) -> None:
-        """Delete staged files, and their names in the table unless they were committed."""
+        """Delete staged files, and their names in the table unless they were committed, now or once."""
+        committed = {*state.files, *(self.log.removed() if self.exists() else ())}
         for file in self.store.walk(staging):
             path = file.path.removeprefix(f"{staging}/")
-            if path not in state.files and _FILE.fullmatch(path):
+            if path not in committed and FILE.fullmatch(path):
                 self.check(path)
                 self.store.delete(path)
         self.store.delete_folder(staging)
 
-    def abandon(self, staging: str, state: State) -> None:
+    def _abandon(self, staging: str, state: State) -> None:
         """Take back what an error has made useless; where even that fails, the next run does it."""
         with suppress(PenstockError, OSError):
             if self.exists():
@@ -384,9 +327,9 @@ class ArchiveTable:
         """
         until_ms = time.time_ns() // 1_000_000 - (DAY_MS if self.location.local is None else 0)
         found: dict[str, int] = {}
-        for file in self.store.walk(STAGING):
+        for file in self.store.walk(STAGING, has_drafts=True):
             folder = "/".join(file.path.split("/")[:2])
-            if folder.startswith(f"{STAGING}/{kind}-"):
+            if folder.startswith(f"{STAGING}/{kind}-") and (self.location, folder) not in _in_use:
                 found[folder] = max(found.get(folder, 0), file.modified_ms)
         return [folder for folder, newest_ms in found.items() if newest_ms <= until_ms]
 
@@ -403,34 +346,6 @@ class ArchiveTable:
 
 def _linked(place: Path) -> ArchiveDamaged:
     return ArchiveDamaged(f"{place} is a symbolic link, which leads out of the archive: nothing behind it is used")
-
-
-def check_path(path: str) -> re.Match[str]:
-    """Raise ArchiveDamaged unless a path is one that path_of() makes: a log may have been written by anybody."""
-    match = _FILE.fullmatch(path)
-    if match is None:
-        raise ArchiveDamaged(f"the table names {path!r}, which is no file of an archive: nothing of it is used")
-    return match
-
-
-def path_of(stream: str, day: str, first: str, last: str, sha256: str) -> str:
-    """Return where a new file lies below the root."""
-    return f"stream={safe_name(stream)}/day={day}/{first}_{last}_{sha256}_{secrets.token_hex(4)}.parquet"
-
-
-def safe_name(stream: str) -> str:
-    """Return the name of a stream as a part of a path; different streams have different ones."""
-    quoted = quote(stream, safe="")
-    if quoted.startswith("."):
-        quoted = f"%2E{quoted[1:]}"
-    if len(quoted) > _LONGEST:
-        return f"{quoted[:_KEPT]}~{hashlib.sha256(stream.encode()).hexdigest()[:16]}"
-    return quoted
-
-
-def day_of(ms: int) -> str:
-    """Return the day of a time, in UTC; what lies beyond the calendar is put into its last day."""
-    return datetime.fromtimestamp(min(ms, LAST_MS) // 1000, UTC).strftime("%Y-%m-%d")
 
 
 def _next(log: DeltaLog, app: str) -> tuple[str, int]:

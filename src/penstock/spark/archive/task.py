@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
 from penstock.spark.archive.rows import READ_SCHEMA, is_behind, stored, unsigned
-from penstock.spark.archive.table import DAY_MS, LAST_MS
+from penstock.spark.archive.state import DAY_MS, LAST_MS
 from penstock.spark.lake.files import Location, Store
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.source.offsets import IdRange

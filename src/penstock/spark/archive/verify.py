@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -17,8 +18,10 @@ from penstock.spark.archive.errors import ArchiveDamaged, ArchiveMissing
 from penstock.spark.archive.file_reader import read_rows, why_changed
 from penstock.spark.archive.file_writer import Content
 from penstock.spark.archive.run import last_committed
-from penstock.spark.archive.table import STAGING, ArchiveTable, FileEntry, RangeEntry, State
-from penstock.spark.lake.files import Location
+from penstock.spark.archive.state import FileEntry, RangeEntry, State
+from penstock.spark.archive.table import ArchiveTable
+from penstock.spark.lake.files import Location, StoredFile
+from penstock.spark.source.offsets import Offsets
 
 What: TypeAlias = Literal[
     "missing file", "changed file", "wrong rows", "unknown file", "missing range", "overlapping range", "log"
@@ -66,6 +69,8 @@ def verify(
     """
     table = ArchiveTable.of(root, storage_options)
     state = State()
+    # Both before the log is read: what a run that is at work had put there by then, the log knows.
+    stored, committed = table.store.walk(""), _committed(table.location)
     try:
         table.follow(state)
     except ArchiveMissing:
@@ -73,11 +78,11 @@ def verify(
     except ArchiveDamaged as error:
         return Report((Finding("log", str(table.location), str(error)),), 0, 0, 0, 0)
     findings = _files(table, state, rows=rows)
-    findings += _unknown(table, state)
+    findings += _unknown(table, state, stored)
     by_stream = state.files_by_stream()
     for stream in sorted(by_stream):
         findings += _ranges(stream, state.ranges.get(stream, []), by_stream[stream])
-    findings += _beyond(table.location, state)
+    findings += _beyond(committed, state)
     return Report(
         tuple(findings),
         state.version,  # the first one makes the table
@@ -91,8 +96,14 @@ def verify(
 def _files(table: ArchiveTable, state: State, *, rows: bool) -> list[Finding]:
     entries = [state.files[path] for path in sorted(state.files)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = pool.map(lambda entry: _file(table, entry, rows=rows), entries)
-        return [finding for finding in found if finding is not None]
+        found = dict(
+            zip(sorted(state.files), pool.map(lambda entry: _file(table, entry, rows=rows), entries), strict=True)
+        )
+    wrong = {path: finding for path, finding in found.items() if finding is not None}
+    if not wrong:
+        return []
+    now = table.load().files  # a compaction may have replaced some, and removed them
+    return [finding for path, finding in wrong.items() if path in now]
 
 
 def _file(table: ArchiveTable, entry: FileEntry, *, rows: bool) -> Finding | None:
@@ -113,15 +124,12 @@ def _file(table: ArchiveTable, entry: FileEntry, *, rows: bool) -> Finding | Non
     return None
 
 
-def _unknown(table: ArchiveTable, state: State) -> Iterator[Finding]:
+def _unknown(table: ArchiveTable, state: State, stored: Sequence[StoredFile]) -> Iterator[Finding]:
     """Yield files that are no part of the table, were not replaced lately, and belong to no run that is at work."""
-    stored = table.store.walk("")
-    staged = {"/".join(file.path.split("/")[2:]) for file in stored if file.path.startswith(f"{STAGING}/")}
-    known = {*state.files, *staged, *table.log.vacuum(0, dry_run=True)}
-    for file in stored:
-        if file.path.startswith("stream=") and file.path not in known:
-            text = "no commit speaks of it; a run that was killed may have left it"
-            yield Finding("unknown file", f"{table.location}/{file.path}", text)
+    unknown = table.unknown_files(stored, state)
+    for file in (each for each in unknown if not table.is_forgotten(each, state)):  # those a compaction deletes
+        text = "no commit speaks of it; a run that was killed may have left it"
+        yield Finding("unknown file", f"{table.location}/{file.path}", text)
 
 
 def _ranges(stream: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Iterator[Finding]:
@@ -171,12 +179,14 @@ def _joint(before: RangeEntry, each: RangeEntry) -> tuple[What, str] | None:
     return None
 
 
-def _beyond(location: Location, state: State) -> Iterator[Finding]:
+def _committed(location: Location) -> Offsets | None:
+    with suppress(ArchiveDamaged):  # Spark will say so itself
+        return last_committed(location)
+    return None
+
+
+def _beyond(committed: Offsets | None, state: State) -> Iterator[Finding]:
     """Yield where Spark believes to be further than the table: its last commits are gone."""
-    try:
-        committed = last_committed(location)
-    except ArchiveDamaged:
-        return  # Spark will say so itself
     for stream, at in sorted((committed.positions() if committed else {}).items()):
         end = state.end(stream)
         if at.id != ids.ZERO and ids.parse(at.id) > ids.parse(end.id if end else ids.ZERO):

@@ -97,7 +97,9 @@ class DeltaLog:
                 configuration=configuration,
                 storage_options=_options(location),
             )
-        return cls(location, table)
+        made = cls(location, table)
+        made._make_durable(0)
+        return made
 
     @property
     def table(self) -> Any:
@@ -157,19 +159,29 @@ class DeltaLog:
             custom_metadata=None if info is None else dict(info),
             app_transactions=None if app is None else [delta.Transaction(*app)],
         )
-        try:
-            self._table.create_write_transaction(
-                actions,
-                mode="append",
-                schema=self._table.schema(),
-                partition_by=self._table.metadata().partition_columns,
-                commit_properties=properties,
-                post_commithook_properties=_keeping_log() if keeps_log else None,
-            )
-        except CommitFailedError as error:
-            raise CommitConflict(f"the table at {self.location}: {one_line(error)}") from error
+        known = self.version
+        with _translated(self.location):
+            try:
+                self._table.create_write_transaction(
+                    actions,
+                    mode="append",
+                    schema=self._table.schema(),
+                    partition_by=self._table.metadata().partition_columns,
+                    commit_properties=properties,
+                    post_commithook_properties=_keeping_log() if keeps_log else None,
+                )
+            except CommitFailedError as error:
+                raise CommitConflict(f"the table at {self.location}: {one_line(error)}") from error
         self.refresh()
+        self._make_durable(known + 1)
         return self.version
+
+    def _make_durable(self, first: int) -> None:
+        """Let the commits from one on survive a crash of the machine: the library leaves that to others."""
+        self._sync(*(f"{version:020d}.json" for version in range(first, self.version + 1)))
+
+    def _sync(self, *names: str) -> None:
+        self.location.store.sync(f"_delta_log/{name}" for name in names)
 
     def has(self, batch: tuple[str, int]) -> bool:
         """Return whether the table, as it is known here, has a batch of an application, or a later one."""
@@ -246,6 +258,7 @@ class DeltaLog:
         """Write the state of the table into one file, from which it is opened then."""
         with _translated(self.location):
             self._table.create_checkpoint()
+        self._sync(f"{self.version:020d}.checkpoint.parquet", "_last_checkpoint")
 
     def clean_log(self) -> None:
         """Delete the commits before the last checkpoint that are older than `delta.logRetentionDuration`."""
@@ -257,6 +270,7 @@ class DeltaLog:
 
         With `everything` also those that the log does not know: they must not be somebody's who is about to commit.
         """
+        known = self.version
         with _translated(self.location):
             found = self._table.vacuum(
                 retention_hours=math.ceil(older_than_s / _HOUR_S),
@@ -265,7 +279,13 @@ class DeltaLog:
                 full=everything,
                 post_commithook_properties=_keeping_log(),
             )
+        self.refresh()  # it notes in the log what it has deleted
+        self._make_durable(known + 1)
         return list(found)
+
+    def removed(self) -> set[str]:
+        """Return the files that were removed from the table and are still known to its log."""
+        return set(self.vacuum(0, dry_run=True))
 
 
 def one_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ Paths are relative to the folder of the table, with `/` between their parts.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.errors import ConfigurationError
 
 _PATTERN = {*"*?[]{}\\"}
+_ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 _LONGEST_PART = 255
 _BLOCK = 1 << 20
 
@@ -52,6 +54,11 @@ class Location:
         if scheme not in ("", "file"):
             return cls(text.rstrip("/").replace("s3a://", "s3://", 1), given)
         path = Path(unquote(urlsplit(text).path) if scheme else text).absolute()
+        if _ESCAPE.search(str(path)):
+            raise ConfigurationError(
+                f"{what} {text!r}: deltalake takes % and two digits in a path for another character; choose "
+                "another name"
+            )
         if any(len(part.encode("utf-8", "replace")) > _LONGEST_PART for part in path.parts):
             raise ConfigurationError(f"{what} {text[:60]!r}...: a name in its path is too long")
         return cls(str(path), given)
@@ -109,11 +116,17 @@ class Store(Protocol):
     def place(self, staged: str, path: str) -> None:
         """Give a file a second name; one that has the name already is replaced."""
 
+    def sync(self, paths: Iterable[str]) -> None:
+        """Let files that somebody else has written survive a crash of the machine; those that are gone are left out."""
+
     def info(self, path: str) -> StoredFile:
         """Describe a file; raise FileNotFoundError if it does not exist."""
 
-    def walk(self, folder: str) -> list[StoredFile]:
-        """Return all files below a folder, in the order of their paths; none if there is no such folder."""
+    def walk(self, folder: str, *, has_drafts: bool = False) -> list[StoredFile]:
+        """Return all files below a folder, in the order of their paths; none if there is no such folder.
+
+        Files that are being written are left out, unless they are asked for.
+        """
 
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
@@ -181,14 +194,25 @@ class LocalStore:
         draft.unlink(missing_ok=True)  # a rename onto another name of the same file does nothing
         sync(target.parent)
 
+    def sync(self, paths: Iterable[str]) -> None:
+        """Let files that somebody else has written survive a crash of the machine."""
+        folders = set()
+        for path in paths:
+            with suppress(FileNotFoundError):
+                sync(self.root / path)
+                folders.add((self.root / path).parent)
+        for folder in folders:
+            sync(folder)
+
     def info(self, path: str) -> StoredFile:
         """Describe a file."""
         found = (self.root / path).stat()
         return StoredFile(path, found.st_size, found.st_mtime_ns // 1_000_000)
 
-    def walk(self, folder: str) -> list[StoredFile]:
+    def walk(self, folder: str, *, has_drafts: bool = False) -> list[StoredFile]:
         """Return all files below a folder."""
-        files = (file for file in (self.root / folder).rglob("*") if file.is_file() and not file.name.startswith("."))
+        found = (file for file in (self.root / folder).rglob("*") if has_drafts or not file.name.startswith("."))
+        files = (file for file in found if file.is_file())
         return [self.info(path) for path in sorted(file.relative_to(self.root).as_posix() for file in files)]
 
     def delete(self, path: str) -> None:
@@ -254,6 +278,9 @@ class RemoteStore:
         """Copy a file within the store."""
         self._handler._handler.copy_file(staged, path)  # noqa: SLF001 - its wrapper for pyarrow names the words wrong
 
+    def sync(self, paths: Iterable[str]) -> None:
+        """Do nothing: a store keeps what it has accepted."""
+
     def info(self, path: str) -> StoredFile:
         """Describe a file."""
         from pyarrow.fs import FileType
@@ -263,8 +290,9 @@ class RemoteStore:
             raise FileNotFoundError(path)
         return _described(path, found)
 
-    def walk(self, folder: str) -> list[StoredFile]:
-        """Return all files below a folder."""
+    def walk(self, folder: str, *, has_drafts: bool = False) -> list[StoredFile]:
+        """Return all files below a folder; a store shows no drafts."""
+        del has_drafts
         from pyarrow.fs import FileSelector, FileType
 
         found = self._files.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True))

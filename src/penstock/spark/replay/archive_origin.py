@@ -13,7 +13,8 @@ from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_reader import FileChecks, read_rows
 from penstock.spark.archive.read import chosen, cold_frame, files_between
 from penstock.spark.archive.rows import SCHEMA, between
-from penstock.spark.archive.table import ArchiveTable, FileEntry
+from penstock.spark.archive.state import FileEntry
+from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location
 from penstock.spark.replay.origins import Span
 from penstock.spark.replay.where import Where

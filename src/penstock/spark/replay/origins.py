@@ -18,7 +18,7 @@ from penstock import ids
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.keys import StreamKeys
 from penstock.spark.archive.rows import SCHEMA
-from penstock.spark.archive.table import LAST_MS
+from penstock.spark.archive.state import LAST_MS
 from penstock.spark.replay.where import Where
 from penstock.spark.runtime.link import Link
 from penstock.spark.runtime.retry import retry

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock import ids
-from penstock.spark.archive.table import FileEntry, State, load_state
+from penstock.spark.archive.state import FileEntry, State
+from penstock.spark.archive.table import load_state
 from penstock.spark.report.figures import Coverage, Day
 from penstock.spark.report.window import Window
 from penstock.spark.source.catalogue import StreamState

@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.settings import ResultBackendSettings, Settings
-from penstock.spark.archive.table import LAST_MS
+from penstock.spark.archive.state import LAST_MS
 from penstock.spark.results.filter import ResultFilter
 from penstock.spark.results.scans import (
     FSResultScan,
