@@ -18,7 +18,7 @@ from penstock.errors import ConnectionLost
 from penstock.queue.consumer_slots import ConsumerSlots
 from penstock.queue.queue_consumer import QueueConsumer
 from penstock.redis.scripts import ScriptRunner, script
-from penstock.runtime.aio import Event
+from penstock.runtime.aio import Flag
 from penstock.testing import Fault, FaultProxy
 from tests.helpers.aio import eventually
 from tests.queue.scenes import (
@@ -84,7 +84,7 @@ class HeldReturn:
 
 @pytest.fixture
 def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
-    held, put_back, wait = HeldReturn(), ScriptRunner.run, Event.wait
+    held, put_back, wait = HeldReturn(), ScriptRunner.run, Flag.wait
 
     def put_back_when_somebody_waits(*args: Any) -> Any:
         answer = put_back(*args) if held.comes_after else None
@@ -99,7 +99,7 @@ def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
         return await wait(*args)
 
     monkeypatch.setattr(ScriptRunner, "run", put_back_when_somebody_waits)
-    monkeypatch.setattr(Event, "wait", wait_and_have_it_put_back)
+    monkeypatch.setattr(Flag, "wait", wait_and_have_it_put_back)
     yield held
     held.may_end.set()
 
@@ -299,7 +299,7 @@ async def test_who_is_cancelled_while_it_is_put_back_takes_nothing(
     await process(queue, 1)
     await eventually(held_return.has_begun.is_set)
     with monkeypatch.context() as patch:
-        patch.setattr(Event, "wait", wait_for_ever)
+        patch.setattr(Flag, "wait", wait_for_ever)
         caller = asyncio.create_task(taken(queue))
         await is_waiting.wait()
         caller.cancel()

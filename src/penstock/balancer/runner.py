@@ -14,7 +14,7 @@ from penstock.balancer.owned_stream import OwnedStream, StreamWatcher
 from penstock.delivery.callables import is_async
 from penstock.delivery.drain import graceful_end
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
-from penstock.runtime.aio import IS_ASYNC, Activity, Cancelled, Event, TaskGroup, comes_from_outside, pause
+from penstock.runtime.aio import IS_ASYNC, Activity, Cancelled, Flag, TaskGroup, comes_from_outside, pause
 from penstock.serializers import Serializer
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Runner:
         self._balancer, self._commands, self._holdings, self._handler = balancer, commands, holdings, handler
         self._serializer, self._rebalances, self._grace_s = serializer, rebalances, grace_s
         self._logger, self._watcher = balancer.config.logger, StreamWatcher(balancer.client)
-        self._stopping = Event()
+        self._stopping = Flag()
         self._streams: dict[str, OwnedStream] = {}
         stop = self._stopping.set_from_outside
         self._handlers, self._activities = TaskGroup(stop), TaskGroup(stop)

@@ -25,7 +25,7 @@ from penstock.redis.client import StreamClient
 from penstock.redis.scripts import ScriptRunner, script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
-from penstock.runtime.aio import Event, home
+from penstock.runtime.aio import Flag, home
 
 T = TypeVar("T")
 Taken: TypeAlias = tuple[T, list[Redelivery], list[str]]  # something, messages that are handed out again, missing ones
@@ -164,7 +164,7 @@ class ConsumerSlots:
         self._lock = threading.Lock()
         self._returner: threading.Thread | None = None  # puts back what nobody comes for
         self._is_returning = False  # whether it is putting a message back now
-        self._waiting: list[Event] = []  # one for each caller who waits for that: they may be in several event loops
+        self._waiting: list[Flag] = []  # one for each caller who waits for that: they may be in several event loops
         self._has_taken_ahead = False  # since the returner looked last
         self.may_take_ahead = True
 
@@ -300,6 +300,6 @@ class ConsumerSlots:
         with self._lock:
             if not self._is_returning:
                 return
-            returned = Event()
+            returned = Flag()
             self._waiting.append(returned)
         await returned.wait()

@@ -15,7 +15,7 @@ from penstock.errors import BackendRefused, ConfigurationError
 from penstock.lazy_imports import require
 from penstock.number_checks import check_number
 from penstock.results.backend import Backend, Chunk
-from penstock.results.entry import Entry, read_entry
+from penstock.results.entry import StoredResult, read_entry
 from penstock.runtime.aio import Lock, home
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class PostgresBackend(Backend):
 
     # --- saving and reading -----------------------------------------------------------------------
 
-    async def _save(self, entries: Sequence[Entry]) -> Mapping[str, bytes]:
+    async def _save(self, entries: Sequence[StoredResult]) -> Mapping[str, bytes]:
         stored: dict[str, bytes] = {}
         for start in range(0, len(entries), _MOST_AT_ONCE):
             waiting = entries[start : start + _MOST_AT_ONCE]
@@ -79,7 +79,7 @@ class PostgresBackend(Backend):
                 )
         return stored
 
-    async def _insert(self, entries: Sequence[Entry]) -> dict[str, bytes]:
+    async def _insert(self, entries: Sequence[StoredResult]) -> dict[str, bytes]:
         columns = sql.columns_of(entries)
 
         async def insert(connection: Connection) -> dict[str, bytes]:
@@ -93,7 +93,7 @@ class PostgresBackend(Backend):
 
         return await self._run(insert)
 
-    async def _find(self, task_id: str) -> Entry | None:
+    async def _find(self, task_id: str) -> StoredResult | None:
         async def find(connection: Connection) -> tuple[Any, ...] | None:
             return await (await connection.execute(sql.FIND, [[task_id]], binary=True)).fetchone()
 
@@ -243,7 +243,7 @@ class PostgresBackend(Backend):
         return isinstance(error, self._psycopg.InterfaceError), text
 
 
-def _entry(row: tuple[Any, ...]) -> Entry | None:
+def _entry(row: tuple[Any, ...]) -> StoredResult | None:
     return read_entry(row[1], f"the row of task {row[0]}")
 
 

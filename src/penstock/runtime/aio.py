@@ -71,7 +71,7 @@ async def at_end(step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[
     return waiting.aclose
 
 
-class Event:
+class Flag:
     """A flag that can be awaited."""
 
     def __init__(self) -> None:
@@ -262,7 +262,7 @@ class Combiner(Generic[T]):
         self._size = 0  # of the last batch
         self._caller = 0  # the task that put the last item in
         self._task: asyncio.Task[None] | None = None
-        self._idle = Event()
+        self._idle = Flag()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def is_full(self) -> bool:

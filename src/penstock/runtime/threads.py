@@ -77,7 +77,7 @@ def at_end(step: Callable[[], None]) -> Callable[[], None]:
     return step
 
 
-class Event:
+class Flag:
     """A flag that can be waited for.
 
     Without a lock: a signal handler interrupts the main thread anywhere, and if that held the lock of threading.Event,

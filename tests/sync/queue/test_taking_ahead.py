@@ -14,7 +14,7 @@ import redis
 
 from penstock.errors import ConnectionLost
 from penstock.redis.scripts import ScriptRunner, script
-from penstock.runtime.threads import Event
+from penstock.runtime.threads import Flag
 from penstock.sync import RedisGateway, RedisMessageQueue, StreamClient
 from penstock.sync.delivery.group_commands import GroupCommands
 from penstock.sync.queue.consumer_slots import ConsumerSlots
@@ -84,7 +84,7 @@ class HeldReturn:
 
 @pytest.fixture
 def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
-    held, put_back, wait = HeldReturn(), ScriptRunner.run, Event.wait
+    held, put_back, wait = HeldReturn(), ScriptRunner.run, Flag.wait
 
     def put_back_when_somebody_waits(*args: Any) -> Any:
         answer = put_back(*args) if held.comes_after else None
@@ -99,7 +99,7 @@ def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
         return wait(*args)
 
     monkeypatch.setattr(ScriptRunner, "run", put_back_when_somebody_waits)
-    monkeypatch.setattr(Event, "wait", wait_and_have_it_put_back)
+    monkeypatch.setattr(Flag, "wait", wait_and_have_it_put_back)
     yield held
     held.may_end.set()
 

@@ -22,7 +22,7 @@ from penstock.spark.archive.file_writer import StagedFile
 from penstock.spark.archive.table import STAGING, ArchiveTable, FileEntry, RangeEntry, State, Step, in_order, no_step
 from penstock.spark.archive.task import ArchiveTask
 from penstock.spark.lake.files import make_directory
-from penstock.spark.source.offsets import IdRange, Offsets, Position, Progress
+from penstock.spark.source.offsets import BatchRange, IdRange, Offsets, Position
 
 logger = logging.getLogger("penstock.spark")
 Write = Callable[[ArchiveTask], Sequence[StagedFile]]  # runs the task over what is new in the batch
@@ -91,7 +91,7 @@ class BatchArchiver:
     def _all_new(self, offsets: Offsets) -> list[_Wanted]:
         return [each for name, progress in sorted(offsets.streams.items()) if (each := self._new(name, progress))]
 
-    def _new(self, stream: str, progress: Progress) -> _Wanted | None:
+    def _new(self, stream: str, progress: BatchRange) -> _Wanted | None:
         """Return what of a batch is not archived; raise for what cannot be joined to what is."""
         start, end = progress.start, progress.end
         lost: int | None = 0

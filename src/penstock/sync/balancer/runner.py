@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from penstock.balancer.holdings import Holdings, Ownership, is_ahead, surplus
 from penstock.balancer.messages import LBSInfo, StreamAdded, StreamExpired
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
-from penstock.runtime.threads import IS_ASYNC, Activity, Cancelled, Event, TaskGroup, comes_from_outside, pause
+from penstock.runtime.threads import IS_ASYNC, Activity, Cancelled, Flag, TaskGroup, comes_from_outside, pause
 from penstock.serializers import Serializer
 from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.balancer.notice_queue import NoticeQueue
@@ -43,7 +43,7 @@ class Runner:
         self._balancer, self._commands, self._holdings, self._handler = balancer, commands, holdings, handler
         self._serializer, self._rebalances, self._grace_s = serializer, rebalances, grace_s
         self._logger, self._watcher = balancer.config.logger, StreamWatcher(balancer.client)
-        self._stopping = Event()
+        self._stopping = Flag()
         self._streams: dict[str, OwnedStream] = {}
         stop = self._stopping.set_from_outside
         self._handlers, self._activities = TaskGroup(stop), TaskGroup(stop)

@@ -23,7 +23,7 @@ from penstock.redis.blocking import Command, Reply
 from penstock.redis.scripts import ScriptRunner, script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
-from penstock.runtime.threads import Event, home
+from penstock.runtime.threads import Flag, home
 from penstock.sync.delivery.group_commands import GroupCommands, Redelivery, Row, parse_rows
 from penstock.sync.redis.blocking_read import BlockingRead
 from penstock.sync.redis.client import StreamClient
@@ -165,7 +165,7 @@ class ConsumerSlots:
         self._lock = threading.Lock()
         self._returner: threading.Thread | None = None  # puts back what nobody comes for
         self._is_returning = False  # whether it is putting a message back now
-        self._waiting: list[Event] = []  # one for each caller who waits for that: they may be in several event loops
+        self._waiting: list[Flag] = []  # one for each caller who waits for that: they may be in several event loops
         self._has_taken_ahead = False  # since the returner looked last
         self.may_take_ahead = True
 
@@ -301,6 +301,6 @@ class ConsumerSlots:
         with self._lock:
             if not self._is_returning:
                 return
-            returned = Event()
+            returned = Flag()
             self._waiting.append(returned)
         returned.wait()

@@ -34,7 +34,7 @@ from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls, settings_of
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.threads import Event, at_end, call_in_loop, home, is_alive, pause
+from penstock.runtime.threads import Flag, at_end, call_in_loop, home, is_alive, pause
 from penstock.sync.redis.dead_letter_retention import DeadLetterRetention
 from penstock.sync.redis.loop_connections import LoopConnections
 
@@ -266,7 +266,7 @@ class StreamClient:
         if self._watch is None:
             pause(seconds)
             return
-        has_changed = Event()
+        has_changed = Flag()
         with self._watch.telling(has_changed.set_from_outside) as has_just_changed:
             has_changed.wait(min(seconds, _SHORT_REST_S) if has_just_changed else seconds)
 

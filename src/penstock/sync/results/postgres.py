@@ -15,7 +15,7 @@ import penstock.results.postgres_table as sql
 from penstock.errors import BackendRefused, ConfigurationError
 from penstock.lazy_imports import require
 from penstock.number_checks import check_number
-from penstock.results.entry import Entry, read_entry
+from penstock.results.entry import StoredResult, read_entry
 from penstock.runtime.threads import Lock, home
 from penstock.sync.results.backend import Backend, Chunk
 
@@ -63,7 +63,7 @@ class PostgresBackend(Backend):
 
     # --- saving and reading -----------------------------------------------------------------------
 
-    def _save(self, entries: Sequence[Entry]) -> Mapping[str, bytes]:
+    def _save(self, entries: Sequence[StoredResult]) -> Mapping[str, bytes]:
         stored: dict[str, bytes] = {}
         for start in range(0, len(entries), _MOST_AT_ONCE):
             waiting = entries[start : start + _MOST_AT_ONCE]
@@ -80,7 +80,7 @@ class PostgresBackend(Backend):
                 )
         return stored
 
-    def _insert(self, entries: Sequence[Entry]) -> dict[str, bytes]:
+    def _insert(self, entries: Sequence[StoredResult]) -> dict[str, bytes]:
         columns = sql.columns_of(entries)
 
         def insert(connection: Connection) -> dict[str, bytes]:
@@ -94,7 +94,7 @@ class PostgresBackend(Backend):
 
         return self._run(insert)
 
-    def _find(self, task_id: str) -> Entry | None:
+    def _find(self, task_id: str) -> StoredResult | None:
         def find(connection: Connection) -> tuple[Any, ...] | None:
             return (connection.execute(sql.FIND, [[task_id]], binary=True)).fetchone()
 
@@ -244,7 +244,7 @@ class PostgresBackend(Backend):
         return isinstance(error, self._psycopg.InterfaceError), text
 
 
-def _entry(row: tuple[Any, ...]) -> Entry | None:
+def _entry(row: tuple[Any, ...]) -> StoredResult | None:
     return read_entry(row[1], f"the row of task {row[0]}")
 
 

@@ -23,7 +23,7 @@ from penstock.errors import (
 )
 from penstock.events import Emitter, EventName, EventSink
 from penstock.number_checks import check_number
-from penstock.runtime.threads import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
+from penstock.runtime.threads import Activity, Cancelled, Flag, TaskGroup, Threads, next_tick, shielded
 from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
 from penstock.sync.delivery.reader import PrefetchWindow
 from penstock.sync.results.backend import ResultBackend
@@ -110,7 +110,7 @@ class Worker:
         )
         self._inbox = TaskInbox()
         self._slots: list[RunningTask] = []
-        self._stopping = Event()
+        self._stopping = Flag()
         self._reason = ""
         self._busy_s = 0.0  # when something was last under way
         self._exit: BaseException | None = None  # a handler ended the process
