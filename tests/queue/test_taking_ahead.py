@@ -230,7 +230,7 @@ async def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: re
     queue = queue_of(gateway)
     await publish(queue, 3)
     await process(queue, 1)
-    await eventually(lambda: not ahead_of(gateway) and consumer_of(gateway).slots._returner is None)
+    await eventually(lambda: not ahead_of(gateway) and consumer_of(gateway).slots._return_thread is None)
     assert await process(queue, 2) == ["message 1", "message 2"]
     await queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -356,7 +356,7 @@ async def test_what_could_not_be_put_back_is_found_by_the_next_call(
     await publish(queue, 2)
     await process(queue, 1)
     await eventually(refused.is_set)
-    await eventually(lambda: consumer_of(gateway).slots._returner is None)
+    await eventually(lambda: consumer_of(gateway).slots._return_thread is None)
     held = await taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     await held.end()
@@ -404,7 +404,7 @@ async def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
     queue = queue_of(gateway)
     await publish(queue, 2)
     await process(queue, 1)
-    await eventually(lambda: sent and consumer_of(gateway).slots._returner is None)
+    await eventually(lambda: sent and consumer_of(gateway).slots._return_thread is None)
     held = await taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     assert sent == []

@@ -14,7 +14,7 @@ from penstock.policy import AttemptLimits, GiveUp, RetryAfter, after_failure
 from penstock.queue.abstract_gateway import AbstractRedisGateway, Delivery, StopRenewal
 from penstock.queue.model import MessageData
 from penstock.queue.options import QueueOptions
-from penstock.runtime.aio import call_in_loop, comes_from_outside, home, runner, shielded
+from penstock.runtime.aio import call_in_loop, comes_from_outside, connection_scope, runner, shielded
 from penstock.runtime.user_functions import call_back
 
 logger = logging.getLogger("penstock.queue")
@@ -103,12 +103,12 @@ class Processing:
             self._left(self)
 
     def _lost_from_outside(self) -> Callable[[str], None]:
-        here = home()
+        scope = connection_scope()
 
         def lost(reason: str) -> None:
             if not self._is_ending:
                 self.lease_lost = True  # at once: the handler may block the event loop, and look
-                call_in_loop(here, self._lose, reason)
+                call_in_loop(scope, self._lose, reason)
 
         return lost
 

@@ -16,7 +16,7 @@ from penstock.lazy_imports import require
 from penstock.number_checks import check_number
 from penstock.results.backend import Backend, Chunk
 from penstock.results.entry import StoredResult, read_entry
-from penstock.runtime.aio import Lock, home
+from penstock.runtime.aio import Lock, connection_scope
 
 if TYPE_CHECKING:
     import psycopg
@@ -53,7 +53,7 @@ class PostgresBackend(Backend):
         self._dsn, self._timeout_s = str(dsn), timeout_s
         self.where = _where(self._dsn)
         self._connection: Connection | None = None
-        self._home: object = None  # the event loop, or the process, in which the connection was made
+        self._scope: object = None  # the event loop, or the process, in which the connection was made
         self._is_prepared = False
         self._lock = Lock()  # the connection is used by one caller at a time
 
@@ -159,9 +159,9 @@ class PostgresBackend(Backend):
             raise
 
     async def _open(self) -> Connection:
-        if self._home is not home():
+        if self._scope is not connection_scope():
             _leave(self._connection)
-            self._connection, self._home = None, home()
+            self._connection, self._scope = None, connection_scope()
         if self._connection is None or self._connection.closed:
             self._connection = await self.connect()
         return self._connection
@@ -205,7 +205,7 @@ class PostgresBackend(Backend):
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None and self._home is home():
+        if connection is not None and self._scope is connection_scope():
             await self._let_go(connection)
         else:
             _leave(connection)

@@ -34,7 +34,7 @@ async def pause(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-def home() -> object:
+def connection_scope() -> object:
     """Return what connections are bound to: the running event loop."""
     return asyncio.get_running_loop()
 
@@ -44,16 +44,16 @@ def runner() -> object:
     return asyncio.current_task()
 
 
-def call_in_loop(home: object, function: Callable[..., None], *args: object) -> None:
+def call_in_loop(scope: object, function: Callable[..., None], *args: object) -> None:
     """Run a function where the connections are, from any thread."""
-    if isinstance(home, asyncio.AbstractEventLoop):
+    if isinstance(scope, asyncio.AbstractEventLoop):
         with suppress(RuntimeError):  # it is closed, and so are they
-            home.call_soon_threadsafe(function, *args)
+            scope.call_soon_threadsafe(function, *args)
 
 
-def is_alive(home: object) -> bool:
-    """Tell whether connections bound to the home can still be used."""
-    return isinstance(home, asyncio.AbstractEventLoop) and not home.is_closed()
+def is_alive(scope: object) -> bool:
+    """Tell whether connections bound to the scope can still be used."""
+    return isinstance(scope, asyncio.AbstractEventLoop) and not scope.is_closed()
 
 
 async def at_end(step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:

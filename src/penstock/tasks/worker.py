@@ -1,4 +1,4 @@
-"""Worker and InlineWorker: take tasks from a queue, run their handlers, and bring the results home."""
+"""Worker and InlineWorker: take tasks from a queue, run their handlers, and store the results."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: redis.Re
     queue = queue_of(gateway)
     publish(queue, 3)
     process(queue, 1)
-    eventually(lambda: not ahead_of(gateway) and consumer_of(gateway).slots._returner is None)
+    eventually(lambda: not ahead_of(gateway) and consumer_of(gateway).slots._return_thread is None)
     assert process(queue, 2) == ["message 1", "message 2"]
     queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -329,7 +329,7 @@ def test_what_could_not_be_put_back_is_found_by_the_next_call(
     publish(queue, 2)
     process(queue, 1)
     eventually(refused.is_set)
-    eventually(lambda: consumer_of(gateway).slots._returner is None)
+    eventually(lambda: consumer_of(gateway).slots._return_thread is None)
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     held.end()
@@ -377,7 +377,7 @@ def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
     queue = queue_of(gateway)
     publish(queue, 2)
     process(queue, 1)
-    eventually(lambda: sent and consumer_of(gateway).slots._returner is None)
+    eventually(lambda: sent and consumer_of(gateway).slots._return_thread is None)
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     assert sent == []

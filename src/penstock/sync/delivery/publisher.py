@@ -32,7 +32,7 @@ from penstock.redis.retry import PASSING, RetryBudget, pause_s
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.threads import Combiner, Promise, home, new_promise, pause
+from penstock.runtime.threads import Combiner, Promise, connection_scope, new_promise, pause
 from penstock.sync.redis.client import StreamClient
 
 OnFull: TypeAlias = Literal["reject", "block", "drop_oldest"]
@@ -63,7 +63,7 @@ class PublishSettings:
     max_buffered: int = 10_000
 
 
-class Parcel:
+class PublishCall:
     """The messages of one call, and the promise that it waits for."""
 
     __slots__ = ("messages", "promise")
@@ -72,7 +72,7 @@ class Parcel:
         self.messages, self.promise = messages, promise
 
 
-Item: TypeAlias = Parcel | Encoded  # a single message needs no wrapping
+Item: TypeAlias = PublishCall | Encoded  # a single message needs no wrapping
 
 
 class Publisher:
@@ -101,7 +101,7 @@ class Publisher:
         self._fixed = (str(int(settings.retry.budget_s * 2) + 60), str(settings.max_len), policy)
         self._sequence = 0
         self._connection: Connection | None = None
-        self._home: object = None
+        self._scope: object = None
         self._was_connected = False
         self._chance = random.Random()
         self._combiner: Combiner[Item] = Combiner(self._send, settings.linger_s, settings.max_buffered)
@@ -119,7 +119,7 @@ class Publisher:
     def post_many(self, messages: list[Encoded]) -> Promise[list[Answer]]:
         """Take messages in; the promise are their answers."""
         promise: Promise[list[Answer]] = new_promise()
-        self._combiner.put(Parcel(messages, promise))
+        self._combiner.put(PublishCall(messages, promise))
         return promise
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class Publisher:
     def _open_connection(self) -> Connection | None:
         # The connection, if it can be used here and now.
         connection = self._connection
-        if connection is None or not connection.is_open or self._home is not home():
+        if connection is None or not connection.is_open or self._scope is not connection_scope():
             return None
         return connection
 
@@ -288,7 +288,7 @@ class Publisher:
     def _connect(self) -> Connection:
         self._check_can_confirm()
         self._connection = self._connection_to(None)
-        self._home, self._was_connected = home(), True
+        self._scope, self._was_connected = connection_scope(), True
         return self._connection
 
     def _connection_to(self, asked: Host | None) -> Connection:
@@ -365,10 +365,10 @@ class Publisher:
 
 def _messages(items: list[Item]) -> list[Encoded]:
     if len(items) == 1:
-        return items[0].messages if isinstance(items[0], Parcel) else [items[0]]
+        return items[0].messages if isinstance(items[0], PublishCall) else [items[0]]
     messages: list[Encoded] = []
     for item in items:
-        if isinstance(item, Parcel):
+        if isinstance(item, PublishCall):
             messages += item.messages
         else:
             messages.append(item)
@@ -378,7 +378,7 @@ def _messages(items: list[Item]) -> list[Encoded]:
 def _distribute(items: list[Item], answers: list[Answer]) -> None:
     start = 0
     for item in items:
-        if isinstance(item, Parcel):
+        if isinstance(item, PublishCall):
             end = start + len(item.messages)
             if not item.promise.done():  # the caller was cancelled
                 item.promise.set_result(answers[start:end])

@@ -14,7 +14,7 @@ from penstock.keys import QueueKeys
 from penstock.policy import AttemptLimits, GiveUp, RetryAfter, after_failure
 from penstock.queue.model import MessageData
 from penstock.queue.options import QueueOptions
-from penstock.runtime.threads import call_in_loop, comes_from_outside, home, runner, shielded
+from penstock.runtime.threads import call_in_loop, comes_from_outside, connection_scope, runner, shielded
 from penstock.runtime.user_functions import call_back
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, Delivery, StopRenewal
 
@@ -104,12 +104,12 @@ class Processing:
             self._left(self)
 
     def _lost_from_outside(self) -> Callable[[str], None]:
-        here = home()
+        scope = connection_scope()
 
         def lost(reason: str) -> None:
             if not self._is_ending:
                 self.lease_lost = True  # at once: the handler may block the event loop, and look
-                call_in_loop(here, self._lose, reason)
+                call_in_loop(scope, self._lose, reason)
 
         return lost
 

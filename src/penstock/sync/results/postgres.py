@@ -16,7 +16,7 @@ from penstock.errors import BackendRefused, ConfigurationError
 from penstock.lazy_imports import require
 from penstock.number_checks import check_number
 from penstock.results.entry import StoredResult, read_entry
-from penstock.runtime.threads import Lock, home
+from penstock.runtime.threads import Lock, connection_scope
 from penstock.sync.results.backend import Backend, Chunk
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class PostgresBackend(Backend):
         self._dsn, self._timeout_s = str(dsn), timeout_s
         self.where = _where(self._dsn)
         self._connection: Connection | None = None
-        self._home: object = None  # the event loop, or the process, in which the connection was made
+        self._scope: object = None  # the event loop, or the process, in which the connection was made
         self._is_prepared = False
         self._lock = Lock()  # the connection is used by one caller at a time
 
@@ -160,9 +160,9 @@ class PostgresBackend(Backend):
             raise
 
     def _open(self) -> Connection:
-        if self._home is not home():
+        if self._scope is not connection_scope():
             _leave(self._connection)
-            self._connection, self._home = None, home()
+            self._connection, self._scope = None, connection_scope()
         if self._connection is None or self._connection.closed:
             self._connection = self.connect()
         return self._connection
@@ -206,7 +206,7 @@ class PostgresBackend(Backend):
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None and self._home is home():
+        if connection is not None and self._scope is connection_scope():
             self._let_go(connection)
         else:
             _leave(connection)

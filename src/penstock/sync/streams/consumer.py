@@ -20,7 +20,7 @@ from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import StreamKeys, check_dead_letters
 from penstock.model import ConsumerMetrics, PassReport, StreamMessage
 from penstock.redis.retry import pause_s
-from penstock.runtime.threads import Flag, TaskGroup, Threads, call_in_loop, home, shielded
+from penstock.runtime.threads import Flag, TaskGroup, Threads, call_in_loop, connection_scope, shielded
 from penstock.serializers import Serializer
 from penstock.sync.delivery.acks import AckSender
 from penstock.sync.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
@@ -75,7 +75,7 @@ class StreamConsumer:
         self._stopping, self._chance = Flag(), random.Random()
         self._concurrency = config.concurrency or (1 if handler is not None else _MESSAGE_WORKERS)
         self._threads = Threads(self._concurrency)
-        self._home: object = None
+        self._scope: object = None
         self._fenced: ConsumerNameTaken | None = None
         self._exit: BaseException | None = None
         self._is_open = False
@@ -195,7 +195,7 @@ class StreamConsumer:
         if self._fenced is not None:
             raise self._fenced
         config = self.config
-        self._home = home()
+        self._scope = connection_scope()
         self._group.ensure(config.dlq_stream, config.dlq_group)
         if not self._is_open:
             if config.worker_name is not None:
@@ -294,7 +294,7 @@ class StreamConsumer:
         for message in self._in_flight.find(lost).values():
             if message is not None:
                 message.lease_lost = True
-        call_in_loop(self._home, self._workers.lose_leases, lost)
+        call_in_loop(self._scope, self._workers.lose_leases, lost)
 
     def _set_fenced(self) -> None:
         self._commands.is_fenced = True
