@@ -15,9 +15,10 @@ from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.orphans import Listener, Sweep
 from penstock.balancer.owned_stream import OwnedStream
 from penstock.balancer.reader import Reader
-from penstock.balancer.runner import CLEANUP_TIMEOUT_S, Runner, StreamHandler
+from penstock.balancer.runner import Runner, StreamHandler
 from penstock.delivery.callables import is_async
 from penstock.delivery.decoding import Rejected
+from penstock.delivery.drain import CLEANUP_TIMEOUT_S
 from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, StreamNotOwned, text_of
 from penstock.events import EventName
 from penstock.keys import BalancerKeys
@@ -116,13 +117,13 @@ class StreamBalancer:
             return
         self._is_over = True
         if self._scope is not None:  # it was started, or has claimed something
-            await shielded(CLEANUP_TIMEOUT_S, self._leave)
+            await shielded(2 * CLEANUP_TIMEOUT_S, self._leave)
 
     async def _leave(self) -> None:
         self._sweep.stop()
         self._listener.stop()
         await self._reader.stop()
-        await self._activities.join(CLEANUP_TIMEOUT_S / 2)
+        await self._activities.join(CLEANUP_TIMEOUT_S)
         await self._activities.cancel()
         self._heartbeat.stop()
         try:
@@ -132,7 +133,7 @@ class StreamBalancer:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
         self._commands.emit(EventName.STOPPED)
-        await self._listener.end(CLEANUP_TIMEOUT_S / 2)  # last: it is slow to end, and nobody waits for it
+        await self._listener.end(CLEANUP_TIMEOUT_S)  # last: it is slow to end, and nobody waits for it
 
     async def _hand_over_all(self) -> None:
         owned = self._holdings.all()

@@ -21,10 +21,8 @@ from penstock.errors import (
     ConnectionLost,
     NotDurable,
     PenstockError,
-    PermissionDenied,
     PublishUnknown,
     StreamFull,
-    UnsupportedServer,
 )
 from penstock.redis.aio import Command, Connection, Reply
 from penstock.redis.client import StreamClient
@@ -308,17 +306,8 @@ class Publisher:
 
     async def _check_can_confirm(self) -> None:
         # Asked before anything is written: afterwards the entry would be there, and an error in the caller's hands.
-        if self._settings.durability != "local":
-            return
-        try:
-            found = await self._client.capabilities()
-        except PermissionDenied:
-            return  # the user may not ask; WAITAOF itself will tell
-        if not found.has("WAITAOF"):
-            raise UnsupportedServer(
-                f"durability='local' needs WAITAOF, which {found.product} {found.version} lacks: use Redis 7.2, "
-                f"Valkey 7.2 or newer, or choose durability='replicated' or 'fast'"
-            )
+        if self._settings.durability == "local":
+            (await self._client.capabilities()).check_local_durability()
 
     async def _disconnect(self) -> None:
         if self._connection is not None and self._settings.durability != "fast":

@@ -23,9 +23,10 @@ from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.balancer.orphans import Listener, Sweep
 from penstock.sync.balancer.owned_stream import OwnedStream
 from penstock.sync.balancer.reader import Reader
-from penstock.sync.balancer.runner import CLEANUP_TIMEOUT_S, Runner, StreamHandler
+from penstock.sync.balancer.runner import Runner, StreamHandler
 from penstock.sync.delivery.callables import is_async
 from penstock.sync.delivery.decoding import Rejected
+from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S
 from penstock.sync.redis.client import StreamClient
 
 _BEAT_POLL_S = 0.002
@@ -117,13 +118,13 @@ class StreamBalancer:
             return
         self._is_over = True
         if self._scope is not None:  # it was started, or has claimed something
-            shielded(CLEANUP_TIMEOUT_S, self._leave)
+            shielded(2 * CLEANUP_TIMEOUT_S, self._leave)
 
     def _leave(self) -> None:
         self._sweep.stop()
         self._listener.stop()
         self._reader.stop()
-        self._activities.join(CLEANUP_TIMEOUT_S / 2)
+        self._activities.join(CLEANUP_TIMEOUT_S)
         self._activities.cancel()
         self._heartbeat.stop()
         try:
@@ -133,7 +134,7 @@ class StreamBalancer:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
         self._commands.emit(EventName.STOPPED)
-        self._listener.end(CLEANUP_TIMEOUT_S / 2)  # last: it is slow to end, and nobody waits for it
+        self._listener.end(CLEANUP_TIMEOUT_S)  # last: it is slow to end, and nobody waits for it
 
     def _hand_over_all(self) -> None:
         owned = self._holdings.all()

@@ -16,13 +16,12 @@ from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.balancer.owned_stream import OwnedStream, StreamWatcher
 from penstock.sync.delivery.callables import is_async
-from penstock.sync.delivery.drain import graceful_end
+from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
 
 if TYPE_CHECKING:
     from penstock.sync.balancer.balancer import StreamBalancer
 
 StreamHandler: TypeAlias = Callable[[OwnedStream], Any]
-CLEANUP_TIMEOUT_S = 10.0
 _SETTLE_RETRY_S = 0.2
 _POLITE_S, _POLITE_STEP_S = 0.3, 0.02  # how long a consumer that has more leaves a stream to those that have fewer
 _BURST_S = 1.0  # hints that follow each other sooner are of one burst, for which it is polite once
@@ -57,7 +56,7 @@ class Runner:
 
     def run(self, on_signal: Callable[[], None] | None) -> None:
         """Run until stop(), or until the balancer cannot go on."""
-        with graceful_end(self._wind_up, self._grace_s, on_signal, CLEANUP_TIMEOUT_S):
+        with graceful_end(self._wind_up, self._grace_s, on_signal, 2 * CLEANUP_TIMEOUT_S):
             notices = self._balancer.start()
             self._activities.start(self._follow, notices)
             self._activities.start(self._watcher.run)
