@@ -98,7 +98,8 @@ event = Flag()
 signal.signal(signal.SIGTERM, lambda *_: event.set_from_outside())
 
 def ask() -> None:  # as the system does when the main thread has not run since it was frozen
-    time.sleep(0.2)
+    while not event._waiting:
+        time.sleep(0.001)
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
 threading.Thread(target=ask).start()
