@@ -62,8 +62,8 @@ test-browser: $(VENV)/.dev ## Use the dashboard and look at reports in a real br
 pictures: $(VENV)/.dev ## Take the pictures of the dashboard and of a report that the documentation shows (needs Chromium)
 	@PENSTOCK_BROWSER=1 PENSTOCK_PICTURES=1 $(BIN)/python -m pytest tests/browser -k pictures
 
-test-failover: $(VENV)/.dev ## Measure take-overs: 1,500 streams of a killed owner, masters behind Sentinel and in a cluster
-	@PENSTOCK_TIMED=1 $(BIN)/python -m pytest -rP tests/faults/test_takeover_times.py tests/faults/test_failover_times.py $(ARGS)
+test-failover: $(VENV)/.dev ## Measure take-overs: streams of a killed owner, masters of Sentinel and cluster, a result back-end
+	@PENSTOCK_TIMED=1 $(BIN)/python -m pytest -rP tests/faults/test_*_times.py $(ARGS)
 
 test-interop: $(VENV)/.dev ## Run Python and Go peers of one balanced service together (needs Go and its module proxy)
 	@PENSTOCK_INTEROP=1 $(BIN)/python -m pytest tests/interop $(ARGS)

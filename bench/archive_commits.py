@@ -26,7 +26,7 @@ from penstock.spark.archive.compact import SmallFiles
 from penstock.spark.archive.rows import READ_SCHEMA
 from penstock.spark.archive.state import DAY_MS
 from penstock.spark.archive.table import ArchiveTable, load_state
-from penstock.spark.source.offsets import Offsets, Position, Progress
+from penstock.spark.source.offsets import BatchRange, Offsets, Position
 from penstock.spark.source.rows import RowBuilder
 
 _EVERY_MS = 10_000
@@ -47,7 +47,7 @@ def made(root: Path, commits: int) -> None:
     while number < commits or archiver.table.since_noted(archiver.state) != _BEHIND_CHECKPOINT:
         entry_id = f"{first_ms + number * _EVERY_MS}-0"
         batch = RowBuilder(READ_SCHEMA).build([(_STREAM, [(entry_id.encode(), [b"data", b"%d" % number])])])
-        progress = Progress(Position(entry_id, number + 1), Position(before, number))
+        progress = BatchRange(Position(entry_id, number + 1), Position(before, number))
         archiver.archive(Offsets({_STREAM: progress}), lambda task, batch=batch: task.write([batch]))
         SmallFiles(archiver.table, state=archiver.state).run_if_it_pays()
         before, number = entry_id, number + 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.number_checks import check_number
-from penstock.policy import Backoff, Limits
+from penstock.policy import AttemptLimits, Backoff
 
 _NO_NUMBERS = {"group", "worker_name", "dlq_stream", "dlq_group", "handle_signals"}
 _MAY_BE_ZERO = {"block_ms", "shutdown_grace_ms", "max_stream_size", "retry_jitter"}
@@ -97,9 +97,9 @@ class ConsumerConfig:
         return self.prefetch or self.batch_size * PREFETCH_BATCHES
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> AttemptLimits:
         """How often a message may be tried."""
-        return Limits(self.max_deliveries, self.max_attempts)
+        return AttemptLimits(self.max_deliveries, self.max_attempts)
 
     @property
     def backoff(self) -> Backoff:

@@ -227,6 +227,10 @@ class LeaseLost(PenstockError):
     """The message now belongs to another consumer; whatever this one still says about it is refused."""
 
 
+class HandlerTimeout(PenstockError):
+    """The handler of a consumer, a pipeline or a reprocessing run exceeded its timeout."""
+
+
 class ConsumerNameTaken(PenstockError):
     """A newer process runs under the same `worker_name`; this one is fenced off and stops."""
 

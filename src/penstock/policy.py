@@ -32,7 +32,7 @@ def unreadable(error: BaseException | None) -> Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryAfter:
     """Hand the message out again after the delay; a snooze gives the attempt back."""
 
     after_ms: int
@@ -46,7 +46,7 @@ class GiveUp:
     reason: Reason
 
 
-Verdict: TypeAlias = Retry | GiveUp
+Verdict: TypeAlias = RetryAfter | GiveUp
 
 
 def doubling(first: float, failures: int, longest: float) -> float:
@@ -91,7 +91,7 @@ class DelaysById:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AttemptLimits:
     """How often a message may be tried; None = as often as you like."""
 
     max_deliveries: int | None
@@ -112,7 +112,7 @@ class Limits:
 
 
 def after_failure(
-    error: BaseException | None, deliveries: int, attempts: int, limits: Limits, backoff: Backoff,
+    error: BaseException | None, deliveries: int, attempts: int, limits: AttemptLimits, backoff: Backoff,
     chance: random.Random, *, is_pointless: bool = False,
 ) -> Verdict:  # fmt: skip
     """Decide about a message whose handler failed; `deliveries` and `attempts` include the failed run.
@@ -121,17 +121,19 @@ def after_failure(
     """
     asked_s = delay_asked_s(error) if isinstance(error, Snooze | RetryLater) else None
     if isinstance(error, Snooze) and asked_s is not None:
-        return Retry(round(asked_s * 1000), counts=False)
+        return RetryAfter(round(asked_s * 1000), counts=False)
     if is_pointless or isinstance(error, FatalError):
         return GiveUp(Reason.FATAL)
     if limits.is_exhausted(deliveries, attempts):
         return GiveUp(Reason.MAX_DELIVERIES)
     if asked_s is not None:
-        return Retry(round(asked_s * 1000))
-    return Retry(backoff.delay_ms(attempts, chance))
+        return RetryAfter(round(asked_s * 1000))
+    return RetryAfter(backoff.delay_ms(attempts, chance))
 
 
-def before_run(deliveries: int, attempts: int, expires_at_ms: int | None, now_ms: int, limits: Limits) -> GiveUp | None:
+def before_run(
+    deliveries: int, attempts: int, expires_at_ms: int | None, now_ms: int, limits: AttemptLimits
+) -> GiveUp | None:
     """Decide whether a redelivered message may run again; the counts do not include the coming run."""
     if expires_at_ms is not None and now_ms >= expires_at_ms:
         return GiveUp(Reason.EXPIRED)

@@ -13,6 +13,7 @@ from tests.balancer.stage import GROUP, LBS, SEP, add_raw, locks, pending, quick
 from tests.helpers.aio import Event, eventually, pause, throughout, wait_for
 
 GO = "redis-consumer-go-1"
+DEAD_LETTERS = "{svc-input}_dlq"
 
 
 class Reading:
@@ -44,6 +45,11 @@ class Reading:
 
 def fill(raw: redis.Redis, name: str, *values: object) -> list[str]:
     return [raw.xadd(name, {"n": str(value)}).decode() for value in values]
+
+
+def reasons(raw: redis.Redis) -> list[tuple[str, str]]:
+    """Returns why, and after how many deliveries, streams were given up."""
+    return [(row[b"dlq_reason"].decode(), row[b"dlq_deliveries"].decode()) for _, row in raw.xrange(DEAD_LETTERS)]
 
 
 async def test_a_stream_is_read_in_order_until_its_handler_returns(client: StreamClient, raw: redis.Redis) -> None:
@@ -135,6 +141,44 @@ async def test_a_failing_handler_hands_its_stream_over(client: StreamClient, raw
         async with running((quick(client, "b"), reading)):
             await eventually(lambda: raw.xlen(LBS) == 0)
     assert reading.of("session-1") == ["last"]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+async def test_a_stream_whose_handler_exits_ends_the_run_and_is_given_up(
+    client: StreamClient, raw: redis.Redis, kind: type[BaseException]
+) -> None:
+    begun: list[str] = []
+
+    async def leave(stream: OwnedStream) -> None:
+        begun.append(stream.name)
+        raise kind(66)
+
+    add_raw(raw, "session-1")
+    for _ in range(2):
+        with pytest.raises(kind, match="66"):
+            await quick(client, "a", max_deliveries=2).run(leave, handle_signals=False)
+    async with running((quick(client, "b", max_deliveries=2), leave)):
+        await eventually(lambda: raw.xlen(DEAD_LETTERS))
+    assert begun == ["session-1", "session-1"]
+    assert reasons(raw) == [("max_deliveries", "2")]
+
+
+class Burst(BaseException):
+    """No Exception, and none of those that end a process."""
+
+
+async def test_a_stream_whose_handler_raises_no_exception_is_given_up(client: StreamClient, raw: redis.Redis) -> None:
+    begun: list[str] = []
+
+    async def burst(stream: OwnedStream) -> None:
+        begun.append(stream.name)
+        raise Burst
+
+    async with running((quick(client, "a", max_deliveries=2), burst)):
+        add_raw(raw, "session-1")
+        await eventually(lambda: raw.xlen(DEAD_LETTERS))
+    assert begun == ["session-1", "session-1"]
+    assert reasons(raw) == [("max_deliveries", "2")]
 
 
 async def test_handlers_run_side_by_side_and_one_that_fails_stops_no_other(

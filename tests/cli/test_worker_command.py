@@ -268,7 +268,10 @@ def test_numbers_are_served_to_prometheus(queue: RedisTaskQueue, start: Start) -
     assert 'queue_dead_total{kind="other",queue="penstock"} 1.0' in shown
     assert re.search(r'queue_pending_idle_max_seconds\{stream="penstock.tasks"\} \d', shown)
     assert 'penstock_dead_letters{owner="penstock",stream="penstock.dead"} 1.0' in shown
-    shown = _scrape(_port(worker))
+    port = _port(worker)
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", port), 30)
+    shown = _scrape(port)
     assert 'worker_task_total{kind="pid",status="ok"} 1.0' in shown
     assert 'handler_duration_seconds_count{kind="pid"} 1.0' in shown
     for process in (worker, exporter):

@@ -257,7 +257,7 @@ def test_a_consumer_beside_a_monitor_ends_in_order_with_asyncio_run(address, raw
 
     async def slow(messages):
         begun.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()  # until it is cancelled
         return [m.id for m in messages]
 
     async def monitor():

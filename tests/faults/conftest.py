@@ -22,7 +22,8 @@ from tests.helpers.ageing import LEASE_MS as LONG_LEASE_MS
 from tests.helpers.ageing import Ageing
 
 # Seconds mean something only with the machine to itself: `make test-failover` sets this.
-collect_ignore = [] if os.environ.get("PENSTOCK_TIMED") else ["test_failover_times.py", "test_takeover_times.py"]
+_TIMED = ["test_failover_times.py", "test_result_times.py", "test_takeover_times.py"]
+collect_ignore = [] if os.environ.get("PENSTOCK_TIMED") else _TIMED
 
 STREAM, GROUP = "orders", "billing"
 LEASE_MS = 2_000  # must run out in many tests, and hold meanwhile on a busy machine

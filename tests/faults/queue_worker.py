@@ -2,13 +2,15 @@
 
     python -m tests.faults.queue_worker '{"url": ..., "half": "async" or "sync", "lease_s": 0.6, "gate": "/path"}'
 
-A message that begins with "hold" is held until the file of its gate exists.
+A message that begins with "hold" is held until the file of its gate exists. "exit", "leave" and "burst" end the process:
+by os._exit(), by sys.exit() and by an error that is no Exception.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import threading
 import time
@@ -23,6 +25,11 @@ from penstock import sync
 from tests.faults.worker import end_with_the_parent, on_event, say
 
 _POLL_S = 0.01
+CODE = 66  # of a process that was ended by its message
+
+
+class Burst(BaseException):
+    """No Exception, so that nothing between the handler and the end of the process catches it."""
 
 
 def options(job: dict[str, Any]) -> dict[str, Any]:
@@ -33,6 +40,12 @@ def options(job: dict[str, Any]) -> dict[str, Any]:
 
 def began(processing: Any, message: str) -> None:
     say("began", message=message, number=processing.delivery_count, attempts=processing.attempts)
+    if message == "exit":
+        os._exit(CODE)
+    elif message == "leave":
+        sys.exit(CODE)
+    elif message == "burst":
+        raise Burst
 
 
 def run_sync(job: dict[str, Any]) -> None:

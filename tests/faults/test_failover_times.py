@@ -25,7 +25,8 @@ from penstock.errors import PenstockError
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from penstock.testing.servers import NEWEST
-from tests.redis.halves import AsyncHalf, Half, SyncHalf, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import AsyncHalf, Half, SyncHalf
 from tests.redis.sentinels import SentinelGroup
 
 BOUND_S = 3.0

@@ -17,6 +17,7 @@ from penstock import sync
 from penstock.errors import OutOfMemory, TransientError
 from penstock.redis.embedded import EmbeddedServer
 from penstock.sync.queue.consumer_slots import ConsumerSlots
+from tests.faults.queue_worker import CODE
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
 from tests.helpers.ageing import LEASE_MS, Ageing
@@ -105,6 +106,28 @@ def test_a_message_that_kills_its_process_ends_in_the_dead_letters(activities: T
     eventually(lambda: activities.raw.xlen(DEAD), "it is dead")
     assert activities.queue.stats().processing == 0
     assert activities.queue.publish("hold")  # the producer's retry is welcome
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize(
+    ("message", "code", "error"), [("exit", CODE, "WorkerDied"), ("leave", CODE, "SystemExit"), ("burst", 1, "Burst")]
+)
+def test_a_handler_that_ends_its_process_is_given_up_with_its_reason(
+    activities: TaskGroup, message: str, code: int, error: str
+) -> None:
+    activities.queue.publish(message)
+    for number in (1, 2):
+        worker = activities.worker(most=2)
+        assert worker.wait_for("began", message=message)["number"] == number
+        assert worker.wait() == code
+    activities.queue.publish("other")
+    activities.worker(most=2)
+    eventually(lambda: activities.completed() == ["other"], "its neighbour is done")
+    eventually(lambda: activities.raw.xlen(DEAD), "it is dead")
+    [(_, record)] = activities.raw.xrange(DEAD)
+    told = [record[name].decode() for name in (b"data", b"dlq_reason", b"dlq_error", b"dlq_attempts")]
+    assert told == [message, "max_deliveries", error, "2"]
+    assert not activities.workers[-1].said("began", message=message)
 
 
 def test_a_frozen_process_can_settle_nothing_when_it_wakes_up(activities: TaskGroup) -> None:

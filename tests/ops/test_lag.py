@@ -11,7 +11,7 @@ import redis
 from penstock import Lag, StreamClient
 from penstock.errors import NotFound
 from penstock.ops import Inspector
-from penstock.ops.lag import Position, Rates, drain_s, rates
+from penstock.ops.lag import GroupPosition, Rates, drain_s, rates
 from tests.helpers.round_trips import count_round_trips
 from tests.ops.stage import GROUP, STREAM, add, read_as
 
@@ -129,17 +129,17 @@ async def test_a_group_that_has_read_all_has_no_lag(inspector: Inspector, raw: r
 
 
 def test_what_came_and_is_not_unread_went_out() -> None:
-    assert rates(Position(0, 100, 50), Position(10, 200, 30)) == Rates(10.0, 12.0, 15.0)
+    assert rates(GroupPosition(0, 100, 50), GroupPosition(10, 200, 30)) == Rates(10.0, 12.0, 15.0)
 
 
 def test_a_backlog_that_grows_never_drains() -> None:
-    found = rates(Position(0, 100, 50), Position(10, 200, 120))
+    found = rates(GroupPosition(0, 100, 50), GroupPosition(10, 200, 120))
     assert found == Rates(10.0, 3.0, None)
 
 
-@pytest.mark.parametrize("after", [Position(0, 100, 0), Position(5, 20, 0)])
-def test_without_time_or_with_a_new_stream_there_is_no_rate(after: Position) -> None:
-    assert rates(Position(0, 50 if after.at_s == 0 else 100, 0), after) is None
+@pytest.mark.parametrize("after", [GroupPosition(0, 100, 0), GroupPosition(5, 20, 0)])
+def test_without_time_or_with_a_new_stream_there_is_no_rate(after: GroupPosition) -> None:
+    assert rates(GroupPosition(0, 50 if after.at_s == 0 else 100, 0), after) is None
 
 
 def test_nothing_unread_is_drained_already() -> None:

@@ -79,7 +79,7 @@ async def take_ahead_and_pause(stage: Stage) -> None:
         await stage.do(queue.publish, message)
     await stage.end(await stage.take(queue))
     slots = queue._gateway._consumer_of(QUEUE).slots  # type: ignore[attr-defined]
-    await eventually(lambda: slots._returner is None)
+    await eventually(lambda: slots._return_thread is None)
     for _ in range(2):
         await stage.end(await stage.take(queue))
 

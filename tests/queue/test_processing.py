@@ -262,7 +262,9 @@ async def test_whatever_a_handler_raises_itself_is_a_failed_attempt(
     for _ in range(2):
         with pytest.raises(kind):
             await run()
-    assert payloads(raw, DEAD_LETTERS) == [b"hello"]
+    [(_, record)] = raw.xrange(DEAD_LETTERS)
+    told = [record[name].decode() for name in (b"data", b"dlq_reason", b"dlq_error", b"dlq_attempts")]
+    assert told == ["hello", "max_deliveries", kind.__name__, "2"]
 
 
 # async only

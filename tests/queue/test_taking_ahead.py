@@ -18,7 +18,7 @@ from penstock.errors import ConnectionLost
 from penstock.queue.consumer_slots import ConsumerSlots
 from penstock.queue.queue_consumer import QueueConsumer
 from penstock.redis.scripts import ScriptRunner, script
-from penstock.runtime.aio import Event
+from penstock.runtime.aio import Flag
 from penstock.testing import Fault, FaultProxy
 from tests.helpers.aio import eventually
 from tests.queue.scenes import (
@@ -84,7 +84,7 @@ class HeldReturn:
 
 @pytest.fixture
 def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
-    held, put_back, wait = HeldReturn(), ScriptRunner.run, Event.wait
+    held, put_back, wait = HeldReturn(), ScriptRunner.run, Flag.wait
 
     def put_back_when_somebody_waits(*args: Any) -> Any:
         answer = put_back(*args) if held.comes_after else None
@@ -99,7 +99,7 @@ def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
         return await wait(*args)
 
     monkeypatch.setattr(ScriptRunner, "run", put_back_when_somebody_waits)
-    monkeypatch.setattr(Event, "wait", wait_and_have_it_put_back)
+    monkeypatch.setattr(Flag, "wait", wait_and_have_it_put_back)
     yield held
     held.may_end.set()
 
@@ -230,7 +230,7 @@ async def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: re
     queue = queue_of(gateway)
     await publish(queue, 3)
     await process(queue, 1)
-    await eventually(lambda: not ahead_of(gateway) and consumer_of(gateway).slots._returner is None)
+    await eventually(lambda: not ahead_of(gateway) and consumer_of(gateway).slots._return_thread is None)
     assert await process(queue, 2) == ["message 1", "message 2"]
     await queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -299,7 +299,7 @@ async def test_who_is_cancelled_while_it_is_put_back_takes_nothing(
     await process(queue, 1)
     await eventually(held_return.has_begun.is_set)
     with monkeypatch.context() as patch:
-        patch.setattr(Event, "wait", wait_for_ever)
+        patch.setattr(Flag, "wait", wait_for_ever)
         caller = asyncio.create_task(taken(queue))
         await is_waiting.wait()
         caller.cancel()
@@ -356,7 +356,7 @@ async def test_what_could_not_be_put_back_is_found_by_the_next_call(
     await publish(queue, 2)
     await process(queue, 1)
     await eventually(refused.is_set)
-    await eventually(lambda: consumer_of(gateway).slots._returner is None)
+    await eventually(lambda: consumer_of(gateway).slots._return_thread is None)
     held = await taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     await held.end()
@@ -404,7 +404,7 @@ async def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
     queue = queue_of(gateway)
     await publish(queue, 2)
     await process(queue, 1)
-    await eventually(lambda: sent and consumer_of(gateway).slots._returner is None)
+    await eventually(lambda: sent and consumer_of(gateway).slots._return_thread is None)
     held = await taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     assert sent == []

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import inspect
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -20,9 +19,7 @@ import penstock.redis.blocking
 import penstock.redis.blocking_locator
 import penstock.sync
 from penstock.redis.settings import ConnectionSettings
-
-DEADLINE_S = 30.0
-_POLL_S = 0.005
+from tests.helpers.threads import DEADLINE_S
 
 
 class Half:
@@ -134,13 +131,3 @@ def nothing_left_open() -> Iterator[None]:
         yield
         gc.collect()
     assert [str(warning.message) for warning in found] == []
-
-
-def eventually(condition: Callable[[], Any], timeout_s: float = DEADLINE_S) -> Any:
-    """Waits until the condition holds and returns what it gave."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"it did not come true in {timeout_s} s: {inspect.getsource(condition).strip()}")
-        time.sleep(_POLL_S)
-    return found

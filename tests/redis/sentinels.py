@@ -10,7 +10,7 @@ from penstock.redis.embedded import LOOPBACK, EmbeddedServer, free_port
 from penstock.redis.probe import ask
 from penstock.testing import ServerKind
 from tests.helpers.missing import usual_server
-from tests.redis.halves import eventually
+from tests.helpers.threads import eventually
 
 SERVICE = "main"
 

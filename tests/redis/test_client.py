@@ -23,7 +23,8 @@ from penstock.errors import (
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from penstock.testing import FaultProxy
-from tests.redis.halves import Half, eventually, nothing_left_open
+from tests.helpers.threads import eventually
+from tests.redis.halves import Half, nothing_left_open
 
 pytestmark = pytest.mark.usefixtures("default_server")
 

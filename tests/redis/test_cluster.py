@@ -12,7 +12,8 @@ from penstock.redis.master_watch import MasterWatch
 from penstock.redis.retry import Repeat
 from penstock.redis.scripts import ScriptRunner, script
 from penstock.testing import Cluster, FaultProxy
-from tests.redis.halves import Half, SyncHalf, eventually, nothing_left_open
+from tests.helpers.threads import eventually
+from tests.redis.halves import Half, SyncHalf, nothing_left_open
 from tests.redis.slots import SlotMove, owner, tags_on_all_nodes, tell
 
 

@@ -14,7 +14,8 @@ from penstock.redis.scripts import ScriptRunner, script
 from penstock.redis.settings import ConnectionSettings
 from penstock.testing import Cluster
 from penstock.testing.servers import NEWEST
-from tests.redis.halves import Half, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import Half
 from tests.redis.patient_queue import goes_on
 from tests.redis.slots import node_id, owner, tell
 

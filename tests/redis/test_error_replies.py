@@ -12,7 +12,8 @@ from penstock import errors
 from penstock.redis.embedded import EmbeddedServer, free_port
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.testing import TEST_SERVERS, Cluster, FaultProxy, ServerKind
-from tests.redis.halves import Half, SyncHalf, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import Half, SyncHalf
 
 pytestmark = pytest.mark.every_server
 

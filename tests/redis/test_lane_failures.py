@@ -15,7 +15,8 @@ from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost
 from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import FaultProxy
 from tests.helpers.aio import next_turn
-from tests.redis.halves import AsyncHalf, Half, SyncHalf, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import AsyncHalf, Half, SyncHalf
 
 pytestmark = pytest.mark.usefixtures("default_server")
 

@@ -17,7 +17,8 @@ from penstock.errors import ConnectionFailed, ConnectionLost, PenstockError, Ser
 from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import FaultProxy
 from tests.helpers.aio import next_turn
-from tests.redis.halves import AsyncHalf, Half, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import AsyncHalf, Half
 
 pytestmark = pytest.mark.usefixtures("default_server")
 FIVE_MB = 5 * 1024 * 1024

@@ -17,7 +17,8 @@ from penstock import ConsumerConfig, StreamClient, StreamConsumer, StreamProduce
 from penstock.errors import ConnectionFailed, NotDurable
 from penstock.testing import FaultProxy
 from tests.helpers.aio import next_turn
-from tests.redis.halves import eventually, nothing_left_open
+from tests.helpers.threads import eventually
+from tests.redis.halves import nothing_left_open
 
 pytestmark = pytest.mark.usefixtures("default_server")
 

@@ -13,7 +13,8 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
 from penstock.redis.retry import Repeat
 from penstock.testing import FaultProxy
-from tests.redis.halves import Half, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import Half
 
 LEASE_MS = 6_000
 

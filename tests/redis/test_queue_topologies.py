@@ -13,7 +13,8 @@ import redis.asyncio
 
 from penstock.errors import ClusterSlotError, ConfigurationTypeError, FatalError
 from penstock.testing import Cluster
-from tests.redis.halves import Half, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import Half
 from tests.redis.sentinels import SERVICE, SentinelGroup
 from tests.redis.slots import SlotMove
 

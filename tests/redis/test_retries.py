@@ -27,7 +27,8 @@ from penstock.redis.scripts import script
 from penstock.sync.redis import client as sync_client_module
 from penstock.testing import FaultProxy
 from tests.helpers.missing import usual_server
-from tests.redis.halves import Half, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import Half
 
 pytestmark = pytest.mark.usefixtures("default_server")
 

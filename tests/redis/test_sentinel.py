@@ -16,7 +16,8 @@ from penstock.redis.embedded import free_port
 from penstock.redis.probe import ask
 from penstock.redis.retry import Repeat
 from penstock.testing import FaultProxy
-from tests.redis.halves import Half, eventually, nothing_left_open
+from tests.helpers.threads import eventually
+from tests.redis.halves import Half, nothing_left_open
 from tests.redis.patient_queue import goes_on
 from tests.redis.sentinels import SERVICE, SentinelGroup, told
 

@@ -16,7 +16,8 @@ from penstock.errors import NotDurable
 from penstock.redis.retry import Repeat
 from penstock.testing import Cluster
 from penstock.testing.servers import DEFAULT, FLOOR
-from tests.redis.halves import Half, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import Half
 from tests.redis.slots import SlotMove, tell
 
 STREAM = "{moving}_main"

@@ -21,7 +21,8 @@ from campaign.servers import ReplicatedCluster
 from penstock import ConsumerConfig
 from penstock.errors import ConnectionFailed, NotDurable
 from penstock.redis.embedded import EmbeddedServer
-from tests.redis.halves import Half, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import Half
 from tests.redis.sentinels import SentinelGroup, told
 
 LEASE_MS = 8_000  # longer than it takes to leave the old master

@@ -19,7 +19,8 @@ from penstock.redis.embedded import EmbeddedServer, free_port
 from penstock.redis.probe import ask
 from penstock.testing import FaultProxy, ServerMissing
 from penstock.testing.servers import DEFAULT
-from tests.redis.halves import Half, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import Half
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A worker does tasks, brings results home, tries again what failed, and ends when it is told to."""
+"""A worker does tasks, stores results, tries again what failed, and ends when it is told to."""
 
 from __future__ import annotations
 
@@ -420,7 +420,7 @@ async def test_a_task_that_cannot_be_settled_stops_no_other(redis_url: str, raw:
             await eventually(lambda: raw.xlen("jobs.dead") == 2)
 
 
-async def test_a_worker_takes_no_more_tasks_than_it_can_bring_home(queue: TaskQueue, redis_url: str) -> None:
+async def test_a_worker_takes_no_more_tasks_than_it_can_finish(queue: TaskQueue, redis_url: str) -> None:
     handlers, is_asked, may_go_on, begun = Handlers(), Event(), Event(), []
 
     class Slow(MemoryBackend):

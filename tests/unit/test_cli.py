@@ -38,6 +38,20 @@ def test_without_a_command_the_commands_are_listed():
     assert "demo" in result.output
 
 
+def test_everything_that_serves_is_for_this_machine_alone_unless_it_is_told_otherwise():
+    served = {}
+    commands = [("penstock", typer.main.get_command(app))]
+    for name, each in commands:
+        commands += [(f"{name} {word}", child) for word, child in getattr(each, "commands", {}).items()]
+        served |= {(name, option.name): option.default for option in each.params}
+    assert {place: default for place, default in served.items() if place[1] in {"host", "metrics_host"}} == {
+        ("penstock dashboard", "host"): "127.0.0.1",
+        ("penstock exporter", "host"): "127.0.0.1",
+        ("penstock pipeline run", "metrics_host"): "127.0.0.1",
+        ("penstock worker", "metrics_host"): "127.0.0.1",
+    }
+
+
 @pytest.mark.parametrize("module", ["typer", "rich"])
 def test_a_missing_extra_is_named(monkeypatch, module):
     for name in list(sys.modules):

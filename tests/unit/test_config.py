@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import ConsumerConfig
-from penstock.policy import Backoff, Limits
+from penstock.policy import AttemptLimits, Backoff
 
 SEED_FIELDS = {
     "worker_name": None,
@@ -50,7 +50,7 @@ def test_what_is_given_is_taken() -> None:
     )
     assert (config.effective_heartbeat_ms, config.effective_recovery_ms, config.max_prefetch) == (7, 8, 500)
     assert config.backoff == Backoff(9, 60_000, 0.1)
-    assert config.limits == Limits(3, 4)
+    assert config.limits == AttemptLimits(3, 4)
 
 
 def test_the_longest_delay_is_never_below_the_first() -> None:

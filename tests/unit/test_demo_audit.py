@@ -11,17 +11,24 @@ from typer.testing import CliRunner
 
 from penstock.cli.app import app
 from penstock.cli.demo import command as demo_command
-from penstock.cli.demo.audit import Balance, Books, Kill, Run, balance, duplicates, duplicates_of, recovery
-from penstock.cli.demo.director import Summary
+from penstock.cli.demo.audit import Balance, Books, HandlerRun, Kill, balance, duplicates, duplicates_of, recovery
+from penstock.cli.demo.director import DemoSummary
 from penstock.cli.demo.orders import make_plan
 
 IDS = ["1000-0", "1000-1", "1001-0", "1002-0"]
 
 
 def books(
-    stored: list[str] = IDS, runs: dict[str, list[Run]] | None = None, dead: list[str] = (), queued: list[str] = ()
+    stored: list[str] = IDS,
+    runs: dict[str, list[HandlerRun]] | None = None,
+    dead: list[str] = (),
+    queued: list[str] = (),
 ) -> Books:
-    done = runs if runs is not None else {entry: [Run("w", 2.0)] for entry in stored if entry not in {*dead, *queued}}
+    done = (
+        runs
+        if runs is not None
+        else {entry: [HandlerRun("w", 2.0)] for entry in stored if entry not in {*dead, *queued}}
+    )
     return Books(
         set(stored), defaultdict(list, done), dict.fromkeys(dead, "fatal"), records=len(dead), queued=set(queued)
     )
@@ -34,7 +41,7 @@ def test_the_balance_holds_when_every_order_is_in_one_place():
 
 
 def test_an_order_that_was_acknowledged_unhandled_is_lost():
-    found = balance(IDS, books(runs={entry: [Run("w", 2.0)] for entry in IDS[:3]}))
+    found = balance(IDS, books(runs={entry: [HandlerRun("w", 2.0)] for entry in IDS[:3]}))
     assert (found.lost, found.holds) == (1, False)
 
 
@@ -44,7 +51,7 @@ def test_an_order_that_vanished_from_the_stream_is_lost():
 
 
 def test_an_order_that_is_handled_and_dead_is_in_two_places():
-    found = balance(IDS, books(runs={entry: [Run("w", 2.0)] for entry in IDS}, dead=[IDS[0]]))
+    found = balance(IDS, books(runs={entry: [HandlerRun("w", 2.0)] for entry in IDS}, dead=[IDS[0]]))
     assert (found.doubled, found.holds) == (1, False)
 
 
@@ -60,17 +67,17 @@ def test_a_second_dead_letter_for_an_order_breaks_the_balance():
 
 
 def test_an_order_that_was_handled_but_is_still_pending_counts_as_queued_only():
-    found = balance(IDS, books(runs={entry: [Run("w", 2.0)] for entry in IDS}, queued=[IDS[0]]))
+    found = balance(IDS, books(runs={entry: [HandlerRun("w", 2.0)] for entry in IDS}, queued=[IDS[0]]))
     assert (found.acknowledged, found.queued, found.holds) == (3, 1, True)
 
 
 def test_recovery_lasts_until_another_worker_handled_the_last_order_of_the_dead_one():
     kill = Kill("dead", at_s=10.0, held=frozenset(IDS[:3]))
     runs = {
-        IDS[0]: [Run("dead", 9.5), Run("heir", 12.5)],
-        IDS[1]: [Run("heir", 13.0)],
-        IDS[2]: [Run("dead", 10.5)],
-        IDS[3]: [Run("heir", 20.0)],
+        IDS[0]: [HandlerRun("dead", 9.5), HandlerRun("heir", 12.5)],
+        IDS[1]: [HandlerRun("heir", 13.0)],
+        IDS[2]: [HandlerRun("dead", 10.5)],
+        IDS[3]: [HandlerRun("heir", 20.0)],
     }
     found = books(runs=runs)
     assert recovery(kill, found) == (2, 3.0)
@@ -91,8 +98,8 @@ def test_the_bad_orders_are_all_different():
 
 
 @pytest.fixture
-def summary() -> Summary:
-    return Summary(
+def summary() -> DemoSummary:
+    return DemoSummary(
         server="Redis 7.0.15", seed=4, balance=balance(IDS, books()), dead_letters={}, killed="worker-1", held=1,
         handled_again=1, recovery_s=2.2, lease_s=2.0, runs=4, duplicates=0, duplicates_by_the_kill=0, work_ms=8.0,
         at_a_time=32, seconds=3.0, per_second=1.3, is_finished=True,

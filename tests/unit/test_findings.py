@@ -10,13 +10,13 @@ import pytest
 from penstock.model import Lag
 from penstock.ops import findings
 from penstock.ops.model import (
+    BalancedStream,
     Consumer,
     ConsumerState,
     DeadLetterStreamInfo,
     Finding,
     GroupInfo,
     GroupKind,
-    OwnedStream,
     Pin,
     RetentionInfo,
     ServerInfo,
@@ -131,7 +131,7 @@ def test_a_stream_without_a_hash_tag_is_found() -> None:
 
 
 def test_locks_that_run_out_before_a_failover_are_found() -> None:
-    owned = [OwnedStream("svc", "a", "1-0", "one", 3_000, 1, 0), OwnedStream("svc", "b", "2-0", "", None, 1, 0)]
+    owned = [BalancedStream("svc", "a", "1-0", "one", 3_000, 1, 0), BalancedStream("svc", "b", "2-0", "", None, 1, 0)]
     assert checks(findings.short_locks("svc", owned, 15_000)) == [("leases", Severity.WARNING)]
     assert findings.short_locks("svc", owned, 2_000) == findings.short_locks("svc", [], 2_000) == []
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from penstock.config import ConsumerConfig
 from penstock.counters import Tally
-from penstock.delivery.decoding import Decoded, Decoder
+from penstock.delivery.decoding import DecodedMessages, Decoder
 from penstock.delivery.delivery import Delivery
 from penstock.delivery.group_commands import Redelivery
 from penstock.delivery.in_flight import InFlight, Row
@@ -22,7 +22,7 @@ class DecoderWithALook(Decoder):
         super().__init__("orders", None, "orders", None)
         self._look = look
 
-    def fresh(self, rows: Sequence[Row]) -> Decoded:
+    def fresh(self, rows: Sequence[Row]) -> DecodedMessages:
         self._look()
         return super().fresh(rows)
 

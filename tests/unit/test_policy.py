@@ -10,10 +10,20 @@ from hypothesis import strategies as st
 
 from penstock import tasks
 from penstock.errors import FatalError, RetryLater, Snooze
-from penstock.policy import Backoff, DelaysById, GiveUp, Limits, Reason, Retry, Verdict, after_failure, before_run
+from penstock.policy import (
+    AttemptLimits,
+    Backoff,
+    DelaysById,
+    GiveUp,
+    Reason,
+    RetryAfter,
+    Verdict,
+    after_failure,
+    before_run,
+)
 
 counts = st.integers(0, 10_000)
-limits = st.builds(Limits, st.integers(1, 100), st.none() | st.integers(1, 100))
+limits = st.builds(AttemptLimits, st.integers(1, 100), st.none() | st.integers(1, 100))
 backoffs = st.builds(Backoff, st.integers(1, 100_000), st.integers(100_000, 10_000_000), st.floats(0, 1))
 plain_errors = st.sampled_from([None, ValueError("x"), KeyError(), TimeoutError(), Exception()])
 chance = random.Random(1)
@@ -21,39 +31,41 @@ chance = random.Random(1)
 
 @given(plain_errors, counts, counts, limits, backoffs)
 def test_a_failure_is_retried_until_a_limit_is_reached(
-    error: Exception | None, deliveries: int, attempts: int, limits: Limits, backoff: Backoff
+    error: Exception | None, deliveries: int, attempts: int, limits: AttemptLimits, backoff: Backoff
 ) -> None:
     verdict = after_failure(error, deliveries, attempts, limits, backoff, chance)
     if deliveries >= (limits.max_deliveries or 10**9) or attempts >= (limits.max_attempts or 10**9):
         assert verdict == GiveUp(Reason.MAX_DELIVERIES)
     else:
-        assert isinstance(verdict, Retry)
+        assert isinstance(verdict, RetryAfter)
         assert verdict.counts
         assert verdict.after_ms >= 1
 
 
 @given(counts, counts, limits, backoffs)
-def test_fatal_is_final_whatever_the_counts(deliveries: int, attempts: int, limits: Limits, backoff: Backoff) -> None:
+def test_fatal_is_final_whatever_the_counts(
+    deliveries: int, attempts: int, limits: AttemptLimits, backoff: Backoff
+) -> None:
     assert after_failure(FatalError("x"), deliveries, attempts, limits, backoff, chance) == GiveUp(Reason.FATAL)
 
 
 @given(st.floats(0, 1e9), counts, counts, limits, backoffs)
 def test_a_snooze_is_never_final_and_costs_no_attempt(
-    delay_s: float, deliveries: int, attempts: int, limits: Limits, backoff: Backoff
+    delay_s: float, deliveries: int, attempts: int, limits: AttemptLimits, backoff: Backoff
 ) -> None:
     verdict = after_failure(Snooze(delay_s), deliveries, attempts, limits, backoff, chance)
-    assert verdict == Retry(round(delay_s * 1000), counts=False)
+    assert verdict == RetryAfter(round(delay_s * 1000), counts=False)
 
 
 @given(st.floats(0, 1e9), counts, counts, limits, backoffs)
 def test_retry_later_chooses_the_delay_but_not_the_limit(
-    delay_s: float, deliveries: int, attempts: int, limits: Limits, backoff: Backoff
+    delay_s: float, deliveries: int, attempts: int, limits: AttemptLimits, backoff: Backoff
 ) -> None:
     verdict: Verdict = after_failure(RetryLater(delay_s), deliveries, attempts, limits, backoff, chance)
     if limits.is_exhausted(deliveries, attempts):
         assert verdict == GiveUp(Reason.MAX_DELIVERIES)
     else:
-        assert verdict == Retry(round(delay_s * 1000))
+        assert verdict == RetryAfter(round(delay_s * 1000))
 
 
 @given(st.integers(1, 10_000), backoffs, st.integers())
@@ -84,24 +96,26 @@ def test_a_task_runs_once_and_as_often_again_as_its_kind_or_else_its_queue_says(
     assert (retry.after_failure(LookupError(), runs, max_retry, chance) == GiveUp(Reason.MAX_DELIVERIES)) == is_over
     assert retry.after_failure(KeyError(), runs, max_retry, chance) == GiveUp(Reason.FATAL)
     assert retry.after_failure(ValueError(), runs, max_retry, chance) == GiveUp(Reason.FATAL)
-    assert retry.after_failure(Snooze(3), runs, max_retry, chance) == Retry(3_000, counts=False)
+    assert retry.after_failure(Snooze(3), runs, max_retry, chance) == RetryAfter(3_000, counts=False)
 
 
 def test_the_delays_of_tasks_double() -> None:
     retry = tasks.Retry(initial_delay_ms=500, max_delay_ms=3_000, jitter=0.0)
     found = [retry.after_failure(ValueError(), runs, 9, chance) for runs in range(1, 5)]
-    assert found == [Retry(500), Retry(1_000), Retry(2_000), Retry(3_000)]
+    assert found == [RetryAfter(500), RetryAfter(1_000), RetryAfter(2_000), RetryAfter(3_000)]
 
 
 @given(counts, counts, limits)
-def test_the_last_chance_is_the_run_after_which_nothing_is_left(deliveries: int, attempts: int, limits: Limits) -> None:
+def test_the_last_chance_is_the_run_after_which_nothing_is_left(
+    deliveries: int, attempts: int, limits: AttemptLimits
+) -> None:
     assert limits.is_last_chance(deliveries, attempts) == limits.is_exhausted(deliveries + 1, attempts + 1)
     if limits.is_exhausted(deliveries, attempts):
         assert limits.is_last_chance(deliveries, attempts)
 
 
 @given(counts, counts, limits)
-def test_every_message_ends_after_at_most_its_deliveries(deliveries: int, attempts: int, limits: Limits) -> None:
+def test_every_message_ends_after_at_most_its_deliveries(deliveries: int, attempts: int, limits: AttemptLimits) -> None:
     runs = 0
     while before_run(deliveries, attempts, None, 0, limits) is None:
         deliveries, attempts, runs = deliveries + 1, attempts + 1, runs + 1
@@ -113,12 +127,12 @@ def test_every_message_ends_after_at_most_its_deliveries(deliveries: int, attemp
     [(None, 10**15, None), (1_000, 999, None), (1_000, 1_000, GiveUp(Reason.EXPIRED)), (0, 1, GiveUp(Reason.EXPIRED))],
 )
 def test_what_has_expired_is_not_run(expires_at_ms: int | None, now_ms: int, verdict: GiveUp | None) -> None:
-    assert before_run(1, 1, expires_at_ms, now_ms, Limits(3, None)) == verdict
+    assert before_run(1, 1, expires_at_ms, now_ms, AttemptLimits(3, None)) == verdict
 
 
 def test_expiry_is_told_rather_than_exhaustion() -> None:
-    assert before_run(9, 9, 1, 2, Limits(3, 3)) == GiveUp(Reason.EXPIRED)
-    assert before_run(9, 9, None, 2, Limits(3, 3)) == GiveUp(Reason.MAX_DELIVERIES)
+    assert before_run(9, 9, 1, 2, AttemptLimits(3, 3)) == GiveUp(Reason.EXPIRED)
+    assert before_run(9, 9, None, 2, AttemptLimits(3, 3)) == GiveUp(Reason.MAX_DELIVERIES)
 
 
 def test_what_keeps_failing_waits_longer_up_to_a_minute_and_begins_anew_once_it_succeeds() -> None:

@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from penstock.runtime.threads import Event, TaskGroup
+from penstock.runtime.threads import Flag, TaskGroup
 
 SIGNALLED = """
 import faulthandler, signal, time
-from penstock.runtime.threads import Event
+from penstock.runtime.threads import Flag
 
 faulthandler.dump_traceback_later(20, exit=True)
-event, is_inside, heard = Event(), False, 0
+event, is_inside, heard = Flag(), False, 0
 
 def handle(*_):
     global is_inside, heard
@@ -45,7 +45,7 @@ def test_a_signal_handler_may_raise_a_flag_whatever_it_interrupts() -> None:
 
 
 def test_a_raised_flag_wakes_all_who_wait_and_those_who_come_later() -> None:
-    event, woken = Event(), []
+    event, woken = Flag(), []
     waiting = [threading.Thread(target=lambda: woken.append(event.wait())) for _ in range(5)]
     for thread in waiting:
         thread.start()
@@ -58,7 +58,7 @@ def test_a_raised_flag_wakes_all_who_wait_and_those_who_come_later() -> None:
 
 
 def test_a_flag_that_stays_down_is_waited_for_as_long_as_told() -> None:
-    event = Event()
+    event = Flag()
     began = time.monotonic()
     assert not event.wait(0.05)
     assert time.monotonic() - began >= 0.05
@@ -71,7 +71,7 @@ def test_a_flag_that_stays_down_is_waited_for_as_long_as_told() -> None:
 
 
 def test_no_wake_up_is_lost_between_threads() -> None:
-    ping, pong = Event(), Event()
+    ping, pong = Flag(), Flag()
 
     def answer() -> None:
         for _ in range(5_000):
@@ -91,14 +91,15 @@ def test_no_wake_up_is_lost_between_threads() -> None:
 
 SIGNALLED_ELSEWHERE = """
 import faulthandler, os, signal, threading, time
-from penstock.runtime.threads import Event
+from penstock.runtime.threads import Flag
 
 faulthandler.dump_traceback_later(20, exit=True)
-event = Event()
+event = Flag()
 signal.signal(signal.SIGTERM, lambda *_: event.set_from_outside())
 
 def ask() -> None:  # as the system does when the main thread has not run since it was frozen
-    time.sleep(0.2)
+    while not event._waiting:
+        time.sleep(0.001)
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
 threading.Thread(target=ask).start()

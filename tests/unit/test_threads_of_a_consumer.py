@@ -13,33 +13,33 @@ import pytest
 from penstock.counters import Tally
 from penstock.events import EventName
 from penstock.model import StreamMessage
-from penstock.policy import Limits
+from penstock.policy import AttemptLimits
 from penstock.sync.delivery.acks import AckSender
-from penstock.sync.delivery.decoding import Decoded
+from penstock.sync.delivery.decoding import DecodedMessages
 from penstock.sync.delivery.delivery import Delivery
 from penstock.sync.delivery.group_commands import MAX_IDS, Redelivery
 from penstock.sync.delivery.in_flight import InFlight, Row
-from penstock.sync.streams.workers import Workers
+from penstock.sync.streams.workers import DeliveryWorkers
 from tests.helpers.threads import eventually
 
-UNLIMITED = Limits(None, None)
+UNLIMITED = AttemptLimits(None, None)
 
 
 class Numbers:
     """Decodes an entry into the number of its id."""
 
-    def fresh(self, rows: list[Row]) -> Decoded:
-        return Decoded([_message(row[0].decode()) for row in rows])
+    def fresh(self, rows: list[Row]) -> DecodedMessages:
+        return DecodedMessages([_message(row[0].decode()) for row in rows])
 
-    def again(self, claims: list[Redelivery]) -> Decoded:
-        return Decoded([_message(claim.id) for claim in claims])
+    def again(self, claims: list[Redelivery]) -> DecodedMessages:
+        return DecodedMessages([_message(claim.id) for claim in claims])
 
 
 class Nothing(Numbers):
     """Can decode no entry."""
 
-    def fresh(self, rows: list[Row]) -> Decoded:
-        return Decoded()
+    def fresh(self, rows: list[Row]) -> DecodedMessages:
+        return DecodedMessages()
 
 
 def _message(entry_id: str) -> StreamMessage:
@@ -158,7 +158,7 @@ def test_a_lease_that_is_lost_when_its_message_is_settled_disturbs_nobody() -> N
     in_flight = _registry(emit=lambda name, ids: events.append((name, ids)))
     in_flight.add_again(_again(1))
     nothing = cast("Any", None)
-    Workers(in_flight, nothing, nothing, 1, nothing, nothing).lose_leases(["1-0", "2-0"])
+    DeliveryWorkers(in_flight, nothing, nothing, 1, nothing, nothing).lose_leases(["1-0", "2-0"])
     assert events == [(EventName.LEASE_LOST, ["1-0"])]
 
 

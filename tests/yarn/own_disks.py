@@ -13,7 +13,7 @@ from penstock.spark import session
 from penstock.spark.archive import ArchiveRun
 from penstock.spark.pipeline import Delta, Iceberg, Parquet, Pipeline, Results, Source, Sql
 from penstock.spark.reprocess import Reprocess, Work
-from penstock.spark.reprocess.selection import DeadLetters
+from penstock.spark.reprocess.selection import SelectedDeadLetters
 from penstock.spark.runtime.errors import one_line
 from tests.spark.pipeline.conftest import iceberg_catalogue
 
@@ -64,7 +64,7 @@ def reprocessed(spark: SparkSession, root: str, url: str) -> str:
 
     work = Work("tests.spark.reprocess.handlers:doubled", ResultBackendSettings("fs", root=root))
     try:
-        done = Reprocess(DeadLetters({"url": url}, "orders", None, None), work, purge=True).run(spark)
+        done = Reprocess(SelectedDeadLetters({"url": url}, "orders", None, None), work, purge=True).run(spark)
     except PySparkException as error:
         return one_line(error)
     return "done" if done.purged else "nothing purged"

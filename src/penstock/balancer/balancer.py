@@ -15,16 +15,17 @@ from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.orphans import Listener, Sweep
 from penstock.balancer.owned_stream import OwnedStream
 from penstock.balancer.reader import Reader
-from penstock.balancer.runner import CLEANUP_TIMEOUT_S, Runner, StreamHandler
+from penstock.balancer.runner import Runner, StreamHandler
 from penstock.delivery.callables import is_async
 from penstock.delivery.decoding import Rejected
+from penstock.delivery.drain import CLEANUP_TIMEOUT_S
 from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, StreamNotOwned, text_of
 from penstock.events import EventName
 from penstock.keys import BalancerKeys
 from penstock.number_checks import check_number
 from penstock.policy import Reason
 from penstock.redis.client import StreamClient
-from penstock.runtime.aio import IS_ASYNC, TaskGroup, call_in_loop, home, pause, shielded
+from penstock.runtime.aio import IS_ASYNC, TaskGroup, call_in_loop, connection_scope, pause, shielded
 from penstock.serializers import JsonSerializer, Serializer
 
 _BEAT_POLL_S = 0.002
@@ -56,7 +57,7 @@ class StreamBalancer:
         self._reader = Reader(self._commands, self._holdings, self._notices)
         self._heartbeat = Heartbeat(client.settings, self.keys, self._id, config, self._holdings, self._told_lost)
         self._activities = TaskGroup(lambda: None)
-        self._home: object = None
+        self._scope: object = None
         self._is_started = self._is_over = self._is_asked_to_stop = False
         self._failure: Exception | None = None
         self._runner: Runner | None = None
@@ -98,7 +99,7 @@ class StreamBalancer:
         return self._notices
 
     def _beat(self) -> None:
-        self._home = home()
+        self._scope = connection_scope()
         self._heartbeat.start(at_once=True)
 
     async def _guarded(self, activity: Callable[..., Awaitable[None]], *args: object) -> None:
@@ -115,14 +116,14 @@ class StreamBalancer:
         if self._is_over:
             return
         self._is_over = True
-        if self._home is not None:  # it was started, or has claimed something
-            await shielded(CLEANUP_TIMEOUT_S, self._leave)
+        if self._scope is not None:  # it was started, or has claimed something
+            await shielded(2 * CLEANUP_TIMEOUT_S, self._leave)
 
     async def _leave(self) -> None:
         self._sweep.stop()
         self._listener.stop()
         await self._reader.stop()
-        await self._activities.join(CLEANUP_TIMEOUT_S / 2)
+        await self._activities.join(CLEANUP_TIMEOUT_S)
         await self._activities.cancel()
         self._heartbeat.stop()
         try:
@@ -132,7 +133,7 @@ class StreamBalancer:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
         self._commands.emit(EventName.STOPPED)
-        await self._listener.end(CLEANUP_TIMEOUT_S / 2)  # last: it is slow to end, and nobody waits for it
+        await self._listener.end(CLEANUP_TIMEOUT_S)  # last: it is slow to end, and nobody waits for it
 
     async def _hand_over_all(self) -> None:
         owned = self._holdings.all()
@@ -261,7 +262,7 @@ class StreamBalancer:
     # --- what happens -------------------------------------------------------------------------------
 
     def _told_lost(self, lost: list[Ownership]) -> None:
-        call_in_loop(self._home, self._lost, lost)  # from the heartbeat's thread
+        call_in_loop(self._scope, self._lost, lost)  # from the heartbeat's thread
 
     def _lost(self, lost: list[Ownership]) -> None:
         for ownership in lost:

@@ -20,7 +20,7 @@ from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Ownership, Peer, PendingClaim
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
 from penstock.dead_letter_record import Record
-from penstock.delivery.dead_letters import DeadLetterWriter
+from penstock.delivery.dead_letters import DeadLetterMover
 from penstock.delivery.decoding import Rejected
 from penstock.delivery.group_commands import settle
 from penstock.errors import (
@@ -47,7 +47,7 @@ _PATIENCE_MS = 500  # how long a new stream waits for a consumer that has fewer
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class HandedOutEntry:
     """An entry that was handed out and is not finished."""
 
     id: str
@@ -81,7 +81,7 @@ class BalancerCommands:
     def __init__(self, client: StreamClient, keys: BalancerKeys, me: str, config: BalancerConfig) -> None:
         self.client, self.keys, self.me, self.config = client, keys, me, config
         self.emit = Emitter(config.on_event, keys.stream, keys.group)
-        self._dead_letter_writer = DeadLetterWriter(
+        self._dead_letter_writer = DeadLetterMover(
             client, keys.stream, keys.group, keys.dead_letters, config.logger, self.emit
         )
         self.queued: set[str] = set()  # data streams of which this consumer has met another entry that waits
@@ -292,17 +292,17 @@ class BalancerCommands:
 
     # --- looking ------------------------------------------------------------------------------------
 
-    async def pending(self, start: str, count: int) -> list[Pending]:
+    async def pending(self, start: str, count: int) -> list[HandedOutEntry]:
         """Return a page of what was handed out and is not finished."""
         stream = self.keys.stream
         reply = await self.client.call(stream, "XPENDING", stream, self.keys.group, start, "+", count)
         return [_pending(row) for row in reply]
 
-    async def pending_of(self, ids: Sequence[str]) -> list[Pending | None]:
+    async def pending_of(self, ids: Sequence[str]) -> list[HandedOutEntry | None]:
         """Return how each of these entries is pending; None = it is not."""
         stream, group = self.keys.stream, self.keys.group
         replies = await read_many(self.client, [(stream, ("XPENDING", stream, group, i, i, 1)) for i in ids])
-        found: list[Pending | None] = []
+        found: list[HandedOutEntry | None] = []
         for reply in replies:
             if isinstance(reply, GroupLost):
                 raise reply
@@ -327,8 +327,8 @@ class BalancerCommands:
         await self.client.call(stream, "XACK", stream, self.keys.group, entry_id, repeat=Repeat.IDEMPOTENT)
 
 
-def _pending(row: Reply) -> Pending:
-    return Pending(row[0].decode(), row[1].decode(), int(row[2]), int(row[3]))
+def _pending(row: Reply) -> HandedOutEntry:
+    return HandedOutEntry(row[0].decode(), row[1].decode(), int(row[2]), int(row[3]))
 
 
 def _rows(reply: Reply) -> list[Row]:

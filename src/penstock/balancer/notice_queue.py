@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from penstock.balancer.messages import Notice, StreamExpired
-from penstock.runtime.aio import Event
+from penstock.runtime.aio import Flag
 
 
 class NoticeQueue:
@@ -20,7 +20,7 @@ class NoticeQueue:
         self._size = size
         self._waiting: deque[Notice] = deque()
         self._hinted: set[str] = set()
-        self._arrived, self._has_room = Event(), Event()
+        self._arrived, self._has_room = Flag(), Flag()
         self._is_closed = False
 
     @property

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from penstock import ids
-from penstock.balancer.commands import BalancerCommands, Pending
+from penstock.balancer.commands import BalancerCommands, HandedOutEntry
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings
 from penstock.balancer.messages import LBSInfo, StreamExpired
@@ -19,7 +19,7 @@ from penstock.redis.aio import Connection
 from penstock.redis.client import StreamClient
 from penstock.redis.settings import Host
 from penstock.redis.subscription import Subscription
-from penstock.runtime.aio import Event, TaskGroup, next_tick
+from penstock.runtime.aio import Flag, TaskGroup, next_tick
 
 _KEPT_AWAY_S = 5.0  # how long a consumer leaves to others what it has handed over
 _SWARM_S = 0.2  # after a hint: those of one dead consumer come together, but Redis notices the last of them late
@@ -39,7 +39,7 @@ class Sweep:
         self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, commands.config
         self._known: dict[str, StreamExpired] = {}
         self._handed_over: dict[str, float] = {}
-        self._stopping, self._soon = Event(), Event()
+        self._stopping, self._soon = Flag(), Flag()
         self._took_s, self._not_before_s = 0.0, 0.0
 
     def stop(self) -> None:
@@ -134,18 +134,18 @@ class Sweep:
 
     # --- entry by entry -----------------------------------------------------------------------------
 
-    def _may_be_orphan(self, entry: Pending) -> bool:
+    def _may_be_orphan(self, entry: HandedOutEntry) -> bool:
         # One that was read a moment ago is about to be locked by whoever read it.
         return entry.idle_ms >= self._config.lease_ms and self._concerns_us(entry)
 
-    def _concerns_us(self, entry: Pending) -> bool:
+    def _concerns_us(self, entry: HandedOutEntry) -> bool:
         # Not if we own it or have just handed it over.
         if self._holdings.has_entry(entry.id):
             return False
         # Whoever took it since has died with it: nobody is left to leave it to.
         return entry.consumer != self._commands.me or self._handed_over.get(entry.id, 0.0) <= time.monotonic()
 
-    async def _orphans(self, entries: list[Pending]) -> list[StreamExpired]:
+    async def _orphans(self, entries: list[HandedOutEntry]) -> list[StreamExpired]:
         # Those whose lock is gone, in random order: peers begin at different ends.
         hints = await self._describe(entries)
         are_locked = await self._commands.are_locked([hint.payload for hint in hints])
@@ -153,7 +153,7 @@ class Sweep:
         random.shuffle(found)
         return found
 
-    async def _describe(self, entries: list[Pending]) -> list[StreamExpired]:
+    async def _describe(self, entries: list[HandedOutEntry]) -> list[StreamExpired]:
         unknown = [entry for entry in entries if entry.id not in self._known]
         for entry, fields in zip(unknown, await self._commands.bodies([entry.id for entry in unknown]), strict=True):
             if fields is None:
@@ -185,7 +185,7 @@ class Listener:
         on_gap: Callable[[], None],
     ) -> None:
         self._client, self._config, self._on_expired, self._on_gap = client, config, on_expired, on_gap
-        self._stopping = Event()
+        self._stopping = Flag()
         self._listening = TaskGroup(lambda: None)
         db = client.settings.db
         self._events = f"__keyevent@{db}__:expired"

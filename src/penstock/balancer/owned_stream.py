@@ -10,7 +10,7 @@ from penstock import envelope
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
 from penstock.dead_letter_record import Record
-from penstock.delivery.dead_letters import DeadLetterWriter
+from penstock.delivery.dead_letters import DeadLetterMover
 from penstock.delivery.decoding import Decoder, Rejected
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost, PenstockError
 from penstock.keys import BalancerKeys
@@ -19,7 +19,7 @@ from penstock.redis.aio import Command
 from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
-from penstock.runtime.aio import Activity, Event
+from penstock.runtime.aio import Activity, Flag
 from penstock.serializers import Serializer
 
 logger = logging.getLogger("penstock.balancer")
@@ -37,8 +37,8 @@ class StreamWatcher:
 
     def __init__(self, client: StreamClient) -> None:
         self._client = client
-        self._waiting: dict[str, tuple[str, Event]] = {}
-        self._changed, self._stopping = Event(), Event()
+        self._waiting: dict[str, tuple[str, Flag]] = {}
+        self._changed, self._stopping = Flag(), Flag()
         self._blocking: BlockingRead | None = None
         self._alone: dict[str, BlockingRead] = {}
 
@@ -47,7 +47,7 @@ class StreamWatcher:
         self._stopping.set()
         self._changed.set()
 
-    async def wait(self, key: str, after: str, wake: Event, timeout_s: float) -> None:
+    async def wait(self, key: str, after: str, wake: Flag, timeout_s: float) -> None:
         """Wait until the stream has an entry after the given one, the event is set, or the time is over."""
         if self._client.is_cluster:
             await self._wait_alone(key, after, wake, timeout_s)
@@ -57,7 +57,7 @@ class StreamWatcher:
         await wake.wait(timeout_s)
         self._waiting.pop(key, None)
 
-    async def _wait_alone(self, key: str, after: str, wake: Event, timeout_s: float) -> None:
+    async def _wait_alone(self, key: str, after: str, wake: Flag, timeout_s: float) -> None:
         reading = self._alone.setdefault(key, BlockingRead(self._client, key))
         command = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(timeout_s * 1000)), "STREAMS", key, after)
         try:
@@ -114,7 +114,7 @@ class OwnedStream:
     ) -> None:  # fmt: skip
         self._client, self._keys, self.ownership, self._watcher = client, keys, ownership, watcher
         self._decoder = Decoder(self.name, serializer, self.name, client.protection) if serializer is not None else None
-        self._wake = Event()
+        self._wake = Flag()
         self._buffer: deque[StreamMessage] = deque()
         self._read_up_to = self._position = self._last = ""
         self.is_lost = self.is_draining = self.is_finished = False
@@ -197,7 +197,7 @@ class OwnedStream:
             return bool(await self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE))
 
         try:
-            await DeadLetterWriter(self._client, self.name, "", key, logger).write(rejected, "", add)
+            await DeadLetterMover(self._client, self.name, "", key, logger).write(rejected, "", add)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:

@@ -11,7 +11,7 @@ from penstock.events import EventName
 from penstock.redis.aio import Command, Reply
 from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.translate import Redirected
-from penstock.runtime.aio import Event, next_tick, pause
+from penstock.runtime.aio import Flag, next_tick, pause
 
 _BLOCK_MS = 1_000
 _MOST_AT_ONCE = 16
@@ -28,7 +28,7 @@ class Reader:
 
     def __init__(self, commands: BalancerCommands, holdings: Holdings, notices: NoticeQueue) -> None:
         self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, commands.config
-        self._stopping, self._has_slot = Event(), Event()
+        self._stopping, self._has_slot = Flag(), Flag()
         self._blocking = BlockingRead(commands.client, commands.keys.stream)
 
     async def run(self) -> None:

@@ -12,16 +12,15 @@ from penstock.balancer.messages import LBSInfo, StreamAdded, StreamExpired
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.owned_stream import OwnedStream, StreamWatcher
 from penstock.delivery.callables import is_async
-from penstock.delivery.drain import graceful_end
+from penstock.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
-from penstock.runtime.aio import IS_ASYNC, Activity, Cancelled, Event, TaskGroup, comes_from_outside, pause
+from penstock.runtime.aio import IS_ASYNC, Activity, Cancelled, Flag, TaskGroup, comes_from_outside, pause
 from penstock.serializers import Serializer
 
 if TYPE_CHECKING:
     from penstock.balancer.balancer import StreamBalancer
 
 StreamHandler: TypeAlias = Callable[[OwnedStream], Awaitable[Any]]
-CLEANUP_TIMEOUT_S = 10.0
 _SETTLE_RETRY_S = 0.2
 _POLITE_S, _POLITE_STEP_S = 0.3, 0.02  # how long a consumer that has more leaves a stream to those that have fewer
 _BURST_S = 1.0  # hints that follow each other sooner are of one burst, for which it is polite once
@@ -42,7 +41,7 @@ class Runner:
         self._balancer, self._commands, self._holdings, self._handler = balancer, commands, holdings, handler
         self._serializer, self._rebalances, self._grace_s = serializer, rebalances, grace_s
         self._logger, self._watcher = balancer.config.logger, StreamWatcher(balancer.client)
-        self._stopping = Event()
+        self._stopping = Flag()
         self._streams: dict[str, OwnedStream] = {}
         stop = self._stopping.set_from_outside
         self._handlers, self._activities = TaskGroup(stop), TaskGroup(stop)
@@ -56,7 +55,7 @@ class Runner:
 
     async def run(self, on_signal: Callable[[], None] | None) -> None:
         """Run until stop(), or until the balancer cannot go on."""
-        async with graceful_end(self._wind_up, self._grace_s, on_signal, CLEANUP_TIMEOUT_S):
+        async with graceful_end(self._wind_up, self._grace_s, on_signal, 2 * CLEANUP_TIMEOUT_S):
             notices = await self._balancer.start()
             self._activities.start(self._follow, notices)
             self._activities.start(self._watcher.run)

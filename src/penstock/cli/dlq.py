@@ -70,7 +70,7 @@ MaxLimit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At m
 
 
 @dataclass(frozen=True)
-class Selection:
+class DeadLetterChoice:
     """Which dead letters a command is about, as its options say."""
 
     of: str | None
@@ -86,7 +86,7 @@ class Selection:
         until: Until = None,
         text: Text = None,
         cause: Cause = None,
-    ) -> Selection:
+    ) -> DeadLetterChoice:
         """Make it of the options."""
         before = None if until is None else max(0, until - 1)
         return cls(
@@ -133,7 +133,9 @@ def _by_id(inspector: Inspector, streams: Sequence[str], given: str) -> tuple[st
     return places[the_one(given, places, "dead letter")]
 
 
-def _chosen(inspector: Inspector, selection: Selection, ids: list[str] | None = None) -> tuple[Choice, list[str]]:
+def _chosen(
+    inspector: Inspector, selection: DeadLetterChoice, ids: list[str] | None = None
+) -> tuple[Choice, list[str]]:
     """Return what is meant, and the ids that no dead letter has."""
     streams, matching = _streams(inspector, selection.of), selection.matching
     if not ids:
@@ -152,7 +154,7 @@ def _chosen(inspector: Inspector, selection: Selection, ids: list[str] | None = 
 
 def ls(
     server: Server,
-    selection: Selection,
+    selection: DeadLetterChoice,
     causes: Annotated[bool, typer.Option("--causes", help="Group them by cause, the most frequent first.")] = False,
     limit: Limit = 100,
     as_json: AsJson = False,
@@ -187,7 +189,7 @@ def show(server: Server, record: RecordId, of: Of = None, as_json: AsJson = Fals
 
 def redrive(
     server: Server,
-    selection: Selection,
+    selection: DeadLetterChoice,
     ids: Ids = None,
     limit: MaxLimit = None,
     rate: Rate = None,
@@ -266,7 +268,7 @@ def _edited(letter: DeadLetterInfo) -> Any:
 
 def purge(
     server: Server,
-    selection: Selection,
+    selection: DeadLetterChoice,
     ids: Ids = None,
     limit: MaxLimit = None,
     dry_run: DryRun = False,
@@ -297,7 +299,7 @@ def _purge(inspector: Inspector, choice: Choice, limit: int | None) -> int:
 
 def export_(
     server: Server,
-    selection: Selection,
+    selection: DeadLetterChoice,
     limit: MaxLimit = None,
     form: Annotated[Format, typer.Option("--format", help="How the table is written.")] = Format.CSV,
     output: Output = None,

@@ -43,7 +43,7 @@ _QUEUES: Columns = {
 }
 
 
-class State(StrEnum):
+class MessageState(StrEnum):
     """Where a message of a queue is."""
 
     PENDING = "pending"
@@ -98,7 +98,7 @@ def stats(server: Server, queue: QueueArgument, as_json: AsJson = False) -> None
 def peek(
     server: Server,
     queue: QueueArgument,
-    state: Annotated[State, typer.Option(help="Which messages.")] = State.PENDING,
+    state: Annotated[MessageState, typer.Option(help="Which messages.")] = MessageState.PENDING,
     limit: Limit = 10,
     as_json: AsJson = False,
 ) -> None:

@@ -16,7 +16,7 @@ from penstock.errors import ConfigurationError
 from penstock.shown import to_json
 
 if TYPE_CHECKING:
-    from penstock.spark.replay import Origin, Replay, Span
+    from penstock.spark.replay import Replay, ReplayOrigin, Span
 
 
 def replay(
@@ -79,7 +79,7 @@ def _run(job: Replay, into: str, stop: Stopping, *, is_dry: bool, as_json: bool)
 
 def _origin(
     url: str, stream: str | None, archive: str | None, dead_letters: bool, file: Path | None, span: Span
-) -> Origin:
+) -> ReplayOrigin:
     from penstock.spark.replay import ArchiveOrigin, DeadLetterOrigin, FileOrigin
     from penstock.spark.runtime.link import Link
     from penstock.spark.runtime.option_values import Options

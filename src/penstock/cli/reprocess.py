@@ -91,7 +91,7 @@ def _selection(
     reason: str | None,
     where: str | None,
 ) -> Selection:
-    from penstock.spark.reprocess import Archived, DeadLetters
+    from penstock.spark.reprocess import Archived, SelectedDeadLetters
 
     if (archive is not None) == dead_letters:
         raise ConfigurationError("say which messages: one of --archive PATH and --dead-letters")
@@ -103,7 +103,7 @@ def _selection(
         raise ConfigurationError(
             "--since and --until are for --archive; of dead letters choose with --reason or --where"
         )
-    return DeadLetters({"url": server.url}, stream, reason, where)
+    return SelectedDeadLetters({"url": server.url}, stream, reason, where)
 
 
 def _run(job: Reprocess, master: str | None, stop: Stopping, *, dry_run: bool) -> tuple[int, Summary]:

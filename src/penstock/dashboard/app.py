@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from penstock.dashboard.actions import ACTIONS
 from penstock.dashboard.audit import Audit
 from penstock.dashboard.live import Live
-from penstock.dashboard.pages import PAGES, Page
+from penstock.dashboard.pages import PAGES, DashboardPage
 from penstock.dashboard.presentation import environment, link
 from penstock.dashboard.security import CSRF_COOKIE, CSRF_FIELD, SESSION_COOKIE, Access, Guard
 from penstock.dashboard.view import Given, Refused, View, form_of
@@ -97,7 +97,7 @@ class Dashboard:
 
     # --- pages --------------------------------------------------------------------------------------
 
-    async def _page(self, page: Page, request: Request) -> Response:
+    async def _page(self, page: DashboardPage, request: Request) -> Response:
         if not self._access.is_let_in(request):
             return self._to_login(request)
         await self._live.start()
@@ -106,7 +106,7 @@ class Dashboard:
         values = {"title": page.title, "section": page.section, "is_live": page.is_live, "done": done, **values}
         return self._html(request, page.template, values, json_path=page.json_path)
 
-    async def _json(self, page: Page, request: Request) -> Response:
+    async def _json(self, page: DashboardPage, request: Request) -> Response:
         self._check(request)
         await self._live.start()
         values = await page.load(self._view(request.query_params.multi_items()))

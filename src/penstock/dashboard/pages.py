@@ -22,7 +22,7 @@ _MAPPED = 500  # data streams of one service that the map of its owners shows
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class DashboardPage:
     """One address; `label` and `key` are those of the navigation, of pages that are in it."""
 
     path: str
@@ -45,25 +45,25 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StreamCondition:
     """How a stream does, in two words and a tone."""
 
     text: str
     tone: str = ""
 
 
-def state_of(stream: StreamInfo, last: StreamPoint | None) -> State:
+def state_of(stream: StreamInfo, last: StreamPoint | None) -> StreamCondition:
     """Return how a stream does: what somebody should look at first, if anything."""
     readers = [group for group in stream.groups if group.kind is GroupKind.CONSUMERS]
     if any(group.lag.count and not group.consumers for group in readers):
-        return State("no consumers", "bad")
+        return StreamCondition("no consumers", "bad")
     if last is not None and last.lag and last.in_per_s > 1.1 * last.out_per_s:
-        return State("falling behind", "warn")
+        return StreamCondition("falling behind", "warn")
     if stream.dead_letters:
-        return State("dead letters", "warn")
+        return StreamCondition("dead letters", "warn")
     if any(group.lag.count or group.pending for group in readers):
-        return State("working", "good")
-    return State("idle")
+        return StreamCondition("working", "good")
+    return StreamCondition("idle")
 
 
 async def overview(view: View) -> Values:
@@ -299,20 +299,24 @@ async def audit(view: View) -> Values:
 
 
 PAGES = (
-    Page("/", "Overview", "overview.html", overview, "/", "Overview", "o"),
-    Page("/streams", "Streams", "streams.html", streams, "/streams", "Streams", "s"),
-    Page("/stream", "Stream", "stream.html", stream, "/streams"),
-    Page("/entry", "Entry", "entry.html", entry, "/streams", is_live=False),
-    Page("/group", "Group", "group.html", group, "/streams"),
-    Page("/dead-letters", "Dead letters", "dead_letters.html", dead_letters, "/dead-letters", "Dead letters", "d"),
-    Page("/dead-letter", "Dead letter", "dead_letter.html", dead_letter, "/dead-letters", is_live=False),
-    Page("/queues", "Queues", "queues.html", queues, "/queues", "Queues", "q", begins_section=True),
-    Page("/tasks", "Tasks", "tasks.html", tasks, "/tasks", "Tasks", "t"),
-    Page("/task", "Task", "task.html", task, "/tasks"),
-    Page("/workers", "Workers", "workers.html", workers, "/workers", "Workers", "w"),
-    Page("/balancer", "Balancer", "balancer.html", balancer, "/balancer", "Balancer", "b"),
-    Page("/spark", "Spark and archives", "spark.html", spark, "/spark", "Spark", "k"),
-    Page("/retention", "Retention", "retention.html", retention, "/retention", "Retention", "r", begins_section=True),
-    Page("/server", "Server", "server.html", server, "/server", "Server", "h", is_live=False),
-    Page("/audit", "Audit", "audit.html", audit, "/audit", "Audit", "a"),
+    DashboardPage("/", "Overview", "overview.html", overview, "/", "Overview", "o"),
+    DashboardPage("/streams", "Streams", "streams.html", streams, "/streams", "Streams", "s"),
+    DashboardPage("/stream", "Stream", "stream.html", stream, "/streams"),
+    DashboardPage("/entry", "Entry", "entry.html", entry, "/streams", is_live=False),
+    DashboardPage("/group", "Group", "group.html", group, "/streams"),
+    DashboardPage(
+        "/dead-letters", "Dead letters", "dead_letters.html", dead_letters, "/dead-letters", "Dead letters", "d"
+    ),
+    DashboardPage("/dead-letter", "Dead letter", "dead_letter.html", dead_letter, "/dead-letters", is_live=False),
+    DashboardPage("/queues", "Queues", "queues.html", queues, "/queues", "Queues", "q", begins_section=True),
+    DashboardPage("/tasks", "Tasks", "tasks.html", tasks, "/tasks", "Tasks", "t"),
+    DashboardPage("/task", "Task", "task.html", task, "/tasks"),
+    DashboardPage("/workers", "Workers", "workers.html", workers, "/workers", "Workers", "w"),
+    DashboardPage("/balancer", "Balancer", "balancer.html", balancer, "/balancer", "Balancer", "b"),
+    DashboardPage("/spark", "Spark and archives", "spark.html", spark, "/spark", "Spark", "k"),
+    DashboardPage(
+        "/retention", "Retention", "retention.html", retention, "/retention", "Retention", "r", begins_section=True
+    ),
+    DashboardPage("/server", "Server", "server.html", server, "/server", "Server", "h", is_live=False),
+    DashboardPage("/audit", "Audit", "audit.html", audit, "/audit", "Audit", "a"),
 )

@@ -36,7 +36,7 @@ class Rejected:
 
 
 @dataclass(slots=True)
-class Decoded:
+class DecodedMessages:
     """Decoded messages, and those that are to be dead-lettered instead."""
 
     messages: list[StreamMessage] = field(default_factory=list)
@@ -52,10 +52,10 @@ class Decoder:
         self._quick_decode, self._harmless_bytes = shortcut(self._serializer)
         self._content_type = getattr(self._serializer, "content_type", None)
 
-    def fresh(self, rows: Sequence[tuple[bytes, list[bytes]]]) -> Decoded:
+    def fresh(self, rows: Sequence[tuple[bytes, list[bytes]]]) -> DecodedMessages:
         """Decode entries that were just handed out for the first time."""
         # The hot path: an entry with `data` and at most a message id is decoded without building a mapping.
-        found = Decoded()
+        found = DecodedMessages()
         if self._protection is not None:
             for entry_id, fields in rows:
                 self._decode(found, entry_id.decode(), fields, 1, 1)
@@ -84,14 +84,16 @@ class Decoder:
             add(StreamMessage(entry_id.decode(), data, 1, 1, None, no_headers, message_id, stream))
         return found
 
-    def again(self, claims: Sequence[Redelivery]) -> Decoded:
+    def again(self, claims: Sequence[Redelivery]) -> DecodedMessages:
         """Decode entries that are handed out again; their counts do not include the coming run."""
-        found = Decoded()
+        found = DecodedMessages()
         for claim in claims:
             self._decode(found, claim.id, claim.fields, claim.deliveries, claim.attempts)
         return found
 
-    def _decode(self, found: Decoded, entry_id: str, fields: list[bytes], deliveries: int, attempts: int) -> None:
+    def _decode(
+        self, found: DecodedMessages, entry_id: str, fields: list[bytes], deliveries: int, attempts: int
+    ) -> None:
         by_name = envelope.as_mapping(fields)
         try:
             expires_at_ms = envelope.expires_at(by_name)

@@ -11,13 +11,13 @@ import msgspec
 
 from penstock.config import ConsumerConfig
 from penstock.counters import Tally
-from penstock.delivery.dead_letters import DeadLetterWriter
+from penstock.delivery.dead_letters import DeadLetterMover
 from penstock.delivery.decoding import Decoder, Rejected
 from penstock.delivery.group_commands import GroupCommands, Parking
 from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory, WorkerDied
 from penstock.events import Emit, EventName
 from penstock.model import StreamMessage
-from penstock.policy import Reason, Retry, before_run
+from penstock.policy import Reason, RetryAfter, before_run
 from penstock.redis.client import StreamClient
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ConsumerContext:
     commands: GroupCommands
     config: ConsumerConfig
     decoder: Decoder
-    dead_letter_writer: DeadLetterWriter
+    dead_letter_writer: DeadLetterMover
     tally: Tally
     emit: Emit
 
@@ -82,7 +82,7 @@ class Delivery(msgspec.Struct, eq=False):
         """Have messages acknowledged: their handler is done."""
         self.in_flight.finish(messages, ids, self.is_again)
 
-    async def retry(self, retries: Sequence[tuple[StreamMessage, Retry]]) -> None:
+    async def retry(self, retries: Sequence[tuple[StreamMessage, RetryAfter]]) -> None:
         """Have messages handed out again after their delays."""
         if not retries:
             return
@@ -113,11 +113,11 @@ class Delivery(msgspec.Struct, eq=False):
                 if written is not None:
                     in_flight.release([message])
         except OutOfMemory:
-            await self.retry([(message, Retry(context.config.backoff.max_ms))])  # no room for the record
+            await self.retry([(message, RetryAfter(context.config.backoff.max_ms))])  # no room for the record
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            await self.retry([(message, Retry(context.dead_letter_writer.refused(message.id)))])
+            await self.retry([(message, RetryAfter(context.dead_letter_writer.refused(message.id)))])
         else:
             self._let_go_of_refused([message], [written is not None])
 

@@ -15,7 +15,7 @@ from penstock.delivery.delivery import ConsumerContext, Delivery
 from penstock.delivery.group_commands import Redelivery
 from penstock.events import EventName
 from penstock.model import StreamMessage
-from penstock.runtime.aio import Event, WaitQueue, next_tick
+from penstock.runtime.aio import Flag, WaitQueue, next_tick
 
 Row: TypeAlias = tuple[bytes, list[bytes]]  # id and fields of an entry, as the server sends them
 
@@ -54,7 +54,7 @@ class InFlight:
         self.is_exact = False  # the server's list of what is pending here and ours were compared and agree
         self.is_read_under_way = False
         self.is_closed = False  # nothing is handed out any more
-        self.has_finished, self.has_parked, self.has_rejected = Event(), Event(), Event()
+        self.has_finished, self.has_parked, self.has_rejected = Flag(), Flag(), Flag()
         self._arrivals, self._room, self._again_taken = WaitQueue(), WaitQueue(), WaitQueue()
         self._low = 0
 

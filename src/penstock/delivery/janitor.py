@@ -87,7 +87,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _CountStep:
     count: int
     first: str
     further: str  # where to go on; '' = the range has ended
@@ -95,10 +95,10 @@ class _Step:
     now_ms: int
 
 
-async def _count_step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> _Step:
+async def _count_step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> _CountStep:
     reply = await client.run("streams/count_range", [stream], [start, end, most], Repeat.READ)
     counted, first, further, length, now_ms = reply
-    return _Step(int(counted), first.decode(), further.decode(), int(length), int(now_ms))
+    return _CountStep(int(counted), first.decode(), further.decode(), int(length), int(now_ms))
 
 
 async def count_range(

@@ -14,7 +14,7 @@ from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.aio import Event, Lock, next_tick
+from penstock.runtime.aio import Flag, Lock, next_tick
 
 REPLY_MARGIN_S = 2.0
 _FAST_S, _SLOW_S = 0.1, 0.5
@@ -60,7 +60,7 @@ class MessageReader:
         self.has_read = False
         self._last_sweep_s = 0.0
         self.claiming = Lock()  # held by whoever has a claim under way that is not in flight here yet
-        self.quiet = Event()
+        self.quiet = Flag()
 
     async def read(self, count: int, block_ms: int | None) -> int:
         """Read new messages once, carrying acknowledgements along; return how many came."""

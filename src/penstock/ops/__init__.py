@@ -6,6 +6,7 @@ The names here are async; `penstock.sync.ops` has the same names for plain funct
 from penstock.ops.doctor import Doctor
 from penstock.ops.inspector import Inspector
 from penstock.ops.model import (
+    BalancedStream,
     BalancerPeer,
     Consumer,
     ConsumerState,
@@ -21,7 +22,6 @@ from penstock.ops.model import (
     GroupKind,
     GroupLag,
     Overview,
-    OwnedStream,
     Page,
     Payload,
     Pending,
@@ -50,6 +50,7 @@ from penstock.ops.model import (
 from penstock.ops.sampler import Sampler
 
 __all__ = [
+    "BalancedStream",
     "BalancerPeer",
     "Consumer",
     "ConsumerState",
@@ -67,7 +68,6 @@ __all__ = [
     "GroupLag",
     "Inspector",
     "Overview",
-    "OwnedStream",
     "Page",
     "Payload",
     "Pending",

@@ -13,7 +13,7 @@ from penstock.number_checks import check_number
 from penstock.ops.batches import ask, number_or
 from penstock.ops.catalogue import Catalogue, Look, checked_id
 from penstock.ops.lag import measure
-from penstock.ops.model import BalancerPeer, OwnedStream, Page, ServiceInfo
+from penstock.ops.model import BalancedStream, BalancerPeer, Page, ServiceInfo
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 
@@ -62,7 +62,7 @@ class Services:
     async def streams(
         self, service: str, *, owner: str | None = None, is_waiting: bool | None = None, limit: int = 100,
         cursor: str = "",
-    ) -> Page[OwnedStream]:  # fmt: skip
+    ) -> Page[BalancedStream]:  # fmt: skip
         """Return the data streams that were handed out, oldest first, with their owners and the time of their locks.
 
         Those of one owner, or those (not) waiting for one, if that is given.
@@ -70,7 +70,7 @@ class Services:
         check_number("limit", limit)
         keys = BalancerKeys.of(service)
         await self._look(keys)
-        start, found = f"({checked_id(cursor)}" if cursor else "-", list[OwnedStream]()
+        start, found = f"({checked_id(cursor)}" if cursor else "-", list[BalancedStream]()
         while True:
             rows = await self._client.call(keys.stream, "XPENDING", keys.stream, keys.group, start, "+", _PAGE)
             for stream in await self._owned(keys, rows):
@@ -82,7 +82,7 @@ class Services:
                 return Page(tuple(found))
             start = f"({rows[-1][0].decode()}"
 
-    async def _owned(self, keys: BalancerKeys, rows: list[tuple[bytes, bytes, int, int]]) -> list[OwnedStream]:
+    async def _owned(self, keys: BalancerKeys, rows: list[tuple[bytes, bytes, int, int]]) -> list[BalancedStream]:
         commands = BalancerCommands(self._client, keys, "", BalancerConfig())
         bodies = await commands.bodies([row[0].decode() for row in rows])
         named = []
@@ -98,7 +98,7 @@ class Services:
             holder, left_ms = replies[2 * place], number_or(replies[2 * place + 1], -2)
             owner = envelope.text(holder) if isinstance(holder, bytes) else ""
             found.append(
-                OwnedStream(
+                BalancedStream(
                     keys.service, info.data_stream_name, info.id_in_lbs, owner, left_ms if owner else None,
                     int(row[3]), int(row[2]),
                 )
@@ -121,7 +121,7 @@ class Services:
             if not cursor:
                 raise NotFound(f"nobody owns data stream {data_stream!r} of service {service!r}")
 
-    async def _take(self, keys: BalancerKeys, stream: OwnedStream) -> None:
+    async def _take(self, keys: BalancerKeys, stream: BalancedStream) -> None:
         client, lock = self._client, BalancerKeys.lock(stream.data_stream, stream.entry_id)
         names = [keys.stream] if client.is_cluster else [keys.stream, lock]
         args: list[str | int] = [keys.group, stream.owner, stream.entry_id, _RELEASED, _LONG_IDLE_MS]

@@ -11,12 +11,12 @@ from penstock.keys import check_same_slot
 from penstock.keys.stream_names import task_stream
 from penstock.ops.model import (
     MOST_CONSUMERS,
+    BalancedStream,
     Consumer,
     ConsumerState,
     DeadLetterStreamInfo,
     Finding,
     GroupKind,
-    OwnedStream,
     RetentionInfo,
     ServerInfo,
     ServiceInfo,
@@ -201,7 +201,7 @@ def hash_tags(streams: Sequence[StreamInfo]) -> list[Finding]:
     return found
 
 
-def short_locks(service: str, owned: Sequence[OwnedStream], failover_ms: int) -> list[Finding]:
+def short_locks(service: str, owned: Sequence[BalancedStream], failover_ms: int) -> list[Finding]:
     """Return whether the locks of a service run out before a failover is over."""
     left = [stream.lock_ms for stream in owned if stream.lock_ms is not None]
     if not left or max(left) >= failover_ms:

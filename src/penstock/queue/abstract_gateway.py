@@ -14,7 +14,7 @@ from penstock.keys import QueueKeys
 from penstock.policy import Reason
 from penstock.queue.administration import Administration
 from penstock.queue.model import ClaimedMessage, MessageData
-from penstock.runtime.aio import Event, TaskGroup
+from penstock.runtime.aio import Flag, TaskGroup
 
 if TYPE_CHECKING:
     from penstock.queue.stream_delivery import StreamDelivery
@@ -147,7 +147,7 @@ class AbstractRedisGateway(ABC):
     ) -> StopRenewal:
         """Renew a lease every interval, and say when that fails; the function that is returned ends it."""
         # Here, and not in the thread that renews leases: a gateway's methods belong to the caller's event loop.
-        until_s, stopping, activities = time.monotonic() + max_seconds, Event(), TaskGroup(lambda: None)
+        until_s, stopping, activities = time.monotonic() + max_seconds, Flag(), TaskGroup(lambda: None)
 
         async def keep() -> None:
             reason = ""

@@ -14,7 +14,7 @@ from penstock.errors import PayloadTooLarge, PenstockError, QueueFull, StreamFul
 from penstock.events import Event, EventName, EventSink, tell
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_seconds
-from penstock.policy import Limits, Reason
+from penstock.policy import AttemptLimits, Reason
 from penstock.queue.abstract_gateway import AbstractRedisGateway, Delivery, GatewayDelivery, StopRenewal
 from penstock.queue.administration import Administration, drop_unread
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
@@ -86,7 +86,7 @@ class RedisGateway(AbstractRedisGateway):
             self.is_interrupted, self._trying_again,
         )  # fmt: skip
         # At most once is one attempt; a limit of attempts, for deliveries count hand-backs too.
-        limits = Limits(None, 1 if self.is_at_most_once else max_delivery_count)
+        limits = AttemptLimits(None, 1 if self.is_at_most_once else max_delivery_count)
         self._settings = QueueConsumerSettings(
             message_visibility_timeout_seconds, limits, decodes(redis_client), self._retry, interrupt is not None,
             PayloadLimits(max_payload_bytes),

@@ -53,7 +53,7 @@ async def import_queue(
     if is_cluster(client):
         queue.check_one_slot()
     importer = _Importer(client_of(client), queue, dead_letter_queue, include_unleased, on_progress or (lambda _: None))
-    return await (importer.survey() if is_dry_run else importer.run())
+    return await (importer.count_only() if is_dry_run else importer.run())
 
 
 class _Importer:
@@ -82,7 +82,7 @@ class _Importer:
                 await self._move_records(kind)
         return self._report
 
-    async def survey(self) -> ImportReport:
+    async def count_only(self) -> ImportReport:
         """Count what there is."""
         await self._check_types()
         self._count(pending=await self._length(self._old.pending))

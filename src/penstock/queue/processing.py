@@ -10,11 +10,11 @@ from types import TracebackType
 from penstock.errors import text_of
 from penstock.events import EventName
 from penstock.keys import QueueKeys
-from penstock.policy import GiveUp, Limits, Retry, after_failure
+from penstock.policy import AttemptLimits, GiveUp, RetryAfter, after_failure
 from penstock.queue.abstract_gateway import AbstractRedisGateway, Delivery, StopRenewal
 from penstock.queue.model import MessageData
 from penstock.queue.options import QueueOptions
-from penstock.runtime.aio import call_in_loop, comes_from_outside, home, runner, shielded
+from penstock.runtime.aio import call_in_loop, comes_from_outside, connection_scope, runner, shielded
 from penstock.runtime.user_functions import call_back
 
 logger = logging.getLogger("penstock.queue")
@@ -103,12 +103,12 @@ class Processing:
             self._left(self)
 
     def _lost_from_outside(self) -> Callable[[str], None]:
-        here = home()
+        scope = connection_scope()
 
         def lost(reason: str) -> None:
             if not self._is_ending:
                 self.lease_lost = True  # at once: the handler may block the event loop, and look
-                call_in_loop(here, self._lose, reason)
+                call_in_loop(scope, self._lose, reason)
 
         return lost
 
@@ -174,9 +174,9 @@ class Processing:
             return
         if log is not None:
             await delivery.note_failure(error, log, kept)
-        limits = Limits(None, 1 if has_one_chance else self._gateway.max_delivery_count)
+        limits = AttemptLimits(None, 1 if has_one_chance else self._gateway.max_delivery_count)
         verdict = after_failure(error, delivery.deliveries, delivery.attempts, limits, self._options.backoff, _CHANCE)
-        if isinstance(verdict, Retry) and not has_one_chance:
+        if isinstance(verdict, RetryAfter) and not has_one_chance:
             await self._retry(delivery, verdict.after_ms / 1000, counts=verdict.counts)
         else:
             reason = verdict.reason if isinstance(verdict, GiveUp) else None

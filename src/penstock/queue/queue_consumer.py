@@ -19,13 +19,13 @@ from typing import TypeAlias
 
 from penstock import envelope
 from penstock.config import ConsumerConfig
-from penstock.delivery.dead_letters import DeadLetterWriter
+from penstock.delivery.dead_letters import DeadLetterMover
 from penstock.delivery.group import ConsumerGroup
 from penstock.delivery.group_commands import Parking, Redelivery
 from penstock.delivery.janitor import Janitor
 from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError, WorkerDied
 from penstock.events import EventName
-from penstock.policy import Limits, Reason, before_run, unreadable
+from penstock.policy import AttemptLimits, Reason, before_run, unreadable
 from penstock.protection import payload_of
 from penstock.queue.consumer_slots import PATIENCE_S, ConsumerSlot, ConsumerSlots
 from penstock.queue.model import GROUP, decode_payload
@@ -49,7 +49,7 @@ class QueueConsumerSettings:
     """How messages of a queue are handed out."""
 
     lease_s: float | None  # None = at most once: nobody takes over what a dead process held
-    limits: Limits
+    limits: AttemptLimits
     is_text: bool
     retry: RetryBudget
     can_be_interrupted: bool
@@ -77,7 +77,7 @@ class QueueConsumer:
         self._next_due_s = self._next_recovery_s = 0.0
         self._take_ahead_after: float = _BRISK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
         self._ended_s, self._brisk_turns = 0.0, 0
-        self.dead_letter_writer = DeadLetterWriter(client, self.keys.stream, GROUP, dead_letters, logger, emit)
+        self.dead_letter_writer = DeadLetterMover(client, self.keys.stream, GROUP, dead_letters, logger, emit)
         self.leases = QueueLeases(client.settings, self.keys, settings.lease_s or 1.0)
         self._begin_anew()
 

@@ -25,7 +25,7 @@ from penstock.queue.consumer_slots import ConsumerSlot
 from penstock.queue.model import GROUP, MessageData
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.redis.settings import ConnectionSettings
-from penstock.runtime.aio import call_in_loop, home, wait_out
+from penstock.runtime.aio import call_in_loop, connection_scope, wait_out
 
 if TYPE_CHECKING:
     from penstock.queue.queue_consumer import QueueConsumer
@@ -183,7 +183,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
     async def keep_lease(self, interval_s: float, max_s: float, on_lost: Callable[[str], None]) -> StopRenewal:
         """Renew the lease every interval from a thread, whatever the handler does to its event loop."""
         now, taken_at = time.monotonic(), self.expires_at - (self.consumer.settings.lease_s or 0.0)
-        lease = Lease(self, interval_s, taken_at + max_s, on_lost, home(), now + interval_s)
+        lease = Lease(self, interval_s, taken_at + max_s, on_lost, connection_scope(), now + interval_s)
         leases = self.consumer.leases
         leases.keep(lease)
 
@@ -201,7 +201,7 @@ class Lease:
     interval_s: float
     longest_until: float  # a handler that hangs is not waited for any longer
     on_lost: Callable[[str], None]
-    home: object
+    scope: object
     due_at: float
 
 
@@ -302,7 +302,7 @@ class QueueLeases(Renewable):
         for lease in leases:
             if lease in self._leases:
                 emit = lease.delivery.consumer.emit
-                call_in_loop(lease.home, partial(emit, EventName.RENEWED, id=lease.delivery.id))
+                call_in_loop(lease.scope, partial(emit, EventName.RENEWED, id=lease.delivery.id))
 
     def _lose(self, lease: Lease, reason: str) -> None:
         with self._thread.changed:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.errors import UnsupportedServer
+
 PROBED = ("WAITAOF", "XACKDEL", "XDELEX", "XNACK")
 MINIMUM = "XAUTOCLAIM"  # came with 6.2, as did XTRIM MINID and XPENDING IDLE, which have no command of their own
 
@@ -24,6 +26,14 @@ class Capabilities:
     def has(self, command: str) -> bool:
         """Tell whether the server knows one of the newer commands that were probed."""
         return command.upper() in self.commands
+
+    def check_local_durability(self) -> None:
+        """Raise UnsupportedServer for a server that cannot confirm that a write is on its disk."""
+        if not self.has("WAITAOF"):
+            raise UnsupportedServer(
+                f"durability='local' needs WAITAOF, which {self.product} {self.version} lacks, or COMMAND INFO may not "
+                f"be asked: use Redis 7.2, Valkey 7.2 or newer, or choose durability='replicated' or 'fast'"
+            )
 
     @property
     def may_evict(self) -> bool:

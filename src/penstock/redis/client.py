@@ -35,7 +35,7 @@ from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls, settings_of
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.aio import Event, at_end, call_in_loop, home, is_alive, pause
+from penstock.runtime.aio import Flag, at_end, call_in_loop, connection_scope, is_alive, pause
 
 _TRIES = 3
 _BUSY_BUDGET_S = 5.0
@@ -181,9 +181,9 @@ class StreamClient:
     async def close(self) -> None:
         """Close the connections of this client, and stop the embedded server if it has one."""
         self._is_closed = True
-        here = home()
+        scope = connection_scope()
         for owner, lane in list(self._lanes.items()):
-            if owner is here:
+            if owner is scope:
                 del self._lanes[owner]
                 await lane.end()
             else:
@@ -217,14 +217,14 @@ class StreamClient:
     async def _lane(self) -> LoopConnections:
         if self._is_closed:
             raise ClientClosed(f"{self!r} is closed; make a new client")
-        here = home()
-        lane = self._lanes.get(here)
+        scope = connection_scope()
+        lane = self._lanes.get(scope)
         if lane is None or lane.is_closed:
             made = LoopConnections(self.settings)
             with self._making_lane:
                 for owner in [owner for owner, lane in self._lanes.items() if lane.is_closed or not is_alive(owner)]:
                     del self._lanes[owner]
-                lane = self._lanes.setdefault(here, made)
+                lane = self._lanes.setdefault(scope, made)
             if lane is made:
                 lane.end = await at_end(lane.close)
         return lane
@@ -236,7 +236,7 @@ class StreamClient:
 
     def ready(self) -> Connection | None:
         """Return the shared connection if it is open and there is only one server it could lead to."""
-        settings, lane = self.settings, self._lanes.get(home())
+        settings, lane = self.settings, self._lanes.get(connection_scope())
         if lane is None or self._is_closed or settings.kind not in ("single", "unix"):
             return None
         connection = lane.shared.get(settings.hosts[0] if settings.hosts else ("", 0))
@@ -265,7 +265,7 @@ class StreamClient:
         if self._watch is None:
             await pause(seconds)
             return
-        has_changed = Event()
+        has_changed = Flag()
         with self._watch.telling(has_changed.set_from_outside) as has_just_changed:
             await has_changed.wait(min(seconds, _SHORT_REST_S) if has_just_changed else seconds)
 

@@ -12,7 +12,7 @@ import msgspec
 from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError
 from penstock.keys import check_name
 from penstock.lazy_imports import require
-from penstock.results.entry import Entry, entry_of
+from penstock.results.entry import StoredResult, entry_of
 from penstock.settings import ResultBackendSettings
 from penstock.task import Result, check_id
 
@@ -130,11 +130,11 @@ class Backend(ABC):
         """Return whether an error of the store passes by itself, and what it says."""
 
     @abstractmethod
-    async def _save(self, entries: Sequence[Entry]) -> Mapping[str, bytes]:
+    async def _save(self, entries: Sequence[StoredResult]) -> Mapping[str, bytes]:
         """Save what is not there yet, each id once; return, by task id, the bytes that are stored now."""
 
     @abstractmethod
-    async def _find(self, task_id: str) -> Entry | None:
+    async def _find(self, task_id: str) -> StoredResult | None:
         """Return what is stored for the id."""
 
     @abstractmethod

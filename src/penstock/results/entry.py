@@ -1,4 +1,4 @@
-"""Entry: a result as a store holds it, by its bytes, and the names that its kind, id and day have there."""
+"""StoredResult: a result as a store holds it, by its bytes, and the names that its kind, id and day have there."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _NOT_PLAIN = re.compile(rb"[^0-9A-Za-z_.-]|^\.")
 _TIMED_ID = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
 
 
-class Entry(NamedTuple):
+class StoredResult(NamedTuple):
     """A result and its bytes, by which results are compared."""
 
     result: Result
     raw: bytes
 
 
-def entry_of(result: Result) -> Entry:
+def entry_of(result: Result) -> StoredResult:
     """Return the entry of a result; raise EncodeError for one that cannot be stored at all."""
     if not isinstance(result, Result):
         raise ConfigurationError(f"save() takes a Result, not a {type(result).__name__}")
-    return Entry(result, encode(result))
+    return StoredResult(result, encode(result))
 
 
-def read_entry(raw: bytes, where: object, task_id: str | None = None) -> Entry | None:
+def read_entry(raw: bytes, where: object, task_id: str | None = None) -> StoredResult | None:
     """Return the result in these bytes; None, with a warning, if they hold none, or that of another task."""
     try:
         result = decode_result(raw)
@@ -40,7 +40,7 @@ def read_entry(raw: bytes, where: object, task_id: str | None = None) -> Entry |
         reason = str(error)
     else:
         if task_id is None or result.task_id == task_id:
-            return Entry(result, raw)
+            return StoredResult(result, raw)
         reason = f"it is that of task {result.task_id}"
     log.warning("%s holds no valid result, and is skipped: %s", where, reason)
     return None

@@ -10,7 +10,7 @@ from typing import Self
 
 from penstock.errors import ConfigurationError
 from penstock.results.backend import Backend, Chunk
-from penstock.results.entry import Entry
+from penstock.results.entry import StoredResult
 from penstock.results.fs_store import FSStore, passes_by_itself
 from penstock.runtime.aio import Threads
 from penstock.settings import ResultBackendSettings
@@ -47,10 +47,10 @@ class FSBackend(Backend):
         """Let the threads end."""
         self._threads.close()
 
-    async def _save(self, entries: Sequence[Entry]) -> Mapping[str, bytes]:
+    async def _save(self, entries: Sequence[StoredResult]) -> Mapping[str, bytes]:
         return await self._threads.run(self.store.save, entries)
 
-    async def _find(self, task_id: str) -> Entry | None:
+    async def _find(self, task_id: str) -> StoredResult | None:
         return await self._threads.run(self.store.get, task_id)
 
     async def _chunks(self, kind: str | None) -> AsyncGenerator[Chunk, None]:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from penstock.errors import BackendRefused, DecodeError
-from penstock.results.entry import Entry, bucket_of, day_of, kind_name, log, read_entry, split
+from penstock.results.entry import StoredResult, bucket_of, day_of, kind_name, log, read_entry, split
 from penstock.task import Result
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -56,7 +56,7 @@ def passes_by_itself(error: OSError) -> bool:
     return error.errno not in _STAYS
 
 
-class Place(NamedTuple):
+class ResultPlace(NamedTuple):
     """Where the result of a task id lies: decided once, by whoever claims the id first."""
 
     day: str
@@ -87,7 +87,7 @@ class FSStore:
 
     # --- saving -----------------------------------------------------------------------------------
 
-    def save(self, entries: Sequence[Entry]) -> dict[str, bytes]:
+    def save(self, entries: Sequence[StoredResult]) -> dict[str, bytes]:
         """Save what is not there yet; return, by task id, the bytes that are stored now."""
         with _Saving(self, len(entries)) as saving:
             for entry in entries:
@@ -95,17 +95,17 @@ class FSStore:
             saving.publish()
             return saving.stored
 
-    def claim(self, entry: Entry, link: Path) -> tuple[Place, bool]:
+    def claim(self, entry: StoredResult, link: Path) -> tuple[ResultPlace, bool]:
         """Return where the result of this id lies or will lie, and whether nobody claimed the id before."""
         result = entry.result
-        wanted = Place(day_of(result), kind_name(result.kind), _PACKED if self._is_packed else _PLAIN)
+        wanted = ResultPlace(day_of(result), kind_name(result.kind), _PACKED if self._is_packed else _PLAIN)
         try:
             os.symlink(wanted.claim, link)  # noqa: PTH211  the tests listen to os, and it is faster
         except FileExistsError:
             return self._claimed(link, wanted), False
         return wanted, True
 
-    def _claimed(self, link: Path, wanted: Place) -> Place:
+    def _claimed(self, link: Path, wanted: ResultPlace) -> ResultPlace:
         place = _read_claim(link)
         if place is None:
             raise BackendRefused(f"{link} was not written by Penstock: remove it, and the result can be saved")
@@ -148,7 +148,7 @@ class FSStore:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def get(self, task_id: str) -> Entry | None:
+    def get(self, task_id: str) -> StoredResult | None:
         """Return the result of the id: one symbolic link is read, and one file."""
         place = _read_claim(claim_path(self.root, task_id))
         return None if place is None else _read(place.path(self.root, task_id), task_id)
@@ -174,7 +174,7 @@ class FSStore:
         except OSError as error:
             log.warning("%s cannot be listed, and is skipped: %s", folder, error)
 
-    def set_aside(self, path: Path, task_id: str) -> Entry | None:
+    def set_aside(self, path: Path, task_id: str) -> StoredResult | None:
         """Give a file that holds no valid result another name; return the result if there is a valid one after all."""
         # One at a time: without the lock, a slow writer could put aside what a faster one has just made good.
         with (self.root / ".ids" / ".lock").open("a") as lock:
@@ -195,7 +195,7 @@ class _Saving:
         self._store, self._root = store, store.root
         self._mode = 0o660 if store.is_shared else 0o600
         self._is_synced_at_once = _is_worth_syncing_at_once(count)
-        self._drafts: list[tuple[Entry, Path, str]] = []  # what, where to, and under which name until then
+        self._drafts: list[tuple[StoredResult, Path, str]] = []  # what, where to, and under which name until then
         self._folders: set[Path] = set()
         self.stored: dict[str, bytes] = {}
 
@@ -210,7 +210,7 @@ class _Saving:
         if error_type is not None:
             self._store.forget_folders()
 
-    def draft(self, entry: Entry) -> None:
+    def draft(self, entry: StoredResult) -> None:
         """Claim the id and write the bytes, unless a valid result is there already."""
         task_id = entry.result.task_id
         link = claim_path(self._root, task_id)
@@ -248,7 +248,7 @@ class _Saving:
             for folder in self._folders:
                 _sync(folder)
 
-    def _link(self, draft: str, path: Path, entry: Entry) -> bytes:
+    def _link(self, draft: str, path: Path, entry: StoredResult) -> bytes:
         task_id = entry.result.task_id
         while True:
             try:
@@ -266,7 +266,7 @@ def _write_all(descriptor: int, raw: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def _read(path: Path, task_id: str) -> Entry | None:
+def _read(path: Path, task_id: str) -> StoredResult | None:
     """Return the result in the file; None if there is none, with a warning if there is something else.
 
     Raises: OSError if the file cannot be read. It may well hold a result, which must not be taken for a torn one.
@@ -286,7 +286,7 @@ def _read(path: Path, task_id: str) -> Entry | None:
     return read_entry(raw, path, task_id)
 
 
-def _scanned(folder: Path, name: str, wanted: str | None) -> Entry | None:
+def _scanned(folder: Path, name: str, wanted: str | None) -> StoredResult | None:
     """Return the result in a file of a day, if it is of the wanted kind; None, with a warning, if there is none."""
     parts = split(name.removesuffix(".gz").removesuffix(_PLAIN)) if name.endswith((_PLAIN, _PACKED)) else None
     if parts is None:
@@ -299,10 +299,10 @@ def _scanned(folder: Path, name: str, wanted: str | None) -> Entry | None:
     return None
 
 
-def _read_claim(link: Path) -> Place | None:
+def _read_claim(link: Path) -> ResultPlace | None:
     try:
         found = _CLAIM.fullmatch(os.readlink(link))  # noqa: PTH115
-        return Place(found[1], found[2], found[3]) if found else None
+        return ResultPlace(found[1], found[2], found[3]) if found else None
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -15,8 +15,8 @@ from penstock.errors import BackendRefused, ConfigurationError
 from penstock.lazy_imports import require
 from penstock.number_checks import check_number
 from penstock.results.backend import Backend, Chunk
-from penstock.results.entry import Entry, read_entry
-from penstock.runtime.aio import Lock, home
+from penstock.results.entry import StoredResult, read_entry
+from penstock.runtime.aio import Lock, connection_scope
 
 if TYPE_CHECKING:
     import psycopg
@@ -53,7 +53,7 @@ class PostgresBackend(Backend):
         self._dsn, self._timeout_s = str(dsn), timeout_s
         self.where = _where(self._dsn)
         self._connection: Connection | None = None
-        self._home: object = None  # the event loop, or the process, in which the connection was made
+        self._scope: object = None  # the event loop, or the process, in which the connection was made
         self._is_prepared = False
         self._lock = Lock()  # the connection is used by one caller at a time
 
@@ -62,7 +62,7 @@ class PostgresBackend(Backend):
 
     # --- saving and reading -----------------------------------------------------------------------
 
-    async def _save(self, entries: Sequence[Entry]) -> Mapping[str, bytes]:
+    async def _save(self, entries: Sequence[StoredResult]) -> Mapping[str, bytes]:
         stored: dict[str, bytes] = {}
         for start in range(0, len(entries), _MOST_AT_ONCE):
             waiting = entries[start : start + _MOST_AT_ONCE]
@@ -79,7 +79,7 @@ class PostgresBackend(Backend):
                 )
         return stored
 
-    async def _insert(self, entries: Sequence[Entry]) -> dict[str, bytes]:
+    async def _insert(self, entries: Sequence[StoredResult]) -> dict[str, bytes]:
         columns = sql.columns_of(entries)
 
         async def insert(connection: Connection) -> dict[str, bytes]:
@@ -93,7 +93,7 @@ class PostgresBackend(Backend):
 
         return await self._run(insert)
 
-    async def _find(self, task_id: str) -> Entry | None:
+    async def _find(self, task_id: str) -> StoredResult | None:
         async def find(connection: Connection) -> tuple[Any, ...] | None:
             return await (await connection.execute(sql.FIND, [[task_id]], binary=True)).fetchone()
 
@@ -159,9 +159,9 @@ class PostgresBackend(Backend):
             raise
 
     async def _open(self) -> Connection:
-        if self._home is not home():
+        if self._scope is not connection_scope():
             _leave(self._connection)
-            self._connection, self._home = None, home()
+            self._connection, self._scope = None, connection_scope()
         if self._connection is None or self._connection.closed:
             self._connection = await self.connect()
         return self._connection
@@ -205,7 +205,7 @@ class PostgresBackend(Backend):
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None and self._home is home():
+        if connection is not None and self._scope is connection_scope():
             await self._let_go(connection)
         else:
             _leave(connection)
@@ -243,7 +243,7 @@ class PostgresBackend(Backend):
         return isinstance(error, self._psycopg.InterfaceError), text
 
 
-def _entry(row: tuple[Any, ...]) -> Entry | None:
+def _entry(row: tuple[Any, ...]) -> StoredResult | None:
     return read_entry(row[1], f"the row of task {row[0]}")
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import EncodeError, text_of
-from penstock.results.entry import Entry
+from penstock.results.entry import StoredResult
 
 VERSION: Final = 1
 _LOCK: Final = 0x70656E73746F636B  # "penstock", as the number of an advisory lock
@@ -75,12 +75,12 @@ _NUL, _NUL_SIGN = "\0", "\u2400"  # PostgreSQL has no NUL in texts; the sign for
 _MAX_ATTEMPTS = (1 << 63) - 1
 
 
-def columns_of(entries: Sequence[Entry]) -> list[list[Any]]:
+def columns_of(entries: Sequence[StoredResult]) -> list[list[Any]]:
     """Return the columns of many rows, in the order of INSERT; raise EncodeError for what no row can hold."""
     return [list(column) for column in zip(*map(_row, entries), strict=True)]
 
 
-def _row(entry: Entry) -> tuple[Any, ...]:
+def _row(entry: StoredResult) -> tuple[Any, ...]:
     result = entry.result
     if abs(result.attempts) > _MAX_ATTEMPTS:
         raise EncodeError(f"result of task {result.task_id}: attempts={result.attempts} is too large for a bigint")
@@ -97,7 +97,7 @@ def _row(entry: Entry) -> tuple[Any, ...]:
     )
 
 
-def _json(entry: Entry) -> str | None:
+def _json(entry: StoredResult) -> str | None:
     # What was encoded is decoded again: structs, enums, UUIDs and the like are plain values then.
     data = msgspec.msgpack.decode(entry.raw)["data"]
     if data is None:

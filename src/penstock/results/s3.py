@@ -10,7 +10,7 @@ from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationErr
 from penstock.lazy_imports import require
 from penstock.number_checks import check_number
 from penstock.results.backend import Backend, Chunk
-from penstock.results.entry import Entry, day_of, kind_name, log, read_entry
+from penstock.results.entry import StoredResult, day_of, kind_name, log, read_entry
 from penstock.runtime.aio import side_by_side
 from penstock.settings.masking import masked_text
 from penstock.task import Result, check_id
@@ -58,7 +58,7 @@ class S3Backend(Backend):
 
     # --- saving -----------------------------------------------------------------------------------
 
-    async def _save(self, entries: Sequence[Entry]) -> Mapping[str, bytes]:
+    async def _save(self, entries: Sequence[StoredResult]) -> Mapping[str, bytes]:
         if entries and not self._is_checked:
             await self._check()
             self._is_checked = True
@@ -76,7 +76,7 @@ class S3Backend(Backend):
             f"one: use a store that knows them, as Amazon S3 does"
         )
 
-    async def _save_one(self, entry: Entry) -> tuple[str, bytes]:
+    async def _save_one(self, entry: StoredResult) -> tuple[str, bytes]:
         result = entry.result
         mark = f"kinds/{kind_name(result.kind)}/{day_of(result)}/{result.task_id}"
         # The mark first: one without a result means nothing, a result without one would be missing in iter(kind).
@@ -99,10 +99,10 @@ class S3Backend(Backend):
 
     # --- reading ----------------------------------------------------------------------------------
 
-    async def _find(self, task_id: str) -> Entry | None:
+    async def _find(self, task_id: str) -> StoredResult | None:
         return (await self._read(task_id))[0]
 
-    async def _read(self, task_id: str) -> tuple[Entry | None, str | None]:
+    async def _read(self, task_id: str) -> tuple[StoredResult | None, str | None]:
         """Return the valid result of the id, if any, and the version of the object, if any."""
         try:
             answer = await self._obstore.get_async(self._store, _path(task_id))

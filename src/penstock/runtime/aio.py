@@ -34,7 +34,7 @@ async def pause(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-def home() -> object:
+def connection_scope() -> object:
     """Return what connections are bound to: the running event loop."""
     return asyncio.get_running_loop()
 
@@ -44,16 +44,16 @@ def runner() -> object:
     return asyncio.current_task()
 
 
-def call_in_loop(home: object, function: Callable[..., None], *args: object) -> None:
+def call_in_loop(scope: object, function: Callable[..., None], *args: object) -> None:
     """Run a function where the connections are, from any thread."""
-    if isinstance(home, asyncio.AbstractEventLoop):
+    if isinstance(scope, asyncio.AbstractEventLoop):
         with suppress(RuntimeError):  # it is closed, and so are they
-            home.call_soon_threadsafe(function, *args)
+            scope.call_soon_threadsafe(function, *args)
 
 
-def is_alive(home: object) -> bool:
-    """Tell whether connections bound to the home can still be used."""
-    return isinstance(home, asyncio.AbstractEventLoop) and not home.is_closed()
+def is_alive(scope: object) -> bool:
+    """Tell whether connections bound to the scope can still be used."""
+    return isinstance(scope, asyncio.AbstractEventLoop) and not scope.is_closed()
 
 
 async def at_end(step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
@@ -71,7 +71,7 @@ async def at_end(step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[
     return waiting.aclose
 
 
-class Event:
+class Flag:
     """A flag that can be awaited."""
 
     def __init__(self) -> None:
@@ -262,7 +262,7 @@ class Combiner(Generic[T]):
         self._size = 0  # of the last batch
         self._caller = 0  # the task that put the last item in
         self._task: asyncio.Task[None] | None = None
-        self._idle = Event()
+        self._idle = Flag()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def is_full(self) -> bool:

@@ -39,21 +39,21 @@ def pause(seconds: float) -> None:
 class _Process:
     """This process, as something that another one does not have."""
 
-    home = object()
+    identity = object()
 
     @classmethod
     def forked(cls) -> None:
         """Be another process from now on; called by the interpreter."""
-        cls.home = object()
+        cls.identity = object()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_Process.forked)
 
 
-def home() -> object:
+def connection_scope() -> object:
     """Return what connections are bound to: sockets belong to the process, and must not be used by a forked one."""
-    return _Process.home
+    return _Process.identity
 
 
 def runner() -> object:
@@ -61,15 +61,15 @@ def runner() -> object:
     return threading.current_thread()
 
 
-def call_in_loop(home: object, function: Callable[..., None], *args: object) -> None:
+def call_in_loop(scope: object, function: Callable[..., None], *args: object) -> None:
     """Run a function where the connections are: here, unless this is a forked process."""
-    if is_alive(home):
+    if is_alive(scope):
         function(*args)
 
 
-def is_alive(home: object) -> bool:
-    """Tell whether connections bound to the home can still be used."""
-    return home is _Process.home
+def is_alive(scope: object) -> bool:
+    """Tell whether connections bound to the scope can still be used."""
+    return scope is _Process.identity
 
 
 def at_end(step: Callable[[], None]) -> Callable[[], None]:
@@ -77,7 +77,7 @@ def at_end(step: Callable[[], None]) -> Callable[[], None]:
     return step
 
 
-class Event:
+class Flag:
     """A flag that can be waited for.
 
     Without a lock: a signal handler interrupts the main thread anywhere, and if that held the lock of threading.Event,

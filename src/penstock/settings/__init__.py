@@ -2,9 +2,9 @@
 
 from penstock.settings.settings import (
     Given,
-    Origin,
     ResultBackendSettings,
     Setting,
+    SettingOrigin,
     Settings,
     TaskQueueSettings,
     flag,
@@ -13,9 +13,9 @@ from penstock.settings.settings import (
 
 __all__ = [
     "Given",
-    "Origin",
     "ResultBackendSettings",
     "Setting",
+    "SettingOrigin",
     "Settings",
     "TaskQueueSettings",
     "flag",

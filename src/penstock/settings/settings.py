@@ -109,7 +109,7 @@ def _table_schema(table: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Origin:
+class SettingOrigin:
     """The place in which a value was written, as precisely as it is known."""
 
     source: Literal["default", "file", "environment", "flag"]
@@ -125,7 +125,7 @@ class Given:
 
     path: tuple[str, ...]
     value: Any
-    origin: Origin
+    origin: SettingOrigin
 
     @property
     def name(self) -> str:
@@ -138,7 +138,7 @@ def flag(name: str, value: str, spelled: str | None = None) -> Given:
     path = tuple(name.split("."))
     if len(path) not in (2, 3) or not all(path):
         raise SettingsError(f"--set {name}: write --set <table>.<key>=<value>, such as --set task_queue.idle_ms=5000")
-    return Given(path, value, Origin("flag", spelled or f"--set {name}"))
+    return Given(path, value, SettingOrigin("flag", spelled or f"--set {name}"))
 
 
 def _of_environment(variables: Mapping[str, str]) -> Iterator[Given]:
@@ -151,7 +151,7 @@ def _of_environment(variables: Mapping[str, str]) -> Iterator[Given]:
                 f"environment variable {variable} is no setting: write {_PREFIX}<TABLE>__<KEY>, such as "
                 f"{_PREFIX}TASK_QUEUE__URL, or {_PREFIX}<TABLE>__<PROVIDER>__<KEY>"
             )
-        yield Given(path, variables[variable], Origin("environment", variable))
+        yield Given(path, variables[variable], SettingOrigin("environment", variable))
 
 
 def _of_file(path: Path | None) -> Iterator[Given]:
@@ -159,7 +159,7 @@ def _of_file(path: Path | None) -> Iterator[Given]:
         return
     document = Document.read(path)
     for name, value in _values(document.content, ()):
-        yield Given(name, value, Origin("file", document.place(name)))
+        yield Given(name, value, SettingOrigin("file", document.place(name)))
 
 
 def _values(table: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -195,7 +195,7 @@ class Setting:
 
     name: str
     value: Any
-    origin: Origin
+    origin: SettingOrigin
 
     @property
     def shown(self) -> Any:
@@ -245,7 +245,7 @@ class Settings:
 
 
 def _default(table: str, key: str) -> Given:
-    return Given((table, key), keys_of(table)[key], Origin("default"))
+    return Given((table, key), keys_of(table)[key], SettingOrigin("default"))
 
 
 def _checked_layer(layer: Iterable[Given]) -> dict[tuple[str, ...], Given]:
@@ -302,4 +302,4 @@ def _parsed(given: Given, kind: object) -> Any:
 
 def _from_file(given: Given, path: tuple[str, ...]) -> Given:
     secret = read_line(given.value, f"{given.origin}: {given.name}")
-    return Given(path, secret, Origin(given.origin.source, f"{given.origin.place} (file {given.value})"))
+    return Given(path, secret, SettingOrigin(given.origin.source, f"{given.origin.place} (file {given.value})"))

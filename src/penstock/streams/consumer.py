@@ -15,7 +15,7 @@ from penstock.config import ConsumerConfig
 from penstock.counters import Tally
 from penstock.delivery.acks import AckSender
 from penstock.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
-from penstock.delivery.dead_letters import DeadLetterWriter
+from penstock.delivery.dead_letters import DeadLetterMover
 from penstock.delivery.decoding import Decoder
 from penstock.delivery.delivery import ConsumerContext, Delivery
 from penstock.delivery.drain import CLEANUP_TIMEOUT_S, Drain, graceful_end
@@ -32,9 +32,9 @@ from penstock.keys import StreamKeys, check_dead_letters
 from penstock.model import ConsumerMetrics, PassReport, StreamMessage
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import pause_s
-from penstock.runtime.aio import Event, TaskGroup, Threads, call_in_loop, home, shielded
+from penstock.runtime.aio import Flag, TaskGroup, Threads, call_in_loop, connection_scope, shielded
 from penstock.serializers import Serializer
-from penstock.streams.workers import Workers
+from penstock.streams.workers import DeliveryWorkers
 
 logger = logging.getLogger("penstock.streams")
 _MESSAGE_WORKERS = 16
@@ -71,10 +71,10 @@ class StreamConsumer:
         self._tell = Emitter(on_event, stream, config.group)
         self._group = ConsumerGroup(client, stream, config.group)
         self._tally = Tally()
-        self._stopping, self._chance = Event(), random.Random()
+        self._stopping, self._chance = Flag(), random.Random()
         self._concurrency = config.concurrency or (1 if handler is not None else _MESSAGE_WORKERS)
         self._threads = Threads(self._concurrency)
-        self._home: object = None
+        self._scope: object = None
         self._fenced: ConsumerNameTaken | None = None
         self._exit: BaseException | None = None
         self._is_open = False
@@ -95,14 +95,14 @@ class StreamConsumer:
         on_error = awaitable(error_hook, threads, "error_hook") if error_hook is not None else None
         self._commands = GroupCommands(client, keys, config.group, self.worker_name, dead_letters)
         decoder = Decoder(self.stream, serializer, keys.stream, client.protection)
-        writer = DeadLetterWriter(client, keys.stream, config.group, dead_letters, logger, self._emit, hook)
+        writer = DeadLetterMover(client, keys.stream, config.group, dead_letters, logger, self._emit, hook)
         self._in_flight = InFlight(
             ConsumerContext(client, self._commands, config, decoder, writer, self._tally, self._emit)
         )
         self._acks = AckSender(self._in_flight)
         self._reader = MessageReader(self._in_flight, self._acks)
         self._recovery = Recovery(self._in_flight, self._reader)
-        self._workers = Workers(self._in_flight, call, on_error, limit, self._acks.flush, self._exit_asked)
+        self._workers = DeliveryWorkers(self._in_flight, call, on_error, limit, self._acks.flush, self._exit_asked)
         self._drain = Drain(self._in_flight, self._reader, self._acks)
         self._leases = StreamLeases(
             client.settings, keys.stream, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
@@ -194,7 +194,7 @@ class StreamConsumer:
         if self._fenced is not None:
             raise self._fenced
         config = self.config
-        self._home = home()
+        self._scope = connection_scope()
         await self._group.ensure(config.dlq_stream, config.dlq_group)
         if not self._is_open:
             if config.worker_name is not None:
@@ -293,7 +293,7 @@ class StreamConsumer:
         for message in self._in_flight.find(lost).values():
             if message is not None:
                 message.lease_lost = True
-        call_in_loop(self._home, self._workers.lose_leases, lost)
+        call_in_loop(self._scope, self._workers.lose_leases, lost)
 
     def _set_fenced(self) -> None:
         self._commands.is_fenced = True

@@ -2,7 +2,7 @@
 
 from penstock.errors import Skip, TaskTimeout
 from penstock.task import Priority, Result, Status, Task
-from penstock.tasks.handlers import Handler, Handlers, Limits, Rate, Retry
+from penstock.tasks.handlers import Handlers, Limits, Rate, Retry, TaskHandler
 from penstock.tasks.listed import DeadTask, InHand
 from penstock.tasks.queue import TaskQueue
 from penstock.tasks.redis_queue import RedisTaskQueue
@@ -13,7 +13,6 @@ from penstock.tasks.worker import InlineWorker, Worker, WorkerReport
 __all__ = [
     "CronRule",
     "DeadTask",
-    "Handler",
     "Handlers",
     "InHand",
     "InlineWorker",
@@ -28,6 +27,7 @@ __all__ = [
     "Status",
     "StubQueue",
     "Task",
+    "TaskHandler",
     "TaskQueue",
     "TaskTimeout",
     "Worker",

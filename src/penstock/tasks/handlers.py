@@ -12,8 +12,7 @@ from urllib.parse import quote
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.number_checks import check_number
-from penstock.policy import Backoff, Verdict, after_failure
-from penstock.policy import Limits as RunLimits
+from penstock.policy import AttemptLimits, Backoff, Verdict, after_failure
 from penstock.task import Priority, PriorityName, Task
 from penstock.tasks.schedule import CronRule, Schedule
 
@@ -47,7 +46,7 @@ class Retry:
 
     def after_failure(self, error: BaseException, runs: int, max_retry: int, chance: random.Random) -> Verdict:
         """Decide about a task whose run failed; `runs` includes that run, `max_retry` is what the queue allows."""
-        limits = RunLimits(None, max_retry + 1 if self.max_attempts is None else self.max_attempts)
+        limits = AttemptLimits(None, max_retry + 1 if self.max_attempts is None else self.max_attempts)
         backoff = Backoff(self.initial_delay_ms, self.max_delay_ms, self.jitter)
         is_pointless = isinstance(error, self.never) or (self.only is not None and not isinstance(error, self.only))
         return after_failure(error, runs, runs, limits, backoff, chance, is_pointless=is_pointless)
@@ -114,7 +113,7 @@ def _scopes(task: Task, of_kind: _Limit | None, of_key: _Limit | None) -> list[t
 
 
 @dataclass(frozen=True, slots=True)
-class Handler:
+class TaskHandler:
     """The function for one kind of task, and how it is to be run."""
 
     kind: str
@@ -139,7 +138,7 @@ class Handlers:
     """
 
     def __init__(self) -> None:
-        self._by_kind: dict[str, Handler] = {}
+        self._by_kind: dict[str, TaskHandler] = {}
         self.schedules: dict[str, Schedule] = {}
 
     def schedule(
@@ -186,12 +185,12 @@ class Handlers:
                 raise ConfigurationError(f"the handler of {kind!r} must be a function, not {function!r}")
             if kind in self._by_kind:
                 raise ConfigurationError(f"two handlers are registered for {kind!r}: give one of them another kind")
-            self._by_kind[kind] = Handler(kind, function, frozenset(requires), timeout_s, retry or Retry(), limits)
+            self._by_kind[kind] = TaskHandler(kind, function, frozenset(requires), timeout_s, retry or Retry(), limits)
             return function
 
         return register
 
-    def __getitem__(self, kind: str) -> Handler:
+    def __getitem__(self, kind: str) -> TaskHandler:
         """Return the handler of a kind."""
         return self._by_kind[kind]
 
@@ -199,7 +198,7 @@ class Handlers:
         """Tell whether there is a handler of the kind."""
         return kind in self._by_kind
 
-    def __iter__(self) -> Iterator[Handler]:
+    def __iter__(self) -> Iterator[TaskHandler]:
         """Iterate over the handlers."""
         return iter(self._by_kind.values())
 

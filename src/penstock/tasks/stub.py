@@ -17,7 +17,7 @@ from penstock import task as values
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError
-from penstock.runtime.aio import Event
+from penstock.runtime.aio import Flag
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
 from penstock.task import Priority, Result, Status, Task, check_id
@@ -68,7 +68,7 @@ class StubQueue:
         self.dead: list[DeadTask] = []
         self._dead_letter_limits = DeadLetterLimits.of(dead_letter_limits)
         self._given_up, self._limited_s = 0, 0.0  # since when the dead letters are within their limits
-        self._waiters: list[Event] = []
+        self._waiters: list[Flag] = []
         self._turn = 0
         self._permits: dict[str, set[str]] = {}  # of each limit, the tasks that run within it
         self._taken_s: dict[str, float] = {}  # up to when beginnings of a rate are taken
@@ -127,7 +127,7 @@ class StubQueue:
             raise ConfigurationError(f"count={count} must be positive")
         deadline, wanted = time.monotonic() + (timeout if block else 0), TaskFilter(provides, kinds)
         while True:
-            changed = Event()
+            changed = Flag()
             with self._lock:
                 found, wait_s = self._take(count, wanted)
                 if not found:
@@ -334,7 +334,7 @@ class StubQueue:
         check_id("task_id", task_id)
         deadline = time.monotonic() + timeout
         while True:
-            changed = Event()
+            changed = Flag()
             with self._lock:
                 found = self._results.get(task_id)
                 self._waiters.append(changed)

@@ -1,4 +1,4 @@
-"""Worker and InlineWorker: take tasks from a queue, run their handlers, and bring the results home."""
+"""Worker and InlineWorker: take tasks from a queue, run their handlers, and store the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.errors import (
 from penstock.events import Emitter, EventName, EventSink
 from penstock.number_checks import check_number
 from penstock.results.backend import ResultBackend
-from penstock.runtime.aio import Activity, Cancelled, Event, TaskGroup, Threads, next_tick, shielded
+from penstock.runtime.aio import Activity, Cancelled, Flag, TaskGroup, Threads, next_tick, shielded
 from penstock.task import Result, Task
 from penstock.tasks.committer import ResultCommitter
 from penstock.tasks.handlers import Handlers
@@ -109,7 +109,7 @@ class Worker:
         )
         self._inbox = TaskInbox()
         self._slots: list[RunningTask] = []
-        self._stopping = Event()
+        self._stopping = Flag()
         self._reason = ""
         self._busy_s = 0.0  # when something was last under way
         self._exit: BaseException | None = None  # a handler ended the process

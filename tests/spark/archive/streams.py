@@ -19,7 +19,7 @@ from penstock.spark.archive.state import DAY_MS, FileEntry
 from penstock.spark.archive.table import ArchiveTable, load_state
 from penstock.spark.archive.task import ArchiveTask
 from penstock.spark.lake.files import Location
-from penstock.spark.source.offsets import Offsets, Position, Progress
+from penstock.spark.source.offsets import BatchRange, Offsets, Position
 
 START_MS = 19_676 * DAY_MS  # 2023-11-15, the beginning of the day
 _SCHEMA = pa.schema(
@@ -55,8 +55,8 @@ class Stream:
     def position(self, n: int) -> Position:
         return Position(self.entries[n - 1][0] if n else ids.ZERO, n)
 
-    def progress(self, start: int, stop: int, cuts: Sequence[int] = ()) -> Progress:
-        return Progress(self.position(stop), self.position(start), tuple(self.entries[n - 1][0] for n in cuts))
+    def progress(self, start: int, stop: int, cuts: Sequence[int] = ()) -> BatchRange:
+        return BatchRange(self.position(stop), self.position(start), tuple(self.entries[n - 1][0] for n in cuts))
 
     def rows(self, start: int, stop: int, size: int = 7) -> list[pa.RecordBatch]:
         ranges = [range(low, min(stop, low + size)) for low in range(start, stop, size)]

@@ -13,7 +13,7 @@ from penstock.spark.archive.cold_log import ColdLog
 from penstock.spark.archive.rows import READ_SCHEMA
 from penstock.spark.archive.state import safe_name
 from penstock.spark.archive.table import load_state
-from penstock.spark.source.offsets import Offsets, Position, Progress
+from penstock.spark.source.offsets import BatchRange, Offsets, Position
 from penstock.spark.source.rows import RowBuilder
 from tests.spark.archive.streams import START_MS, Crash, Stream, archive, archived, files_of, opened
 
@@ -100,14 +100,14 @@ def test_a_gap_is_an_error_or_is_recorded(tmp_path: Path, stream: Stream) -> Non
 def test_ids_that_nobody_got_are_no_gap(tmp_path: Path, stream: Stream) -> None:
     archiver = opened(tmp_path)
     archive(archiver, stream, 0, 20)
-    later = Progress(stream.position(60), Position(stream.entries[20][0].replace("-", "-0"), 20))
+    later = BatchRange(stream.position(60), Position(stream.entries[20][0].replace("-", "-0"), 20))
     archiver.archive(Offsets({"orders": later}), lambda task: task.write(stream.rows(21, 60)))
     assert [(each.lost, each.rows) for each in archiver.state.ranges["orders"]] == [(0, 59)]
 
 
 def test_a_stream_that_was_created_anew_with_old_ids_is_refused(tmp_path: Path, stream: Stream) -> None:
     archive(opened(tmp_path), stream, 0, 60)
-    anew = Progress(Position(stream.entries[30][0], 3), Position("0-0", 0))
+    anew = BatchRange(Position(stream.entries[30][0], 3), Position("0-0", 0))
     with pytest.raises(ArchiveConflict, match="created anew"):
         opened(tmp_path).archive(Offsets({"orders": anew}), lambda _: pytest.fail("nothing may be written"))
 
@@ -167,7 +167,7 @@ def test_ids_are_any_numbers_that_the_server_takes(tmp_path: Path) -> None:
 def test_a_stream_that_was_created_anew_with_new_ids_is_a_loss_of_unknown_size(tmp_path: Path, stream: Stream) -> None:
     careless = opened(tmp_path, fail_on_data_loss=False)
     archive(careless, stream, 0, 20)
-    anew = Progress(Position(stream.entries[59][0], 10), Position(ids.before(stream.entries[50][0]), 0))
+    anew = BatchRange(Position(stream.entries[59][0], 10), Position(ids.before(stream.entries[50][0]), 0))
     careless.archive(Offsets({"orders": anew}), lambda task: task.write(stream.rows(50, 60)))
     assert [each.lost for each in careless.state.ranges["orders"]] == [0, None]
     report = verify(tmp_path)
@@ -204,7 +204,7 @@ def test_names_of_fields_come_back_as_they_were(tmp_path: Path) -> None:
     fields = [b"\xff", b"1", b"\\xff", b"2", b"twice", b"3", b"twice", b"4", b"data", b"5"]
     entry_id = f"{START_MS}-0"
     batch = RowBuilder(READ_SCHEMA).build([("orders", [(entry_id.encode(), fields)])])
-    progress = Progress(Position(entry_id, 1), Position(ids.ZERO, 0), ())
+    progress = BatchRange(Position(entry_id, 1), Position(ids.ZERO, 0), ())
     opened(tmp_path).archive(Offsets({"orders": progress}), lambda task: task.write([batch]))
     [page] = ColdLog.of(str(tmp_path)).pages("orders", ids.ZERO, entry_id)
     assert page == [(entry_id.encode(), [b"data", b"5", b"\xff", b"1", b"\\xff", b"2", b"twice", b"4"])]

@@ -19,7 +19,7 @@ from penstock.cli.app import app
 from penstock.cli.stopping import stopping
 from penstock.errors import PenstockError
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.archive.lock import Lock
+from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.lake.files import Location
 from tests.helpers.threads import eventually
 from tests.spark.archive.streams import START_MS, Stream, archive, archived, opened
@@ -102,10 +102,10 @@ def test_java_may_end_before_us_when_all_processes_are_told_to_stop() -> None:
 
 _HOLD = """
 import signal, sys
-from penstock.spark.archive.lock import Lock
+from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.lake.files import Location
 
-Lock.take(Location.of(sys.argv[1]))
+ArchiveLock.take(Location.of(sys.argv[1]))
 print("held", flush=True)
 signal.pause()
 """
@@ -123,7 +123,7 @@ def test_a_second_run_of_a_root_is_refused_before_it_touches_anything(
         assert "another run archives to" in result.stderr
         other.kill()
     assert sorted(root.rglob("*")) == sorted([root / "_lock", *before])
-    Lock.take(Location.of(root)).give_back()  # it went with the process
+    ArchiveLock.take(Location.of(root)).give_back()  # it went with the process
 
 
 @pytest.mark.needs_limits

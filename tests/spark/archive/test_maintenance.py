@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from penstock.spark.archive import ArchiveConflict, ArchiveRun, compact, table, verify
 from penstock.spark.archive.compact import Compaction, SmallFiles
-from penstock.spark.archive.lock import Lock
+from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.archive.table import ArchiveTable, load_state
 from penstock.spark.lake import files
 from penstock.spark.lake.files import Location
@@ -125,15 +125,15 @@ def test_of_two_compactions_one_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ArchiveConflict, match="another compaction is at work"):
             compact(tmp_path)
         other.kill()
-    with Lock.held(Location.of(tmp_path), "compact"):
+    with ArchiveLock.held(Location.of(tmp_path), "compact"):
         pass
 
 
 _HOLD = """
 import signal, sys
-from penstock.spark.archive.lock import Lock
+from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.lake.files import Location
-Lock.take(Location.of(sys.argv[1]), "compact")
+ArchiveLock.take(Location.of(sys.argv[1]), "compact")
 print("held", flush=True)
 signal.pause()
 """

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from penstock import StreamMessage
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, HandlerTimeout
 from penstock.policy import Reason
 from penstock.spark.pipeline import Handler
-from penstock.spark.pipeline.deadline import HandlerTimeout
 from penstock.spark.pipeline.handling import Caller, Outcome
 from tests.spark.pipeline.test_handling import messages
 

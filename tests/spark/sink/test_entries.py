@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock import envelope
 from penstock.errors import EncodeError, PayloadTooLarge
-from penstock.spark.sink.chunks import Backlog
+from penstock.spark.sink.chunks import WaitingRows
 from penstock.spark.sink.entries import Packed, Packer, commands, counted
 from penstock.spark.sink.options import Columns
 
@@ -193,7 +193,7 @@ def test_a_value_that_json_cannot_hold_is_named() -> None:
 def test_chunks_hold_all_rows_in_order_and_their_checksums_follow_each_other(
     pieces: list[list[bytes]], size: int, cut: int
 ) -> None:
-    backlog = Backlog("s")
+    backlog = WaitingRows("s")
     chunks = []
     for piece in pieces:
         backlog.add(Packed(pa.array(piece, pa.binary()), 1, None))

@@ -11,7 +11,7 @@ import redis
 from penstock.errors import DataLost
 from penstock.redis.aio import Reply
 from penstock.spark.source import scan
-from penstock.spark.source.catalogue import Selection, look
+from penstock.spark.source.catalogue import StreamSelection, look
 from penstock.spark.source.loss import beginning
 from penstock.spark.source.offsets import IdRange, Position
 from penstock.spark.source.options import SourceOptions
@@ -112,8 +112,8 @@ def test_patterns_find_streams_and_nothing_else(client: StreamClient, raw: redis
     for name in ("orders:1", "orders:2", "payments"):
         _fill(raw, name, 1)
     raw.set("orders:text", "x")
-    assert Selection(glob="orders:*").find(client) == ["orders:1", "orders:2"]
-    assert Selection(regex=r"orders:\d|pay.*").find(client) == ["orders:1", "orders:2", "payments"]
+    assert StreamSelection(glob="orders:*").find(client) == ["orders:1", "orders:2"]
+    assert StreamSelection(regex=r"orders:\d|pay.*").find(client) == ["orders:1", "orders:2", "payments"]
 
 
 @pytest.mark.acl(prefix=("shop",))
@@ -121,7 +121,7 @@ def test_a_prefix_is_part_of_the_key_and_not_of_the_name(redis_url: str, raw: re
     _fill(raw, "shop_orders", 3)
     _fill(raw, "other_orders", 3)
     with StreamClient.from_url(redis_url, prefix="shop") as client:
-        assert Selection(glob="*").find(client) == ["orders"]
+        assert StreamSelection(glob="*").find(client) == ["orders"]
         assert len(_ids(Scanner(client), [IdRange("orders", "0-0", "9999-0")])) == 3
 
 

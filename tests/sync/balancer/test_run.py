@@ -14,6 +14,7 @@ from tests.helpers.threads import Event, eventually, pause, throughout, wait_for
 from tests.sync.balancer.stage import GROUP, LBS, SEP, add_raw, locks, pending, quick, running
 
 GO = "redis-consumer-go-1"
+DEAD_LETTERS = "{svc-input}_dlq"
 
 
 class Reading:
@@ -45,6 +46,11 @@ class Reading:
 
 def fill(raw: redis.Redis, name: str, *values: object) -> list[str]:
     return [raw.xadd(name, {"n": str(value)}).decode() for value in values]
+
+
+def reasons(raw: redis.Redis) -> list[tuple[str, str]]:
+    """Returns why, and after how many deliveries, streams were given up."""
+    return [(row[b"dlq_reason"].decode(), row[b"dlq_deliveries"].decode()) for _, row in raw.xrange(DEAD_LETTERS)]
 
 
 def test_a_stream_is_read_in_order_until_its_handler_returns(client: StreamClient, raw: redis.Redis) -> None:
@@ -134,6 +140,44 @@ def test_a_failing_handler_hands_its_stream_over(client: StreamClient, raw: redi
         with running((quick(client, "b"), reading)):
             eventually(lambda: raw.xlen(LBS) == 0)
     assert reading.of("session-1") == ["last"]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_stream_whose_handler_exits_ends_the_run_and_is_given_up(
+    client: StreamClient, raw: redis.Redis, kind: type[BaseException]
+) -> None:
+    begun: list[str] = []
+
+    def leave(stream: OwnedStream) -> None:
+        begun.append(stream.name)
+        raise kind(66)
+
+    add_raw(raw, "session-1")
+    for _ in range(2):
+        with pytest.raises(kind, match="66"):
+            quick(client, "a", max_deliveries=2).run(leave, handle_signals=False)
+    with running((quick(client, "b", max_deliveries=2), leave)):
+        eventually(lambda: raw.xlen(DEAD_LETTERS))
+    assert begun == ["session-1", "session-1"]
+    assert reasons(raw) == [("max_deliveries", "2")]
+
+
+class Burst(BaseException):
+    """No Exception, and none of those that end a process."""
+
+
+def test_a_stream_whose_handler_raises_no_exception_is_given_up(client: StreamClient, raw: redis.Redis) -> None:
+    begun: list[str] = []
+
+    def burst(stream: OwnedStream) -> None:
+        begun.append(stream.name)
+        raise Burst
+
+    with running((quick(client, "a", max_deliveries=2), burst)):
+        add_raw(raw, "session-1")
+        eventually(lambda: raw.xlen(DEAD_LETTERS))
+    assert begun == ["session-1", "session-1"]
+    assert reasons(raw) == [("max_deliveries", "2")]
 
 
 def test_handlers_run_side_by_side_and_one_that_fails_stops_no_other(client: StreamClient, raw: redis.Redis) -> None:

@@ -80,7 +80,7 @@ def take_ahead_and_pause(stage: Stage) -> None:
         stage.do(queue.publish, message)
     stage.end(stage.take(queue))
     slots = queue._gateway._consumer_of(QUEUE).slots  # type: ignore[attr-defined]
-    eventually(lambda: slots._returner is None)
+    eventually(lambda: slots._return_thread is None)
     for _ in range(2):
         stage.end(stage.take(queue))
 

@@ -261,7 +261,9 @@ def test_whatever_a_handler_raises_itself_is_a_failed_attempt(
     for _ in range(2):
         with pytest.raises(kind):
             run()
-    assert payloads(raw, DEAD_LETTERS) == [b"hello"]
+    [(_, record)] = raw.xrange(DEAD_LETTERS)
+    told = [record[name].decode() for name in (b"data", b"dlq_reason", b"dlq_error", b"dlq_attempts")]
+    assert told == ["hello", "max_deliveries", kind.__name__, "2"]
 
 
 @pytest.mark.usefixtures("default_server")

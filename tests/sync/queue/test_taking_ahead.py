@@ -14,7 +14,7 @@ import redis
 
 from penstock.errors import ConnectionLost
 from penstock.redis.scripts import ScriptRunner, script
-from penstock.runtime.threads import Event
+from penstock.runtime.threads import Flag
 from penstock.sync import RedisGateway, RedisMessageQueue, StreamClient
 from penstock.sync.delivery.group_commands import GroupCommands
 from penstock.sync.queue.consumer_slots import ConsumerSlots
@@ -84,7 +84,7 @@ class HeldReturn:
 
 @pytest.fixture
 def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
-    held, put_back, wait = HeldReturn(), ScriptRunner.run, Event.wait
+    held, put_back, wait = HeldReturn(), ScriptRunner.run, Flag.wait
 
     def put_back_when_somebody_waits(*args: Any) -> Any:
         answer = put_back(*args) if held.comes_after else None
@@ -99,7 +99,7 @@ def held_return(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReturn]:
         return wait(*args)
 
     monkeypatch.setattr(ScriptRunner, "run", put_back_when_somebody_waits)
-    monkeypatch.setattr(Event, "wait", wait_and_have_it_put_back)
+    monkeypatch.setattr(Flag, "wait", wait_and_have_it_put_back)
     yield held
     held.may_end.set()
 
@@ -230,7 +230,7 @@ def test_who_comes_late_gets_it_all_the_same(client: StreamClient, raw: redis.Re
     queue = queue_of(gateway)
     publish(queue, 3)
     process(queue, 1)
-    eventually(lambda: not ahead_of(gateway) and consumer_of(gateway).slots._returner is None)
+    eventually(lambda: not ahead_of(gateway) and consumer_of(gateway).slots._return_thread is None)
     assert process(queue, 2) == ["message 1", "message 2"]
     queue.close()
     assert raw.xlen(QUEUE) == 0
@@ -329,7 +329,7 @@ def test_what_could_not_be_put_back_is_found_by_the_next_call(
     publish(queue, 2)
     process(queue, 1)
     eventually(refused.is_set)
-    eventually(lambda: consumer_of(gateway).slots._returner is None)
+    eventually(lambda: consumer_of(gateway).slots._return_thread is None)
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     held.end()
@@ -377,7 +377,7 @@ def test_a_late_return_does_not_take_a_message_away_from_who_processes_it(
     queue = queue_of(gateway)
     publish(queue, 2)
     process(queue, 1)
-    eventually(lambda: sent and consumer_of(gateway).slots._returner is None)
+    eventually(lambda: sent and consumer_of(gateway).slots._return_thread is None)
     held = taken(queue)
     assert (held.message, held.processing.delivery_count, held.processing.attempts) == ("message 1", 1, 1)
     assert sent == []

@@ -23,7 +23,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Run:
+class HandlerRun:
     """One finished run of a handler, as the journal has it."""
 
     worker: str
@@ -35,7 +35,7 @@ class Books:
     """What Redis holds when the demo is over, by entry id."""
 
     stored: set[str] = field(default_factory=set)
-    runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
+    runs: dict[str, list[HandlerRun]] = field(default_factory=lambda: defaultdict(list))
     dead: dict[str, str] = field(default_factory=dict)  # with the reason
     records: int = 0  # of dead letters
     queued: set[str] = field(default_factory=set)
@@ -66,7 +66,7 @@ async def read_books(client: StreamClient) -> Books:
         books.stored.add(entry_id)
     async for entry_id, fields in _entries(client, JOURNAL):
         line = json.loads(fields[b"data"])
-        books.runs[line["entry"]].append(Run(line["worker"], _seconds(entry_id)))
+        books.runs[line["entry"]].append(HandlerRun(line["worker"], _seconds(entry_id)))
     for letter in await DeadLetters(client, STREAM).list(count=len(books.stored) + 1):
         books.dead[letter.source_id] = letter.reason
         books.records += 1

@@ -19,16 +19,16 @@ from rich.console import Console
 from penstock import StreamClient, StreamProducer
 from penstock.cli.demo import spark as demo_spark
 from penstock.cli.demo import view as demo_view
-from penstock.cli.demo.director import Audience, Director, Summary
+from penstock.cli.demo.director import Audience, DemoSummary, Director
 from penstock.cli.demo.orders import GROUP, STREAM, WORKERS, Plan, make_plan
-from penstock.cli.demo.workers import Workers
+from penstock.cli.demo.workers import DemoWorkers
 from penstock.cli.options import LOOPBACK, AsJson
 from penstock.cli.shown import say
 from penstock.errors import ConfigurationError
 from penstock.redis.embedded import EmbeddedServer
 from penstock.shown import to_json
 
-Then: TypeAlias = Callable[[Summary, EmbeddedServer, Workers], None]
+Then: TypeAlias = Callable[[DemoSummary, EmbeddedServer, DemoWorkers], None]
 _INTERRUPTED = 128 + signal.SIGINT  # as a shell reports it
 _TERMINATED = 128 + signal.SIGTERM
 _ORDER_EVERY_S = 0.02
@@ -75,9 +75,11 @@ def demo(
     say("`penstock demo --stay` keeps the server up, with a producer, workers and a dashboard, to look around.")
 
 
-def play(plan: Plan, audience: demo_view.Lines | demo_view.Bars, with_spark: bool, then: Then | None = None) -> Summary:
+def play(
+    plan: Plan, audience: demo_view.Lines | demo_view.Bars, with_spark: bool, then: Then | None = None
+) -> DemoSummary:
     """Run the demo on a server of its own, then what else is wanted; server and workers end with it in any case."""
-    with EmbeddedServer(port=None if then is None else 0) as server, Workers(server.unix_url) as workers:
+    with EmbeddedServer(port=None if then is None else 0) as server, DemoWorkers(server.unix_url) as workers:
         with audience:
             summary = asyncio.run(_direct(server.unix_url, workers, plan, audience, with_spark))
         if then is not None:
@@ -85,7 +87,7 @@ def play(plan: Plan, audience: demo_view.Lines | demo_view.Bars, with_spark: boo
         return summary
 
 
-def _stay(plan: Plan, as_json: bool, summary: Summary, server: EmbeddedServer, workers: Workers) -> None:
+def _stay(plan: Plan, as_json: bool, summary: DemoSummary, server: EmbeddedServer, workers: DemoWorkers) -> None:
     show(summary, as_json)
     with _dashboard(server.unix_url) as address:
         where = f" The dashboard is at\n{address} (actions allowed)." if address else ""
@@ -122,7 +124,7 @@ def _end_in_order() -> None:
         asyncio.get_running_loop().add_signal_handler(number, here.cancel)
 
 
-async def _keep_busy(url: str, workers: Workers, plan: Plan) -> None:
+async def _keep_busy(url: str, workers: DemoWorkers, plan: Plan) -> None:
     _end_in_order()
     for number in range(WORKERS):
         workers.start(f"worker-{number + 1}")
@@ -134,7 +136,7 @@ async def _keep_busy(url: str, workers: Workers, plan: Plan) -> None:
             await asyncio.sleep(_ORDER_EVERY_S)
 
 
-async def _direct(url: str, workers: Workers, plan: Plan, audience: Audience, with_spark: bool) -> Summary:
+async def _direct(url: str, workers: DemoWorkers, plan: Plan, audience: Audience, with_spark: bool) -> DemoSummary:
     _end_in_order()
     async with StreamClient.from_url(url) as client:
         summary = await Director(client, workers, plan, audience).run()
@@ -147,7 +149,7 @@ async def _direct(url: str, workers: Workers, plan: Plan, audience: Audience, wi
         return replace(summary, spark=await demo_spark.count(client, url, audience.tell))
 
 
-def show(summary: Summary, as_json: bool) -> None:
+def show(summary: DemoSummary, as_json: bool) -> None:
     """Print the outcome: the table or the JSON to standard output, a failure to standard error."""
     if as_json:
         print(to_json(summary.as_json()))

@@ -12,7 +12,7 @@ from penstock.cli.demo import audit as demo_audit
 from penstock.cli.demo.audit import Balance, Books, Kill
 from penstock.cli.demo.orders import CONCURRENCY, GROUP, LEASE_MS, STREAM, WORKERS, Plan, Scrambler
 from penstock.cli.demo.spark import SparkCount
-from penstock.cli.demo.workers import Workers
+from penstock.cli.demo.workers import DemoWorkers
 
 _TILLS = 2  # producers
 _CHUNK = 100
@@ -31,7 +31,7 @@ class Audience(Protocol):
 
 
 @dataclass(frozen=True)
-class Summary:
+class DemoSummary:
     """What the demo found."""
 
     server: str
@@ -66,14 +66,14 @@ class Summary:
 class Director:
     """One run of the demo against a server that is up."""
 
-    def __init__(self, client: StreamClient, workers: Workers, plan: Plan, audience: Audience) -> None:
+    def __init__(self, client: StreamClient, workers: DemoWorkers, plan: Plan, audience: Audience) -> None:
         self._client, self._workers, self._plan, self._audience = client, workers, plan, audience
         self._group = ConsumerGroup(client, STREAM, GROUP)
         self._published: list[str] = []
         self._kill: Kill | None = None
         self._is_time_up = False
 
-    async def run(self) -> Summary:
+    async def run(self) -> DemoSummary:
         """Play it through; return what came of it."""
         server = await self._client.capabilities()
         self._audience.tell(f"{server.product} {server.version} is up; {self._plan.messages:,} orders are coming")
@@ -137,11 +137,11 @@ class Director:
         self._workers.start(heir)
         self._audience.tell(f"{victim} was killed with {len(held):,} orders in its hands; {heir} takes its place")
 
-    def _summary(self, server: str, books: Books) -> Summary:
+    def _summary(self, server: str, books: Books) -> DemoSummary:
         kill = self._kill or Kill("", 0.0, frozenset())  # no worker, nothing held
         again, recovery_s = demo_audit.recovery(kill, books)
         seconds = demo_audit.seconds_of_work(books)
-        return Summary(
+        return DemoSummary(
             server=server,
             seed=self._plan.seed,
             balance=demo_audit.balance(self._published, books),

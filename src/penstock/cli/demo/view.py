@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.demo.director import Summary
+from penstock.cli.demo.director import DemoSummary
 from penstock.cli.demo.spark import SparkCount
 from penstock.cli.shown import cell
 from penstock.shown import shown
@@ -79,7 +79,7 @@ def audience(console: Console, total: int) -> Lines | Bars:
     return Bars(console, total) if console.is_terminal and not console.is_dumb_terminal else Lines(console, total)
 
 
-def table(summary: Summary) -> Table:
+def table(summary: DemoSummary) -> Table:
     """Return the proof as a table."""
     balance = summary.balance
     made = Table(
@@ -118,7 +118,7 @@ def _add_spark(made: Table, spark: SparkCount) -> None:
     made.add_row("back in a stream", f"{spark.back_in_redis:,}", f"out of Parquet; {spark.seconds:.0f} s in all")
 
 
-def verdict(summary: Summary) -> str:
+def verdict(summary: DemoSummary) -> str:
     """Return the outcome in one line."""
     balance = summary.balance
     terms = (
@@ -135,7 +135,7 @@ def verdict(summary: Summary) -> str:
     )
 
 
-def _why_duplicates(summary: Summary) -> str:
+def _why_duplicates(summary: DemoSummary) -> str:
     if not summary.duplicates:
         return "no order was handled twice"
     if not summary.duplicates_by_the_kill:

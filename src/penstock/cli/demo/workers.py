@@ -15,11 +15,11 @@ from penstock.errors import PenstockError
 _STOP_S = 10.0
 
 
-class WorkerDied(PenstockError):
+class DemoWorkerEnded(PenstockError):
     """A worker process ended that nobody had killed."""
 
 
-class Workers:
+class DemoWorkers:
     """Workers by name; leaving the `with` block ends all of them."""
 
     def __init__(self, url: str) -> None:
@@ -56,11 +56,11 @@ class Workers:
         return killed_at_s
 
     def check(self) -> None:
-        """Raise WorkerDied if a worker has ended by itself."""
+        """Raise DemoWorkerEnded if a worker has ended by itself."""
         for name, worker in self._workers.items():
             code = worker.poll()
             if code is not None:
-                raise WorkerDied(f"{name} of the demo ended with code {code}; what it said is above")
+                raise DemoWorkerEnded(f"{name} of the demo ended with code {code}; what it said is above")
 
     def stop(self) -> None:
         """End all workers: politely, then not."""

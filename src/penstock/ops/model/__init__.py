@@ -3,7 +3,7 @@
 Streams are named as the client names them, without its prefix. Times are ms since 1970, ages and durations seconds.
 """
 
-from penstock.ops.model.balancer import BalancerPeer, OwnedStream, ServiceInfo
+from penstock.ops.model.balancer import BalancedStream, BalancerPeer, ServiceInfo
 from penstock.ops.model.dead_letters import (
     DeadLetterFilter,
     DeadLetterInfo,
@@ -30,6 +30,7 @@ from penstock.ops.model.tasks import QueueInfo, ScheduleInfo, TaskInfo, TaskQueu
 
 __all__ = [
     "MOST_CONSUMERS",
+    "BalancedStream",
     "BalancerPeer",
     "Consumer",
     "ConsumerState",
@@ -45,7 +46,6 @@ __all__ = [
     "GroupKind",
     "GroupLag",
     "Overview",
-    "OwnedStream",
     "Page",
     "Payload",
     "Pending",

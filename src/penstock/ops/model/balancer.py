@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class OwnedStream:
+class BalancedStream:
     """A data stream of a balanced service."""
 
     service: str

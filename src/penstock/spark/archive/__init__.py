@@ -5,16 +5,16 @@ from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
 from penstock.spark.archive.old_format import import_archive
 from penstock.spark.archive.read import StreamStatus, is_archive, read, status
 from penstock.spark.archive.run import ArchiveRun
-from penstock.spark.archive.verify import Finding, Report, verify
+from penstock.spark.archive.verify import ArchiveFinding, VerificationReport, verify
 
 __all__ = [
     "ArchiveConflict",
     "ArchiveDamaged",
+    "ArchiveFinding",
     "ArchiveRun",
     "Compacted",
-    "Finding",
-    "Report",
     "StreamStatus",
+    "VerificationReport",
     "compact",
     "import_archive",
     "is_archive",

@@ -22,7 +22,7 @@ from penstock.spark.archive.state import FileEntry, RangeEntry, State, in_order
 from penstock.spark.archive.table import ArchiveTable, Step, no_step
 from penstock.spark.archive.task import ArchiveTask
 from penstock.spark.lake.files import make_directory
-from penstock.spark.source.offsets import IdRange, Offsets, Position, Progress
+from penstock.spark.source.offsets import BatchRange, IdRange, Offsets, Position
 
 logger = logging.getLogger("penstock.spark")
 Write = Callable[[ArchiveTask], Sequence[StagedFile]]  # runs the task over what is new in the batch
@@ -97,7 +97,7 @@ class BatchArchiver:
     def _all_new(self, offsets: Offsets) -> list[_Wanted]:
         return [each for name, progress in sorted(offsets.streams.items()) if (each := self._new(name, progress))]
 
-    def _new(self, stream: str, progress: Progress) -> _Wanted | None:
+    def _new(self, stream: str, progress: BatchRange) -> _Wanted | None:
         """Return what of a batch is not archived; raise for what cannot be joined to what is."""
         start, end = progress.start, progress.end
         lost: int | None = 0

@@ -17,7 +17,7 @@ from penstock.spark.archive.batch import MAX_FILE_ROWS
 from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_reader import damaged, read_rows, why_changed
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
-from penstock.spark.archive.lock import Lock
+from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.archive.state import FileEntry, State
 from penstock.spark.archive.table import ArchiveTable, Step, no_step
 from penstock.spark.lake.files import Location
@@ -51,7 +51,7 @@ class Compaction:
 
     def run(self) -> Compacted:
         """Compact and clean; return what was done. Raise ArchiveConflict while another compaction is at work."""
-        with Lock.held(self.table.location, "compact"):
+        with ArchiveLock.held(self.table.location, "compact"):
             self.table.follow(self.state)
             for staging in self.table.left_behind("compact"):
                 self.table.take_back(staging, self.state)

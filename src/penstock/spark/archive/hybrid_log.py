@@ -18,7 +18,7 @@ from penstock.errors import DataLost
 from penstock.spark.archive.cold_log import ColdLog
 from penstock.spark.archive.coverage import Coverage
 from penstock.spark.runtime.retry import retry
-from penstock.spark.source.catalogue import Selection, StreamState, look
+from penstock.spark.source.catalogue import StreamSelection, StreamState, look
 from penstock.spark.source.loss import Gap, find_gap
 from penstock.spark.source.offsets import IdRange, Position, between
 from penstock.spark.source.options import Bound
@@ -275,7 +275,7 @@ class HybridLog(RedisLog):
         return found, total
 
 
-def _matches(selection: Selection, name: str) -> bool:
+def _matches(selection: StreamSelection, name: str) -> bool:
     if selection.regex is not None:
         return re.fullmatch(selection.regex, name) is not None
     return fnmatch.fnmatchcase(name, (selection.glob or "*").replace("[^", "[!"))

@@ -19,18 +19,18 @@ from penstock.spark.runtime.files import lock
 
 _FILES = {"run": "_lock", "compact": "_compact_lock"}
 _WHAT = {"run": "run archives to", "compact": "compaction is at work on"}
-_held: dict[Path, Lock] = {}
+_held: dict[Path, ArchiveLock] = {}
 _guard = threading.Lock()
 
 
-class Lock:
+class ArchiveLock:
     """Held by the runs of this process; Spark itself refuses two of one root in a session. Compactions share none."""
 
     def __init__(self, file: Path | None, descriptor: int = -1) -> None:
         self._file, self._descriptor, self._holders = file, descriptor, 0
 
     @classmethod
-    def take(cls, location: Location, kind: str = "run") -> Lock:
+    def take(cls, location: Location, kind: str = "run") -> ArchiveLock:
         """Take a lock of an archive; raise ArchiveConflict if another process has it."""
         if location.local is None:
             return cls(None)

@@ -19,7 +19,7 @@ from penstock.errors import ConfigurationError
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged, ArchiveMissing
 from penstock.spark.archive.file_reader import batches_of
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
-from penstock.spark.archive.lock import Lock
+from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.archive.state import RangeEntry
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location, make_directory
@@ -51,7 +51,7 @@ def import_archive(
     table.location.check_writable("archive")
     if table.location.local is not None:
         make_directory(table.location.local)
-    with Lock.held(table.location, "run"):
+    with ArchiveLock.held(table.location, "run"):
         table.create()
         state = table.load()
         for staging in table.left_behind("import"):

@@ -119,7 +119,7 @@ def cold_frame(spark: SparkSession, table: ArchiveTable, files: Sequence[FileEnt
     if table.location.local is None:  # Spark would need the jars of the store
         paths = spark.createDataFrame([(entry.path,) for entry in files], "path string")
         spread = paths.repartition(min(len(files), enough_tasks(spark)))
-        rows = spread.mapInArrow(_Rows(table.location), DDL)
+        rows = spread.mapInArrow(_ArchivedRows(table.location), DDL)
     else:
         # With a schema of ours Spark opens no file to find one; nor does it look for columns in the names of folders.
         reader = spark.read.schema(DDL).option(_CHECKED, "true")  # a page with a flipped bit ends the query
@@ -128,7 +128,7 @@ def cold_frame(spark: SparkSession, table: ArchiveTable, files: Sequence[FileEnt
 
 
 @dataclass(frozen=True)
-class _Rows(Shipped):
+class _ArchivedRows(Shipped):
     """Reads files in the tasks."""
 
     location: Location

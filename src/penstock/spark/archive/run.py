@@ -20,7 +20,7 @@ from penstock.spark.archive.batch import MAX_FILE_ROWS, BatchArchiver
 from penstock.spark.archive.compact import SmallFiles
 from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
 from penstock.spark.archive.file_writer import StagedFile
-from penstock.spark.archive.lock import Lock
+from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.archive.state import State
 from penstock.spark.archive.table import ArchiveTable, Step, no_step
 from penstock.spark.archive.task import ArchiveTask
@@ -49,7 +49,7 @@ _LINES_BEFORE = 2
 
 
 @dataclass(frozen=True)
-class Archived:
+class CommittedBatch:
     """A batch that is committed."""
 
     batch: int
@@ -72,7 +72,7 @@ class ArchiveRun:
     storage_options: Mapping[str, str] = field(default_factory=dict)
     compacts: bool = True  # small files, whenever there are many
     step: Step = no_step
-    tell: Callable[[Archived], None] = lambda _: None
+    tell: Callable[[CommittedBatch], None] = lambda _: None
     is_stopping: Callable[[], bool] = lambda: False  # asked before each batch: none begins then, and the query ends
 
     def start(self, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
@@ -89,7 +89,7 @@ class ArchiveRun:
         options, table = self.check(), self._table()
         if table.location.local is not None:
             make_directory(table.location.local)
-        lock = Lock.take(table.location)
+        lock = ArchiveLock.take(table.location)
         try:
             query = self._query(spark, table, options, once=once)
         except BaseException:
@@ -122,7 +122,7 @@ class ArchiveRun:
             offsets = offsets_of(checkpoint, batch)
             rows = archiver.archive(offsets, lambda task: copy(context, source, task))
             if rows is not None:
-                self.tell(Archived(batch, rows, time.monotonic() - started_s))
+                self.tell(CommittedBatch(batch, rows, time.monotonic() - started_s))
                 compacts = compacts and self._compact(table, archiver.state)
 
         writer = writer.foreachBatch(archive)
@@ -135,7 +135,7 @@ class ArchiveRun:
         table = self._table()
         self._trigger_s()
         table.location.check_writable("archive")
-        Lock.check(table.location)
+        ArchiveLock.check(table.location)
         if table.is_old():
             raise ConfigurationError(
                 f"{table.location} is an archive of an older Penstock: run `penstock archive import` once"
@@ -183,7 +183,7 @@ class ArchiveRun:
         return given
 
 
-def _hold(lock: Lock, query: StreamingQuery) -> None:
+def _hold(lock: ArchiveLock, query: StreamingQuery) -> None:
     with suppress(Exception):  # however it ends; whoever waits for it is told
         query.awaitTermination()
     lock.give_back()

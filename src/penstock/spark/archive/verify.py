@@ -30,7 +30,7 @@ _THREADS = 2
 
 
 @dataclass(frozen=True)
-class Finding:
+class ArchiveFinding:
     """Something that is not as it should be."""
 
     what: What
@@ -43,10 +43,10 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class VerificationReport:
     """What verification found."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[ArchiveFinding, ...]
     commits: int
     files: int
     rows: int
@@ -61,7 +61,7 @@ class Report:
 
 def verify(
     root: str | Path | Location, *, rows: bool = False, storage_options: Mapping[str, str] | None = None
-) -> Report:
+) -> VerificationReport:
     """Look at everything that the table speaks of, and for what it does not speak of.
 
     With `rows` the files are also decoded and their rows compared; without it their bytes are, which finds any change
@@ -76,14 +76,14 @@ def verify(
     except ArchiveMissing:
         raise
     except ArchiveDamaged as error:
-        return Report((Finding("log", str(table.location), str(error)),), 0, 0, 0, 0)
+        return VerificationReport((ArchiveFinding("log", str(table.location), str(error)),), 0, 0, 0, 0)
     findings = _files(table, state, rows=rows)
     findings += _unknown(table, state, stored)
     by_stream = state.files_by_stream()
     for stream in sorted(by_stream):
         findings += _ranges(stream, state.ranges.get(stream, []), by_stream[stream])
     findings += _beyond(committed, state)
-    return Report(
+    return VerificationReport(
         tuple(findings),
         state.version,  # the first one makes the table
         len(state.files),
@@ -93,7 +93,7 @@ def verify(
     )
 
 
-def _files(table: ArchiveTable, state: State, *, rows: bool) -> list[Finding]:
+def _files(table: ArchiveTable, state: State, *, rows: bool) -> list[ArchiveFinding]:
     entries = [state.files[path] for path in sorted(state.files)]
     with ThreadPoolExecutor(_THREADS) as pool:
         found = dict(
@@ -106,45 +106,45 @@ def _files(table: ArchiveTable, state: State, *, rows: bool) -> list[Finding]:
     return [finding for path, finding in wrong.items() if path in now]
 
 
-def _file(table: ArchiveTable, entry: FileEntry, *, rows: bool) -> Finding | None:
+def _file(table: ArchiveTable, entry: FileEntry, *, rows: bool) -> ArchiveFinding | None:
     where = f"{table.location}/{entry.path}"
     described = f"{entry.rows:,} entries from {entry.first} to {entry.last} of stream {entry.stream!r}"
     try:
         why = why_changed(table, entry.path, entry.bytes, entry.sha256)
         if why is not None:
-            return Finding("changed file", where, f"{why}; it held {described}")
+            return ArchiveFinding("changed file", where, f"{why}; it held {described}")
         if rows:
             found = Content.of(read_rows(table, entry))
             if (found.rows, found.first, found.last) != (entry.rows, entry.first, entry.last):
-                return Finding("wrong rows", where, f"its rows are not {described}")
+                return ArchiveFinding("wrong rows", where, f"its rows are not {described}")
     except FileNotFoundError:
-        return Finding("missing file", where, f"it held {described}")
+        return ArchiveFinding("missing file", where, f"it held {described}")
     except (OSError, pa.ArrowException, ArchiveDamaged) as error:
-        return Finding("changed file", where, f"it cannot be read ({error}); it held {described}")
+        return ArchiveFinding("changed file", where, f"it cannot be read ({error}); it held {described}")
     return None
 
 
-def _unknown(table: ArchiveTable, state: State, stored: Sequence[StoredFile]) -> Iterator[Finding]:
+def _unknown(table: ArchiveTable, state: State, stored: Sequence[StoredFile]) -> Iterator[ArchiveFinding]:
     """Yield files that are no part of the table, were not replaced lately, and belong to no run that is at work."""
     unknown = table.unknown_files(stored, state)
     for file in (each for each in unknown if not table.is_forgotten(each, state)):  # those a compaction deletes
         text = "no commit speaks of it; a run that was killed may have left it"
-        yield Finding("unknown file", f"{table.location}/{file.path}", text)
+        yield ArchiveFinding("unknown file", f"{table.location}/{file.path}", text)
 
 
-def _ranges(stream: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Iterator[Finding]:
+def _ranges(stream: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Iterator[ArchiveFinding]:
     where = f"stream {stream!r}"
     for before, each in itertools.pairwise(ranges):
         gap = _joint(before, each)
         if gap is not None:
-            yield Finding(gap[0], where, gap[1])
+            yield ArchiveFinding(gap[0], where, gap[1])
     for left, right in itertools.pairwise(files):
         if ids.parse(right.first) <= ids.parse(left.last):
-            yield Finding("overlapping range", where, f"{left.path} and {right.path} hold the same ids")
+            yield ArchiveFinding("overlapping range", where, f"{left.path} and {right.path} hold the same ids")
     yield from _counts(where, ranges, files)
 
 
-def _counts(where: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Iterator[Finding]:
+def _counts(where: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Iterator[ArchiveFinding]:
     """Compare how many entries each range was given with how many its files hold."""
     ends = [ids.parse(each.upto) for each in ranges]
     held = [0] * len(ranges)
@@ -152,7 +152,7 @@ def _counts(where: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Ite
     for entry in files:
         first, last = bisect_left(ends, ids.parse(entry.first)), bisect_left(ends, ids.parse(entry.last))
         if last == len(ends) or ids.parse(entry.first) <= ids.parse(ranges[first].after):
-            yield Finding("log", where, f"{entry.path} holds ids outside the archived ranges")
+            yield ArchiveFinding("log", where, f"{entry.path} holds ids outside the archived ranges")
             continue
         held[first] += entry.rows
         is_bridged[first:last] = [True] * (last - first)
@@ -164,7 +164,7 @@ def _counts(where: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Ite
         if wanted != found:
             text = f"behind {ranges[start].after} up to {ranges[number].upto} {wanted:,} entries were archived, "
             what: What = "missing range" if found < wanted else "overlapping range"
-            yield Finding(what, where, f"{text}{found:,} are in the table")
+            yield ArchiveFinding(what, where, f"{text}{found:,} are in the table")
         start = number + 1
 
 
@@ -185,7 +185,7 @@ def _committed(location: Location) -> Offsets | None:
     return None
 
 
-def _beyond(committed: Offsets | None, state: State) -> Iterator[Finding]:
+def _beyond(committed: Offsets | None, state: State) -> Iterator[ArchiveFinding]:
     """Yield where Spark believes to be further than the table: its last commits are gone."""
     for stream, at in sorted((committed.positions() if committed else {}).items()):
         end = state.end(stream)
@@ -193,7 +193,7 @@ def _beyond(committed: Offsets | None, state: State) -> Iterator[Finding]:
             if at.rank is not None and at.rank == (end.rank if end else 0):
                 continue  # further, but past no entry
             text = f"ids behind {end.id if end else ids.ZERO} up to {at.id} are in no commit of the table"
-            yield Finding("missing range", f"stream {stream!r}", f"{text}, though Spark has committed them")
+            yield ArchiveFinding("missing range", f"stream {stream!r}", f"{text}, though Spark has committed them")
 
 
 def _losses(state: State) -> Iterator[str]:

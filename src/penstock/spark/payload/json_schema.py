@@ -26,7 +26,7 @@ def from_json_schema(document: _Document) -> pa.Schema:
     objects without known properties are maps, and what may be of several types is the type that holds them all.
     Raises ConfigurationError that names the place.
     """
-    kind, _nullable = _Walk(document).type(document, "#", ())
+    kind, _nullable = _DocumentWalk(document).type(document, "#", ())
     if not pa.types.is_struct(kind) or kind.num_fields == 0:
         raise ConfigurationError("JSON schema: a payload needs type 'object' with properties, one for each column")
     fields = list(usable(kind))
@@ -35,7 +35,7 @@ def from_json_schema(document: _Document) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _DocumentWalk:
     """Walks over one document; `where` is the place for errors, `via` are the references that led there."""
 
     root: _Document

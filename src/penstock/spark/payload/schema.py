@@ -108,7 +108,7 @@ def parse_ddl(text: str) -> pa.Schema:
 
     Raises ConfigurationError that shows the place which cannot be read.
     """
-    reader = _Reader(text, list(_tokens(text)))
+    reader = _DdlReader(text, list(_tokens(text)))
     if reader.word(0) == "struct" and reader.tokens[1].value == "<":
         kind = reader.type()
         fields = list(kind)
@@ -146,7 +146,7 @@ def _unreadable(text: str, start: int, problem: str) -> ConfigurationError:
 
 
 @dataclass
-class _Reader:
+class _DdlReader:
     """Walks over the tokens of one DDL text."""
 
     text: str

@@ -21,17 +21,13 @@ from contextlib import suppress
 from types import FrameType
 from typing import TypeVar
 
-from penstock.errors import PenstockError
+from penstock.errors import HandlerTimeout, PenstockError
 
 T = TypeVar("T")
 logger = logging.getLogger("penstock.spark")
 _MOST_GRACE_S = 5.0
 _AGAIN_S = 1.0  # after an alarm that a handler has swallowed
 _DIED, _STDERR = 70, 2
-
-
-class HandlerTimeout(PenstockError):
-    """The handler of a pipeline or of a reprocessing ran longer than its timeout."""
 
 
 class Alarm(BaseException):

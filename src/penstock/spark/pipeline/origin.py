@@ -29,14 +29,14 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SourceEntry:
     """The entry that a row came from."""
 
     stream: str
     id: str
 
     @classmethod
-    def of(cls, stream: object, entry_id: object) -> Entry | None:
+    def of(cls, stream: object, entry_id: object) -> SourceEntry | None:
         """Return the entry, or None for values that cannot name one."""
         if isinstance(stream, str) and isinstance(entry_id, str) and stream and _ENTRY_ID.fullmatch(entry_id):
             return cls(stream, entry_id)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.policy import Reason
 from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.dead_letters import DeadLetterConfig, DeadLetterWriter, Failure
-from penstock.spark.pipeline.origin import Entry, origin_of
+from penstock.spark.pipeline.origin import SourceEntry, origin_of
 from penstock.spark.pipeline.sinks.refusal import Choosy, Refusal, RowRefused
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ class RejectedRows:
             return rows
         letters = self._letters(key, sink)
         streams = [row[0] for row in rows.select(origin.stream).distinct().collect() if row[0]]
-        return _without(rows, (Entry(stream, each) for stream in streams for each in letters.given_up(stream)))
+        return _without(rows, (SourceEntry(stream, each) for stream in streams for each in letters.given_up(stream)))
 
     def without_refused(self, rows: DataFrame, key: BatchKey, sink: str, writer: Choosy) -> DataFrame | None:
         """Give up what the sink refuses and return the other rows; None if it refuses none.
 
         Raises: RowRefused for a row that does not tell where it came from.
         """
-        refused: dict[Entry, Refusal] = {}
+        refused: dict[SourceEntry, Refusal] = {}
         with closing(writer.refusals(rows, origin_of(rows.schema))) as found:
             for refusal in found:
                 if refusal.entry is None:
@@ -67,7 +67,7 @@ class RejectedRows:
         return self._dead_letters.writer(f"{key.query}:{key.number}:sink {sink}")
 
 
-def _without(rows: DataFrame, entries: Iterable[Entry]) -> DataFrame:
+def _without(rows: DataFrame, entries: Iterable[SourceEntry]) -> DataFrame:
     from pyspark.sql import functions as f
 
     origin, keys = origin_of(rows.schema), [str(entry) for entry in entries]

@@ -17,7 +17,7 @@ Library: TypeAlias = Literal["auto", "python", "spark"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinkOptions(Checked):
+class CommonSinkOptions(Checked):
     """What all sinks can have: the step whose rows they get, the last one by default, and which of these rows."""
 
     from_: str | None = None
@@ -25,7 +25,7 @@ class SinkOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyedOptions(SinkOptions):
+class KeyedOptions(CommonSinkOptions):
     """What sinks can have whose tables hold one row for each key: without `key` they append.
 
     A row replaces an older one that has the same values in the columns of `key`. The newer row has the greater
@@ -47,7 +47,7 @@ class KeyedOptions(SinkOptions):
 
 
 @dataclass(frozen=True)
-class Parquet(SinkOptions):
+class Parquet(CommonSinkOptions):
     """Parquet files, one folder for each batch, in sub-folders by `partition_by`.
 
     What a table is partitioned by are columns, or `day(at)`, `hour(at)`, `bucket(16, id)` and `truncate(4, name)` of
@@ -130,7 +130,7 @@ class Iceberg(KeyedOptions):
 
 
 @dataclass(frozen=True)
-class RedisStreams(SinkOptions):
+class RedisStreams(CommonSinkOptions):
     """Streams again. Without `stream` each row names its own in a column `stream`; `url` is the source's by default."""
 
     stream: str | None = None
@@ -188,7 +188,7 @@ class Jdbc(KeyedOptions):
 
 
 @dataclass(frozen=True)
-class Results(SinkOptions):
+class Results(CommonSinkOptions):
     """Results, as workers leave them: one for each row, known by the value in the column `id`.
 
     `backend` is fs, postgres, s3 or the name of a plug-in, made with `options`. `columns` are the data of the result,
@@ -210,7 +210,7 @@ class Results(SinkOptions):
 
 
 @dataclass(frozen=True)
-class Console(SinkOptions):
+class Console(CommonSinkOptions):
     """Shows the first `rows` of each batch."""
 
     rows: Positive = 20

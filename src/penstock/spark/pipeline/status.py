@@ -25,8 +25,7 @@ from penstock.spark.pipeline.spec import Pipeline
 from penstock.spark.runtime.files import is_locked, lock
 from penstock.spark.runtime.master import default_store
 from penstock.spark.source.catalogue import look
-from penstock.spark.source.offsets import Offset, Offsets, Position, lag
-from penstock.spark.source.offsets import Progress as StreamProgress
+from penstock.spark.source.offsets import BatchRange, Offset, Offsets, Position, lag
 
 PROGRESS, START = "progress.json", "start.json"
 _FILE = "driver.json"
@@ -73,7 +72,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Status:
+class PipelineStatus:
     """How far a pipeline has come: what Spark's checkpoint says, and what Redis says now."""
 
     name: str
@@ -96,7 +95,7 @@ class Status:
         }  # fmt: skip
 
 
-def status(pipeline: Pipeline) -> Status:
+def status(pipeline: Pipeline) -> PipelineStatus:
     """Return how far a pipeline has come, without Spark; raise ConfigurationError if its checkpoint is elsewhere."""
     folder = checkpoint_folder(pipeline)
     batch = newest_number(folder / "spark" / "commits")
@@ -105,7 +104,7 @@ def status(pipeline: Pipeline) -> Status:
     client = options.link.client()
     states = look(client, options.stream_names(client))
     ends = {name: Position(state.last_id, state.added) for name, state in states.items() if state is not None}
-    latest = Offsets({name: StreamProgress(position, position) for name, position in ends.items()}).dump()
+    latest = Offsets({name: BatchRange(position, position) for name, position in ends.items()}).dump()
     behind = lag(latest, end)
     at = Offsets.load(end).positions()
     streams = {
@@ -114,7 +113,7 @@ def status(pipeline: Pipeline) -> Status:
     }
     note = folder / PROGRESS
     last = json.loads(note.read_text(encoding="utf-8")) if note.exists() else None
-    return Status(pipeline.name, batch, streams, last, last_state(folder))
+    return PipelineStatus(pipeline.name, batch, streams, last, last_state(folder))
 
 
 def checkpoint_folder(pipeline: Pipeline) -> Path:

@@ -1,7 +1,7 @@
 """Replay: messages out of an archive, of dead letters or of a file, into a stream again."""
 
 from penstock.spark.replay.archive_origin import ArchiveOrigin
-from penstock.spark.replay.origins import DeadLetterOrigin, FileOrigin, Origin, Span
+from penstock.spark.replay.origins import DeadLetterOrigin, FileOrigin, ReplayOrigin, Span
 from penstock.spark.replay.rewrite import Counts
 from penstock.spark.replay.run import Replay, Replayed
 from penstock.spark.replay.where import Where
@@ -11,8 +11,8 @@ __all__ = [
     "Counts",
     "DeadLetterOrigin",
     "FileOrigin",
-    "Origin",
     "Replay",
+    "ReplayOrigin",
     "Replayed",
     "Span",
     "Where",

@@ -36,7 +36,7 @@ _MOST_IN_COLUMN = (1 << 63) - 1  # of a column
 _KNOWN = {"stream", "id", "ms", "seq", "timestamp", "data", "data_base64", "key", "headers", "message_id", "fields"}
 
 
-class Origin(Protocol):
+class ReplayOrigin(Protocol):
     """Messages that can be replayed: the same in the same order whenever they are asked for."""
 
     name: str  # tells what is selected

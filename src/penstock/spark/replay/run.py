@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, MapType, StringType, StructField, Stru
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.redis.retry import Repeat
-from penstock.spark.replay.origins import Origin
+from penstock.spark.replay.origins import ReplayOrigin
 from penstock.spark.replay.rewrite import Counts, Rewriter
 from penstock.spark.replay.where import Where
 from penstock.spark.runtime.freeze_gc import freeze_gc
@@ -61,7 +61,7 @@ class Replay:
 
     def __init__(
         self,
-        origin: Origin,
+        origin: ReplayOrigin,
         into: str,
         options: Mapping[str, str],
         *,

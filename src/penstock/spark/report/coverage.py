@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock import ids
 from penstock.spark.archive.state import FileEntry, State
 from penstock.spark.archive.table import load_state
-from penstock.spark.report.figures import Coverage, Day
+from penstock.spark.report.figures import ArchiveCoverage, Day
 from penstock.spark.report.window import Window
 from penstock.spark.source.catalogue import StreamState
 from penstock.units import moment
@@ -22,16 +22,16 @@ def archived_streams(root: str | Path) -> set[str]:
     return set(load_state(root).ranges)
 
 
-def archive_coverage(root: str | Path, streams: Sequence[str], states: Mapping[str, StreamState]) -> Coverage:
+def archive_coverage(root: str | Path, streams: Sequence[str], states: Mapping[str, StreamState]) -> ArchiveCoverage:
     """Return what an archive has of streams, from its table alone."""
     archived = load_state(root)
     names = [name for name in streams if name in archived.ranges]
     if not names:
-        return Coverage(str(root), (), None, 0, None, is_known=False)
+        return ArchiveCoverage(str(root), (), None, 0, None, is_known=False)
     losses = [each.lost for name in names for each in archived.ranges[name]]
     waiting = [_waiting(archived, name, states.get(name)) for name in names]
     upto = archived.ranges[names[0]][-1].upto if len(names) == 1 else None
-    return Coverage(
+    return ArchiveCoverage(
         root=str(root),
         days=_days([entry for name in names for entry in archived.files_of(name)]),
         upto=upto,

@@ -97,7 +97,7 @@ class Day:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class ArchiveCoverage:
     """What an archive has of the stream."""
 
     root: str
@@ -121,5 +121,5 @@ class Figures:
     cause_count: int = 0
     payloads: tuple[LargePayload, ...] = ()
     groups: tuple[GroupInfo, ...] = ()
-    coverage: Coverage | None = None
+    coverage: ArchiveCoverage | None = None
     trimmed: tuple[str, ...] = ()  # a sentence for each stream of which a part of the window is gone

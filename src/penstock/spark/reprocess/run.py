@@ -11,8 +11,8 @@ from uuid import uuid4
 from penstock.errors import BackendRefused, ConfigurationError
 from penstock.spark.lake.files import check_writable
 from penstock.spark.pipeline.steps import imported
-from penstock.spark.reprocess.selection import DeadLetters, Selection
-from penstock.spark.reprocess.store import Store, StuckNotes, marked
+from penstock.spark.reprocess.selection import SelectedDeadLetters, Selection
+from penstock.spark.reprocess.store import ReprocessResults, StuckNotes, marked
 from penstock.spark.reprocess.task import OUTCOME_DDL, PURGED_DDL, PurgeTask, ReprocessTask, Work
 from penstock.spark.runtime.errors import normalised_sql, one_line_errors
 from penstock.spark.runtime.master import enough_tasks, is_connect
@@ -26,7 +26,7 @@ _PROBE = "penstock-probe"
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedMessages:
     """Messages that failed in the same way."""
 
     error: str
@@ -44,14 +44,14 @@ class Summary:
     earlier: int = 0
     earlier_failed: int = 0
     purged: int = 0
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedMessages, ...] = ()
 
 
 class Reprocess:
     """A handler over a selection of messages."""
 
     def __init__(self, selection: Selection, work: Work, *, purge: bool = False) -> None:
-        if purge and not isinstance(selection, DeadLetters):
+        if purge and not isinstance(selection, SelectedDeadLetters):
             raise ConfigurationError("--purge deletes dead letters: an archive keeps what it has")
         self._selection, self._work, self._purges = selection, work, purge
 
@@ -66,7 +66,7 @@ class Reprocess:
         if results.provider == "fs":
             check_writable(Path(results.root), "--results")
         try:
-            store = Store(results)
+            store = ReprocessResults(results)
             try:
                 store.find([_PROBE])
             finally:
@@ -112,17 +112,17 @@ class Reprocess:
         rows = grouped.orderBy(f.desc("n"), "error", "text").limit(_MOST_FAILURES).collect()
         counts = {name: int(count) for name, count in sums.get.items()}
         purged = self._purge(spark) if self._purges else 0
-        return Summary(**counts, purged=purged, failures=tuple(Failure(*row) for row in rows))
+        return Summary(**counts, purged=purged, failures=tuple(FailedMessages(*row) for row in rows))
 
     def _stuck(self) -> StuckNotes | None:
         selection = self._selection
-        if self._work.timeout is None or not isinstance(selection, DeadLetters):
+        if self._work.timeout is None or not isinstance(selection, SelectedDeadLetters):
             return None
         return StuckNotes(selection.link, selection.key, uuid4().hex)
 
     def _purge(self, spark: SparkSession) -> int:
         selection = self._selection
-        assert isinstance(selection, DeadLetters)
+        assert isinstance(selection, SelectedDeadLetters)
         task = PurgeTask(selection.link, selection.key, self._work.results, self._work.name)
         rows = selection.rows(spark).select("stream", "id", "message_id", "letter")
         found = rows.mapInArrow(task, PURGED_DDL).groupBy().sum("purged").collect()

@@ -80,7 +80,7 @@ class Archived:
 
 
 @dataclass(frozen=True)
-class DeadLetters:
+class SelectedDeadLetters:
     """Dead letters of a stream, those of one reason if one is given; those that come later are not among them."""
 
     options: Mapping[str, str] = field(repr=False)

@@ -53,7 +53,7 @@ def result_id(name: str | None, message_id: str | None, stream: str, entry_id: s
     return prefix + known
 
 
-class Store:
+class ReprocessResults:
     """The result back-end of one process: asked for many ids at a time, and tried again while it is away."""
 
     def __init__(self, settings: ResultBackendSettings) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import ConfigurationError, DecodeError, EncodeError, summary_of
+from penstock.errors import ConfigurationError, DecodeError, EncodeError, HandlerTimeout, summary_of
 from penstock.keys import check_name
 from penstock.model import StreamMessage
 from penstock.number_checks import check_number
@@ -27,10 +27,9 @@ from penstock.redis.retry import Repeat
 from penstock.serializers import load_serializer
 from penstock.settings import ResultBackendSettings
 from penstock.spark.pipeline.dead_letters import Failure
-from penstock.spark.pipeline.deadline import HandlerTimeout
 from penstock.spark.pipeline.handling import Alone, Caller, Outcome, is_repeated_task
 from penstock.spark.pipeline.steps import check_function_path, check_timeout, imported
-from penstock.spark.reprocess.store import Store, StuckNotes, check_mark, check_run_name, result_id
+from penstock.spark.reprocess.store import ReprocessResults, StuckNotes, check_mark, check_run_name, result_id
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.link import Link
@@ -113,7 +112,7 @@ class ReprocessTask(Shipped):
         # Of several messages nobody would know which one hangs.
         alone = nullcontext if is_repeated and self.work.timeout_s is not None else None
         stuck = self.stuck.known() if self.stuck is not None and is_repeated else frozenset()
-        store = Store(self.work.results)
+        store = ReprocessResults(self.work.results)
         size = self.work.batch_size
         try:
             for batch in batches:
@@ -131,7 +130,7 @@ class _Chunk:
     """Some messages that are handled and saved together."""
 
     def __init__(
-        self, task: ReprocessTask, caller: Caller, store: Store, stuck: frozenset[str], alone: Alone | None
+        self, task: ReprocessTask, caller: Caller, store: ReprocessResults, stuck: frozenset[str], alone: Alone | None
     ) -> None:
         self._task, self._caller, self._store, self._stuck, self._alone = task, caller, store, stuck, alone
         form = task.work.form
@@ -291,7 +290,7 @@ class PurgeTask(Shipped):
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield how many were deleted."""
-        store = Store(self.results)
+        store = ReprocessResults(self.results)
         try:
             for batch in batches:
                 for first in range(0, batch.num_rows, _PURGED_AT_ONCE):
@@ -300,7 +299,7 @@ class PurgeTask(Shipped):
         finally:
             store.close()
 
-    def _finished(self, store: Store, batch: pa.RecordBatch) -> list[str]:
+    def _finished(self, store: ReprocessResults, batch: pa.RecordBatch) -> list[str]:
         by_letter = {
             row["letter"]: result_id(self.name, row["message_id"], row["stream"], row["id"])
             for row in batch.to_pylist()

@@ -55,7 +55,7 @@ class Chunk:
 
 
 @dataclass
-class Backlog:
+class WaitingRows:
     """What waits for one stream; `sent` and `checksum` are of the rows that have left."""
 
     stream: str

@@ -24,7 +24,7 @@ _NONE = Room(0)
 
 
 @dataclass
-class Tally:
+class RowCounts:
     """What became of the rows, by stream."""
 
     added: Counter[str] = field(default_factory=Counter)
@@ -45,7 +45,7 @@ class Sender:
         self._client, self._protocol, self._options = client, protocol, options
         self._under_way: dict[Connection, deque[Chunk]] = {}
         self._chance = random.Random()
-        self.tally = Tally()
+        self.tally = RowCounts()
 
     def send(self, chunk: Chunk) -> None:
         """Send a chunk; wait for earlier ones only if too many are under way.

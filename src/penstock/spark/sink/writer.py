@@ -32,7 +32,7 @@ from penstock.errors import ConfigurationError
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.option_values import Options
-from penstock.spark.sink.chunks import Backlog, Chunk
+from penstock.spark.sink.chunks import Chunk, WaitingRows
 from penstock.spark.sink.entries import Packed, Packer
 from penstock.spark.sink.identity import Identity, register
 from penstock.spark.sink.options import SinkOptions
@@ -154,14 +154,14 @@ class _Dispatch:
 
     def __init__(self, sender: Sender, protocol: WriteProtocol, options: SinkOptions) -> None:
         self._sender, self._protocol, self._options = sender, protocol, options
-        self._backlogs: dict[str, Backlog] = {}
+        self._backlogs: dict[str, WaitingRows] = {}
 
     def take(self, packed: Packed) -> None:
         """Take rows in, and send what is enough for a chunk."""
         for stream, part in self._by_stream(packed):
             backlog = self._backlogs.get(stream)
             if backlog is None:
-                backlog = self._backlogs[stream] = Backlog(stream)
+                backlog = self._backlogs[stream] = WaitingRows(stream)
             backlog.add(self._protocol.wrap(part, stream))
             self._send(backlog, is_last=False)
         if sum(backlog.rows for backlog in self._backlogs.values()) > _MOST_CHUNKS_WAITING * self._options.batch_size:
@@ -182,7 +182,7 @@ class _Dispatch:
             rows = pc.indices_nonzero(pc.equal(encoded.indices, pa.scalar(number, pa.int32())))
             yield stream, packed.select(rows)
 
-    def _send(self, backlog: Backlog, *, is_last: bool) -> None:
+    def _send(self, backlog: WaitingRows, *, is_last: bool) -> None:
         for chunk in backlog.take(self._options.batch_size, is_last=is_last, is_checked=self._protocol.is_checked):
             for part in _bounded(chunk):
                 self._sender.send(part)

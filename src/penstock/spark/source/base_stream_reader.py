@@ -15,11 +15,11 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from penstock.errors import DataLost
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.retry import retry
-from penstock.spark.source.batch_reader import RangePartition, TaskReader
+from penstock.spark.source.batch_reader import RangePartition, RangeReader
 from penstock.spark.source.catalogue import StreamState
 from penstock.spark.source.group_cursor import GroupCursor
 from penstock.spark.source.loss import Gap
-from penstock.spark.source.offsets import Offset, Offsets, Position, Progress, batch_of
+from penstock.spark.source.offsets import BatchRange, Offset, Offsets, Position, batch_of
 from penstock.spark.source.options import LATEST, Bound, SourceOptions
 from penstock.spark.source.partitioning import pack
 from penstock.spark.source.redis_log import RedisLog, log_of
@@ -34,7 +34,7 @@ class BaseStreamReader(Shipped, DataSourceStreamReader):
     """Watches streams on the driver, and reads ranges of them in tasks."""
 
     def __init__(self, options: SourceOptions, rows: RowBuilder) -> None:
-        self._options, self._task = options, TaskReader(options, rows)
+        self._options, self._task = options, RangeReader(options, rows)
         self._initial: Offset | None = None
         self._cursor: GroupCursor | None = None
         self._names: list[str] = []
@@ -55,7 +55,7 @@ class BaseStreamReader(Shipped, DataSourceStreamReader):
         found = {}
         for name, state in states.items():
             position = self._log.start(name, starting, state)
-            found[name] = Progress(position, position)
+            found[name] = BatchRange(position, position)
         return Offsets(found).dump()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
@@ -82,7 +82,7 @@ class BaseStreamReader(Shipped, DataSourceStreamReader):
     def _log(self) -> RedisLog:
         return log_of(self._options)
 
-    def _look(self, already: Mapping[str, Progress]) -> Mapping[str, StreamState | None]:
+    def _look(self, already: Mapping[str, BatchRange]) -> Mapping[str, StreamState | None]:
         now = time.monotonic()
         if now - self._discovered_s > _DISCOVER_EVERY_S or not self._names:
             self._names, self._discovered_s = self._log.names(), now

@@ -47,7 +47,7 @@ class RangePartition(InputPartition):
         self.ranges = ranges
 
 
-class TaskReader:
+class RangeReader:
     """What a task does: reads its ranges and builds batches. Shared by batch and streaming queries."""
 
     def __init__(self, options: SourceOptions, rows: RowBuilder) -> None:
@@ -64,7 +64,7 @@ class BatchReader(Shipped, DataSourceReader):
     """Reads what is in the streams when the query begins."""
 
     def __init__(self, options: SourceOptions, rows: RowBuilder, cores: int = 1) -> None:
-        self._options, self._task, self._cores = options, TaskReader(options, rows), cores
+        self._options, self._task, self._cores = options, RangeReader(options, rows), cores
         self._narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:

@@ -17,7 +17,7 @@ _GLOB = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
-class Selection:
+class StreamSelection:
     """Streams by name, or by a pattern that new streams may match later."""
 
     names: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class Selection:
     regex: str | None = None
 
     @classmethod
-    def parse(cls, streams: str | None, regex: str | None) -> Selection:
+    def parse(cls, streams: str | None, regex: str | None) -> StreamSelection:
         """Take the option `streams` (one, many or a glob pattern) or `subscribePattern` (a regular expression)."""
         if (streams is None) == (regex is None):
             raise ConfigurationError(

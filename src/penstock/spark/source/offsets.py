@@ -50,7 +50,7 @@ class IdRange:
 
 
 @dataclass(frozen=True)
-class Progress:
+class BatchRange:
     """What one micro-batch takes of one stream."""
 
     end: Position
@@ -76,7 +76,7 @@ class Progress:
 class Offsets:
     """Progress of all streams of a query."""
 
-    streams: Mapping[str, Progress] = field(default_factory=dict)
+    streams: Mapping[str, BatchRange] = field(default_factory=dict)
 
     def dump(self) -> Offset:
         """Return what goes into the checkpoint."""
@@ -101,7 +101,7 @@ class Offsets:
         return {name: progress.end for name, progress in self.streams.items()}
 
 
-def _dump(progress: Progress) -> dict[str, Any]:
+def _dump(progress: BatchRange) -> dict[str, Any]:
     found: dict[str, Any] = {"id": progress.end.id, "n": progress.end.rank, "from": progress.start.id}
     found["from_n"] = progress.start.rank
     if progress.cuts:
@@ -111,11 +111,11 @@ def _dump(progress: Progress) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _load(entry: Mapping[str, Any]) -> Progress:
+def _load(entry: Mapping[str, Any]) -> BatchRange:
     for entry_id in (entry["id"], entry["from"], *entry.get("cuts", ())):
         ids.parse(entry_id)
     start, end = Position(entry["from"], entry.get("from_n")), Position(entry["id"], entry.get("n"))
-    return Progress(end, start, tuple(entry.get("cuts", ())), entry.get("lost", 0))
+    return BatchRange(end, start, tuple(entry.get("cuts", ())), entry.get("lost", 0))
 
 
 def opened(ends: Offsets) -> Offset:
@@ -135,7 +135,7 @@ def batch_of(start: Offset, end: Offset) -> Offsets:
         return planned
     begun = Offsets.load(start).positions()
     anew = Position(ids.ZERO, 0)  # a stream that has appeared since
-    return Offsets({name: Progress(to.end, begun.get(name, anew)) for name, to in planned.streams.items()})
+    return Offsets({name: BatchRange(to.end, begun.get(name, anew)) for name, to in planned.streams.items()})
 
 
 def lag(latest: Offset | str | None, end: Offset | str | None) -> dict[str, int | None]:

@@ -14,7 +14,7 @@ from penstock.keys import StreamKeys, check_name
 from penstock.spark.lake.files import Location
 from penstock.spark.runtime.link import Link
 from penstock.spark.runtime.option_values import Options
-from penstock.spark.source.catalogue import Selection
+from penstock.spark.source.catalogue import StreamSelection
 from penstock.sync.redis.client import StreamClient
 from penstock.times import milliseconds_of
 
@@ -62,7 +62,7 @@ class SourceOptions:
     """Everything that can be said about reading."""
 
     link: Link
-    selection: Selection
+    selection: StreamSelection
     view: View
     columns: ColumnNames
     payload: PayloadOptions
@@ -95,7 +95,7 @@ class SourceOptions:
             )
         made = cls(
             link=Link.from_options(options),
-            selection=Selection.parse(
+            selection=StreamSelection.parse(
                 options.text("streams", "stream", "subscribe", "path"), options.text("subscribePattern")
             ),
             view=options.choice("view", ("entries", "dead_letters", "pending"), "entries"),

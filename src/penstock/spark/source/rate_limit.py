@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock import ids
-from penstock.spark.source.offsets import IdRange, Position, Progress, between
+from penstock.spark.source.offsets import BatchRange, IdRange, Position, between
 from penstock.spark.source.partitioning import wanted_pieces
 from penstock.spark.source.redis_log import RedisLog
 
@@ -31,7 +31,7 @@ class Backlog:
 
 
 @dataclass(frozen=True)
-class Limits:
+class BatchLimits:
     """The most that one batch may take."""
 
     rows: int | None = None
@@ -48,21 +48,23 @@ class RateLimiter:
 
     log: RedisLog
 
-    def plan(self, backlogs: Mapping[str, Backlog], limits: Limits) -> dict[str, Progress]:
+    def plan(self, backlogs: Mapping[str, Backlog], limits: BatchLimits) -> dict[str, BatchRange]:
         """Return for each stream what the batch takes of it."""
         waiting = {name: backlog for name, backlog in backlogs.items() if not backlog.is_empty}
         total = sum(backlog.rows for backlog in waiting.values())
         is_below = limits.allow(sum(backlog.most_rows for backlog in waiting.values()))
         taken = self._all(waiting) if is_below else self._some(waiting, limits, max(1, total))
-        idle = {name: Progress(backlog.start, backlog.start) for name, backlog in backlogs.items() if name not in taken}
+        idle = {
+            name: BatchRange(backlog.start, backlog.start) for name, backlog in backlogs.items() if name not in taken
+        }
         return taken | idle
 
-    def _all(self, waiting: Mapping[str, Backlog]) -> dict[str, Progress]:
+    def _all(self, waiting: Mapping[str, Backlog]) -> dict[str, BatchRange]:
         ranges = [IdRange(name, b.start.id, b.end.id, b.rows, b.start.rank) for name, b in waiting.items()]
         cuts = self.log.all_cuts(ranges, self.log.options.streaming_partitions)
-        return {name: Progress(b.end, b.start, cuts[name]) for name, b in waiting.items()}
+        return {name: BatchRange(b.end, b.start, cuts[name]) for name, b in waiting.items()}
 
-    def _some(self, waiting: Mapping[str, Backlog], limits: Limits, total: int) -> dict[str, Progress]:
+    def _some(self, waiting: Mapping[str, Backlog], limits: BatchLimits, total: int) -> dict[str, BatchRange]:
         # Each stream gets its share, and at least one entry: a busy one does not starve the others.
         most_rows = limits.rows if limits.rows is not None else total
         options = self.log.options
@@ -76,7 +78,7 @@ class RateLimiter:
             taken[name] = self._walk(name, backlog, quota, size, rows_per_piece)
         return taken
 
-    def _walk(self, name: str, backlog: Backlog, quota: int, size: int | None, rows_per_piece: int) -> Progress:
+    def _walk(self, name: str, backlog: Backlog, quota: int, size: int | None, rows_per_piece: int) -> BatchRange:
         rows, used, last, cuts = 0, 0, backlog.start.id, []
         whole = IdRange(name, backlog.start.id, backlog.end.id, backlog.rows, backlog.start.rank)
         for entry_id, bytes_ in self.log.scanner().walk(whole, with_sizes=size is not None):
@@ -88,6 +90,6 @@ class RateLimiter:
             if rows % rows_per_piece == 0:
                 cuts.append(last)
         else:
-            return Progress(backlog.end, backlog.start, between(cuts, backlog.start.id, backlog.end.id))
+            return BatchRange(backlog.end, backlog.start, between(cuts, backlog.start.id, backlog.end.id))
         rank = None if backlog.start.rank is None else backlog.start.rank + rows
-        return Progress(Position(last, rank), backlog.start, between(cuts, backlog.start.id, last))
+        return BatchRange(Position(last, rank), backlog.start, between(cuts, backlog.start.id, last))

@@ -14,7 +14,7 @@ from penstock import ids
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.spark.source.base_stream_reader import BaseStreamReader
 from penstock.spark.source.catalogue import StreamState
-from penstock.spark.source.offsets import Offset, Offsets, Position, Progress, batch_of, first, opened
+from penstock.spark.source.offsets import BatchRange, Offset, Offsets, Position, batch_of, first, opened
 from penstock.spark.source.options import SourceOptions
 
 
@@ -54,10 +54,10 @@ class Spark41Reader(BaseStreamReader):
                 f"{error}. If this query has read it before, the stream was deleted, with what was left to read in it"
             ) from None
 
-    def _upto(self, name: str, begun: Position | None, state: StreamState) -> Progress:
+    def _upto(self, name: str, begun: Position | None, state: StreamState) -> BatchRange:
         end, start = Position(state.last_id, state.added), begun or Position(ids.ZERO, 0)
         is_ahead = ids.parse(start.id) > ids.parse(end.id) and self._log.gap(name, start, state) is None
-        return Progress(start if is_ahead else end, start)  # ahead: a query may begin at a time that has not come
+        return BatchRange(start if is_ahead else end, start)  # ahead: a query may begin at a time that has not come
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the tasks of a batch. Everything before `start` is committed, unless there is no batch."""
@@ -74,7 +74,7 @@ class Spark41Reader(BaseStreamReader):
             gap = self._gap(name, here, state)
             if gap is not None and name in streams:
                 here = gap.resume
-                streams[name] = Progress(streams[name].end, here, streams[name].cuts)
+                streams[name] = BatchRange(streams[name].end, here, streams[name].cuts)
             if state is not None:
                 self._show(name, here)
         return Offsets(streams)

@@ -21,10 +21,10 @@ from pyspark.sql.streaming.datasource import (
 from penstock import ids
 from penstock.spark.source.base_stream_reader import BaseStreamReader
 from penstock.spark.source.catalogue import StreamState
-from penstock.spark.source.offsets import Offset, Offsets, Position, Progress
+from penstock.spark.source.offsets import BatchRange, Offset, Offsets, Position
 from penstock.spark.source.options import EARLIEST, Bound, SourceOptions
 from penstock.spark.source.partitioning import rows_between
-from penstock.spark.source.rate_limit import Backlog, Limits, RateLimiter
+from penstock.spark.source.rate_limit import Backlog, BatchLimits, RateLimiter
 from penstock.spark.source.rows import RowBuilder
 
 
@@ -70,11 +70,11 @@ class StreamReader(BaseStreamReader, SupportsTriggerAvailableNow):
             return start
         if not is_unlimited and self._should_wait(sum(backlog.rows for backlog in backlogs.values())):
             return start
-        limits = Limits() if is_unlimited else Limits(self._options.max_rows, self._options.max_bytes)
+        limits = BatchLimits() if is_unlimited else BatchLimits(self._options.max_rows, self._options.max_bytes)
         planned = RateLimiter(self._log).plan(backlogs, limits)
         self._took_s = time.monotonic()
         # A stream that is not asked for any more keeps its place, should it be asked for again.
-        resting = {name: Progress(progress.end, progress.end) for name, progress in at.streams.items()}
+        resting = {name: BatchRange(progress.end, progress.end) for name, progress in at.streams.items()}
         taken = resting | planned
         return Offsets({name: _with_lost(progress, lost.get(name, 0)) for name, progress in taken.items()}).dump()
 
@@ -112,8 +112,8 @@ class StreamReader(BaseStreamReader, SupportsTriggerAvailableNow):
         """Return the ends of the streams, for the progress of the query: see `penstock.spark.lag`."""
         states = self._retry(lambda: self._look({}))
         ends = {name: Position(state.last_id, state.added) for name, state in states.items() if state is not None}
-        return Offsets({name: Progress(end, end) for name, end in ends.items()}).dump()
+        return Offsets({name: BatchRange(end, end) for name, end in ends.items()}).dump()
 
 
-def _with_lost(progress: Progress, lost: int) -> Progress:
-    return Progress(progress.end, progress.start, progress.cuts, lost)
+def _with_lost(progress: BatchRange, lost: int) -> BatchRange:
+    return BatchRange(progress.end, progress.start, progress.cuts, lost)

@@ -16,16 +16,17 @@ from penstock.events import EventName
 from penstock.keys import BalancerKeys
 from penstock.number_checks import check_number
 from penstock.policy import Reason
-from penstock.runtime.threads import IS_ASYNC, TaskGroup, call_in_loop, home, pause, shielded
+from penstock.runtime.threads import IS_ASYNC, TaskGroup, call_in_loop, connection_scope, pause, shielded
 from penstock.serializers import JsonSerializer, Serializer
 from penstock.sync.balancer.commands import BalancerCommands, Exhausted
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.balancer.orphans import Listener, Sweep
 from penstock.sync.balancer.owned_stream import OwnedStream
 from penstock.sync.balancer.reader import Reader
-from penstock.sync.balancer.runner import CLEANUP_TIMEOUT_S, Runner, StreamHandler
+from penstock.sync.balancer.runner import Runner, StreamHandler
 from penstock.sync.delivery.callables import is_async
 from penstock.sync.delivery.decoding import Rejected
+from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S
 from penstock.sync.redis.client import StreamClient
 
 _BEAT_POLL_S = 0.002
@@ -57,7 +58,7 @@ class StreamBalancer:
         self._reader = Reader(self._commands, self._holdings, self._notices)
         self._heartbeat = Heartbeat(client.settings, self.keys, self._id, config, self._holdings, self._told_lost)
         self._activities = TaskGroup(lambda: None)
-        self._home: object = None
+        self._scope: object = None
         self._is_started = self._is_over = self._is_asked_to_stop = False
         self._failure: Exception | None = None
         self._runner: Runner | None = None
@@ -99,7 +100,7 @@ class StreamBalancer:
         return self._notices
 
     def _beat(self) -> None:
-        self._home = home()
+        self._scope = connection_scope()
         self._heartbeat.start(at_once=True)
 
     def _guarded(self, activity: Callable[..., None], *args: object) -> None:
@@ -116,14 +117,14 @@ class StreamBalancer:
         if self._is_over:
             return
         self._is_over = True
-        if self._home is not None:  # it was started, or has claimed something
-            shielded(CLEANUP_TIMEOUT_S, self._leave)
+        if self._scope is not None:  # it was started, or has claimed something
+            shielded(2 * CLEANUP_TIMEOUT_S, self._leave)
 
     def _leave(self) -> None:
         self._sweep.stop()
         self._listener.stop()
         self._reader.stop()
-        self._activities.join(CLEANUP_TIMEOUT_S / 2)
+        self._activities.join(CLEANUP_TIMEOUT_S)
         self._activities.cancel()
         self._heartbeat.stop()
         try:
@@ -133,7 +134,7 @@ class StreamBalancer:
             self.config.logger.warning("streams are left to run out: %s", error)
         self._notices.close(terminated("done"))
         self._commands.emit(EventName.STOPPED)
-        self._listener.end(CLEANUP_TIMEOUT_S / 2)  # last: it is slow to end, and nobody waits for it
+        self._listener.end(CLEANUP_TIMEOUT_S)  # last: it is slow to end, and nobody waits for it
 
     def _hand_over_all(self) -> None:
         owned = self._holdings.all()
@@ -262,7 +263,7 @@ class StreamBalancer:
     # --- what happens -------------------------------------------------------------------------------
 
     def _told_lost(self, lost: list[Ownership]) -> None:
-        call_in_loop(self._home, self._lost, lost)  # from the heartbeat's thread
+        call_in_loop(self._scope, self._lost, lost)  # from the heartbeat's thread
 
     def _lost(self, lost: list[Ownership]) -> None:
         for ownership in lost:

@@ -34,7 +34,7 @@ from penstock.keys import BalancerKeys
 from penstock.policy import Reason
 from penstock.redis.blocking import Command, Reply
 from penstock.redis.retry import Repeat
-from penstock.sync.delivery.dead_letters import DeadLetterWriter
+from penstock.sync.delivery.dead_letters import DeadLetterMover
 from penstock.sync.delivery.decoding import Rejected
 from penstock.sync.delivery.group_commands import settle
 from penstock.sync.redis.client import StreamClient
@@ -48,7 +48,7 @@ _PATIENCE_MS = 500  # how long a new stream waits for a consumer that has fewer
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class HandedOutEntry:
     """An entry that was handed out and is not finished."""
 
     id: str
@@ -82,7 +82,7 @@ class BalancerCommands:
     def __init__(self, client: StreamClient, keys: BalancerKeys, me: str, config: BalancerConfig) -> None:
         self.client, self.keys, self.me, self.config = client, keys, me, config
         self.emit = Emitter(config.on_event, keys.stream, keys.group)
-        self._dead_letter_writer = DeadLetterWriter(
+        self._dead_letter_writer = DeadLetterMover(
             client, keys.stream, keys.group, keys.dead_letters, config.logger, self.emit
         )
         self.queued: set[str] = set()  # data streams of which this consumer has met another entry that waits
@@ -289,17 +289,17 @@ class BalancerCommands:
 
     # --- looking ------------------------------------------------------------------------------------
 
-    def pending(self, start: str, count: int) -> list[Pending]:
+    def pending(self, start: str, count: int) -> list[HandedOutEntry]:
         """Return a page of what was handed out and is not finished."""
         stream = self.keys.stream
         reply = self.client.call(stream, "XPENDING", stream, self.keys.group, start, "+", count)
         return [_pending(row) for row in reply]
 
-    def pending_of(self, ids: Sequence[str]) -> list[Pending | None]:
+    def pending_of(self, ids: Sequence[str]) -> list[HandedOutEntry | None]:
         """Return how each of these entries is pending; None = it is not."""
         stream, group = self.keys.stream, self.keys.group
         replies = read_many(self.client, [(stream, ("XPENDING", stream, group, i, i, 1)) for i in ids])
-        found: list[Pending | None] = []
+        found: list[HandedOutEntry | None] = []
         for reply in replies:
             if isinstance(reply, GroupLost):
                 raise reply
@@ -324,8 +324,8 @@ class BalancerCommands:
         self.client.call(stream, "XACK", stream, self.keys.group, entry_id, repeat=Repeat.IDEMPOTENT)
 
 
-def _pending(row: Reply) -> Pending:
-    return Pending(row[0].decode(), row[1].decode(), int(row[2]), int(row[3]))
+def _pending(row: Reply) -> HandedOutEntry:
+    return HandedOutEntry(row[0].decode(), row[1].decode(), int(row[2]), int(row[3]))
 
 
 def _rows(reply: Reply) -> list[Row]:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from penstock.balancer.messages import Notice, StreamExpired
-from penstock.runtime.threads import Event
+from penstock.runtime.threads import Flag
 
 
 class NoticeQueue:
@@ -21,7 +21,7 @@ class NoticeQueue:
         self._size = size
         self._waiting: deque[Notice] = deque()
         self._hinted: set[str] = set()
-        self._arrived, self._has_room = Event(), Event()
+        self._arrived, self._has_room = Flag(), Flag()
         self._is_closed = False
 
     @property

@@ -16,8 +16,8 @@ from penstock.keys import MUTEX_KEY_SEP, BalancerKeys
 from penstock.policy import doubling
 from penstock.redis.blocking import Connection
 from penstock.redis.settings import Host
-from penstock.runtime.threads import Event, TaskGroup, next_tick
-from penstock.sync.balancer.commands import BalancerCommands, Pending
+from penstock.runtime.threads import Flag, TaskGroup, next_tick
+from penstock.sync.balancer.commands import BalancerCommands, HandedOutEntry
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.subscription import Subscription
@@ -40,7 +40,7 @@ class Sweep:
         self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, commands.config
         self._known: dict[str, StreamExpired] = {}
         self._handed_over: dict[str, float] = {}
-        self._stopping, self._soon = Event(), Event()
+        self._stopping, self._soon = Flag(), Flag()
         self._took_s, self._not_before_s = 0.0, 0.0
 
     def stop(self) -> None:
@@ -135,18 +135,18 @@ class Sweep:
 
     # --- entry by entry -----------------------------------------------------------------------------
 
-    def _may_be_orphan(self, entry: Pending) -> bool:
+    def _may_be_orphan(self, entry: HandedOutEntry) -> bool:
         # One that was read a moment ago is about to be locked by whoever read it.
         return entry.idle_ms >= self._config.lease_ms and self._concerns_us(entry)
 
-    def _concerns_us(self, entry: Pending) -> bool:
+    def _concerns_us(self, entry: HandedOutEntry) -> bool:
         # Not if we own it or have just handed it over.
         if self._holdings.has_entry(entry.id):
             return False
         # Whoever took it since has died with it: nobody is left to leave it to.
         return entry.consumer != self._commands.me or self._handed_over.get(entry.id, 0.0) <= time.monotonic()
 
-    def _orphans(self, entries: list[Pending]) -> list[StreamExpired]:
+    def _orphans(self, entries: list[HandedOutEntry]) -> list[StreamExpired]:
         # Those whose lock is gone, in random order: peers begin at different ends.
         hints = self._describe(entries)
         are_locked = self._commands.are_locked([hint.payload for hint in hints])
@@ -154,7 +154,7 @@ class Sweep:
         random.shuffle(found)
         return found
 
-    def _describe(self, entries: list[Pending]) -> list[StreamExpired]:
+    def _describe(self, entries: list[HandedOutEntry]) -> list[StreamExpired]:
         unknown = [entry for entry in entries if entry.id not in self._known]
         for entry, fields in zip(unknown, self._commands.bodies([entry.id for entry in unknown]), strict=True):
             if fields is None:
@@ -186,7 +186,7 @@ class Listener:
         on_gap: Callable[[], None],
     ) -> None:
         self._client, self._config, self._on_expired, self._on_gap = client, config, on_expired, on_gap
-        self._stopping = Event()
+        self._stopping = Flag()
         self._listening = TaskGroup(lambda: None)
         db = client.settings.db
         self._events = f"__keyevent@{db}__:expired"

@@ -16,9 +16,9 @@ from penstock.keys import BalancerKeys
 from penstock.model import StreamMessage
 from penstock.redis.blocking import Command
 from penstock.redis.retry import Repeat
-from penstock.runtime.threads import Activity, Event
+from penstock.runtime.threads import Activity, Flag
 from penstock.serializers import Serializer
-from penstock.sync.delivery.dead_letters import DeadLetterWriter
+from penstock.sync.delivery.dead_letters import DeadLetterMover
 from penstock.sync.delivery.decoding import Decoder, Rejected
 from penstock.sync.redis.blocking_read import BlockingRead
 from penstock.sync.redis.client import StreamClient
@@ -38,8 +38,8 @@ class StreamWatcher:
 
     def __init__(self, client: StreamClient) -> None:
         self._client = client
-        self._waiting: dict[str, tuple[str, Event]] = {}
-        self._changed, self._stopping = Event(), Event()
+        self._waiting: dict[str, tuple[str, Flag]] = {}
+        self._changed, self._stopping = Flag(), Flag()
         self._blocking: BlockingRead | None = None
         self._alone: dict[str, BlockingRead] = {}
 
@@ -48,7 +48,7 @@ class StreamWatcher:
         self._stopping.set()
         self._changed.set()
 
-    def wait(self, key: str, after: str, wake: Event, timeout_s: float) -> None:
+    def wait(self, key: str, after: str, wake: Flag, timeout_s: float) -> None:
         """Wait until the stream has an entry after the given one, the event is set, or the time is over."""
         if self._client.is_cluster:
             self._wait_alone(key, after, wake, timeout_s)
@@ -58,7 +58,7 @@ class StreamWatcher:
         wake.wait(timeout_s)
         self._waiting.pop(key, None)
 
-    def _wait_alone(self, key: str, after: str, wake: Event, timeout_s: float) -> None:
+    def _wait_alone(self, key: str, after: str, wake: Flag, timeout_s: float) -> None:
         reading = self._alone.setdefault(key, BlockingRead(self._client, key))
         command = ("XREAD", "COUNT", 1, "BLOCK", max(1, int(timeout_s * 1000)), "STREAMS", key, after)
         try:
@@ -115,7 +115,7 @@ class OwnedStream:
     ) -> None:  # fmt: skip
         self._client, self._keys, self.ownership, self._watcher = client, keys, ownership, watcher
         self._decoder = Decoder(self.name, serializer, self.name, client.protection) if serializer is not None else None
-        self._wake = Event()
+        self._wake = Flag()
         self._buffer: deque[StreamMessage] = deque()
         self._read_up_to = self._position = self._last = ""
         self.is_lost = self.is_draining = self.is_finished = False
@@ -198,7 +198,7 @@ class OwnedStream:
             return bool(self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE))
 
         try:
-            DeadLetterWriter(self._client, self.name, "", key, logger).write(rejected, "", add)
+            DeadLetterMover(self._client, self.name, "", key, logger).write(rejected, "", add)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:

@@ -9,7 +9,7 @@ from penstock.errors import AlreadyClaimed, GroupLost, PenstockError, PermanentE
 from penstock.events import EventName
 from penstock.redis.blocking import Command, Reply
 from penstock.redis.translate import Redirected
-from penstock.runtime.threads import Event, next_tick, pause
+from penstock.runtime.threads import Flag, next_tick, pause
 from penstock.sync.balancer.commands import BalancerCommands, Row
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.redis.blocking_read import BlockingRead
@@ -29,7 +29,7 @@ class Reader:
 
     def __init__(self, commands: BalancerCommands, holdings: Holdings, notices: NoticeQueue) -> None:
         self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, commands.config
-        self._stopping, self._has_slot = Event(), Event()
+        self._stopping, self._has_slot = Flag(), Flag()
         self._blocking = BlockingRead(commands.client, commands.keys.stream)
 
     def run(self) -> None:

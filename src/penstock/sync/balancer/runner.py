@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from penstock.balancer.holdings import Holdings, Ownership, is_ahead, surplus
 from penstock.balancer.messages import LBSInfo, StreamAdded, StreamExpired
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
-from penstock.runtime.threads import IS_ASYNC, Activity, Cancelled, Event, TaskGroup, comes_from_outside, pause
+from penstock.runtime.threads import IS_ASYNC, Activity, Cancelled, Flag, TaskGroup, comes_from_outside, pause
 from penstock.serializers import Serializer
 from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.balancer.owned_stream import OwnedStream, StreamWatcher
 from penstock.sync.delivery.callables import is_async
-from penstock.sync.delivery.drain import graceful_end
+from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
 
 if TYPE_CHECKING:
     from penstock.sync.balancer.balancer import StreamBalancer
 
 StreamHandler: TypeAlias = Callable[[OwnedStream], Any]
-CLEANUP_TIMEOUT_S = 10.0
 _SETTLE_RETRY_S = 0.2
 _POLITE_S, _POLITE_STEP_S = 0.3, 0.02  # how long a consumer that has more leaves a stream to those that have fewer
 _BURST_S = 1.0  # hints that follow each other sooner are of one burst, for which it is polite once
@@ -43,7 +42,7 @@ class Runner:
         self._balancer, self._commands, self._holdings, self._handler = balancer, commands, holdings, handler
         self._serializer, self._rebalances, self._grace_s = serializer, rebalances, grace_s
         self._logger, self._watcher = balancer.config.logger, StreamWatcher(balancer.client)
-        self._stopping = Event()
+        self._stopping = Flag()
         self._streams: dict[str, OwnedStream] = {}
         stop = self._stopping.set_from_outside
         self._handlers, self._activities = TaskGroup(stop), TaskGroup(stop)
@@ -57,7 +56,7 @@ class Runner:
 
     def run(self, on_signal: Callable[[], None] | None) -> None:
         """Run until stop(), or until the balancer cannot go on."""
-        with graceful_end(self._wind_up, self._grace_s, on_signal, CLEANUP_TIMEOUT_S):
+        with graceful_end(self._wind_up, self._grace_s, on_signal, 2 * CLEANUP_TIMEOUT_S):
             notices = self._balancer.start()
             self._activities.start(self._follow, notices)
             self._activities.start(self._watcher.run)

@@ -54,7 +54,7 @@ class DeadLetterBackoff:
         return delay_ms
 
 
-class DeadLetterWriter:
+class DeadLetterMover:
     """Moves entries of one stream to its dead letters: the record first, the user's hook afterwards.
 
     `settle` is the script by which the callers differ; what is written, logged and kept is the same for all of them.

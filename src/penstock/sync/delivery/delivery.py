@@ -15,8 +15,8 @@ from penstock.counters import Tally
 from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory, WorkerDied
 from penstock.events import Emit, EventName
 from penstock.model import StreamMessage
-from penstock.policy import Reason, Retry, before_run
-from penstock.sync.delivery.dead_letters import DeadLetterWriter
+from penstock.policy import Reason, RetryAfter, before_run
+from penstock.sync.delivery.dead_letters import DeadLetterMover
 from penstock.sync.delivery.decoding import Decoder, Rejected
 from penstock.sync.delivery.group_commands import GroupCommands, Parking
 from penstock.sync.redis.client import StreamClient
@@ -33,7 +33,7 @@ class ConsumerContext:
     commands: GroupCommands
     config: ConsumerConfig
     decoder: Decoder
-    dead_letter_writer: DeadLetterWriter
+    dead_letter_writer: DeadLetterMover
     tally: Tally
     emit: Emit
 
@@ -83,7 +83,7 @@ class Delivery(msgspec.Struct, eq=False):
         """Have messages acknowledged: their handler is done."""
         self.in_flight.finish(messages, ids, self.is_again)
 
-    def retry(self, retries: Sequence[tuple[StreamMessage, Retry]]) -> None:
+    def retry(self, retries: Sequence[tuple[StreamMessage, RetryAfter]]) -> None:
         """Have messages handed out again after their delays."""
         if not retries:
             return
@@ -114,11 +114,11 @@ class Delivery(msgspec.Struct, eq=False):
                 if written is not None:
                     in_flight.release([message])
         except OutOfMemory:
-            self.retry([(message, Retry(context.config.backoff.max_ms))])  # no room for the record
+            self.retry([(message, RetryAfter(context.config.backoff.max_ms))])  # no room for the record
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            self.retry([(message, Retry(context.dead_letter_writer.refused(message.id)))])
+            self.retry([(message, RetryAfter(context.dead_letter_writer.refused(message.id)))])
         else:
             self._let_go_of_refused([message], [written is not None])
 

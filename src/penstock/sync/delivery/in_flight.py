@@ -13,7 +13,7 @@ from typing import TypeAlias
 from penstock import ids
 from penstock.events import EventName
 from penstock.model import StreamMessage
-from penstock.runtime.threads import Event, WaitQueue, next_tick
+from penstock.runtime.threads import Flag, WaitQueue, next_tick
 from penstock.sync.delivery.decoding import Rejected
 from penstock.sync.delivery.delivery import ConsumerContext, Delivery
 from penstock.sync.delivery.group_commands import Redelivery
@@ -55,7 +55,7 @@ class InFlight:
         self.is_exact = False  # the server's list of what is pending here and ours were compared and agree
         self.is_read_under_way = False
         self.is_closed = False  # nothing is handed out any more
-        self.has_finished, self.has_parked, self.has_rejected = Event(), Event(), Event()
+        self.has_finished, self.has_parked, self.has_rejected = Flag(), Flag(), Flag()
         self._arrivals, self._room, self._again_taken = WaitQueue(), WaitQueue(), WaitQueue()
         self._low = 0
 

@@ -88,7 +88,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _CountStep:
     count: int
     first: str
     further: str  # where to go on; '' = the range has ended
@@ -96,10 +96,10 @@ class _Step:
     now_ms: int
 
 
-def _count_step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> _Step:
+def _count_step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> _CountStep:
     reply = client.run("streams/count_range", [stream], [start, end, most], Repeat.READ)
     counted, first, further, length, now_ms = reply
-    return _Step(int(counted), first.decode(), further.decode(), int(length), int(now_ms))
+    return _CountStep(int(counted), first.decode(), further.decode(), int(length), int(now_ms))
 
 
 def count_range(

@@ -22,17 +22,15 @@ from penstock.errors import (
     ConnectionLost,
     NotDurable,
     PenstockError,
-    PermissionDenied,
     PublishUnknown,
     StreamFull,
-    UnsupportedServer,
 )
 from penstock.redis.blocking import Command, Connection, Reply
 from penstock.redis.retry import PASSING, RetryBudget, pause_s
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.threads import Combiner, Promise, home, new_promise, pause
+from penstock.runtime.threads import Combiner, Promise, connection_scope, new_promise, pause
 from penstock.sync.redis.client import StreamClient
 
 OnFull: TypeAlias = Literal["reject", "block", "drop_oldest"]
@@ -63,7 +61,7 @@ class PublishSettings:
     max_buffered: int = 10_000
 
 
-class Parcel:
+class PublishCall:
     """The messages of one call, and the promise that it waits for."""
 
     __slots__ = ("messages", "promise")
@@ -72,7 +70,7 @@ class Parcel:
         self.messages, self.promise = messages, promise
 
 
-Item: TypeAlias = Parcel | Encoded  # a single message needs no wrapping
+Item: TypeAlias = PublishCall | Encoded  # a single message needs no wrapping
 
 
 class Publisher:
@@ -101,7 +99,7 @@ class Publisher:
         self._fixed = (str(int(settings.retry.budget_s * 2) + 60), str(settings.max_len), policy)
         self._sequence = 0
         self._connection: Connection | None = None
-        self._home: object = None
+        self._scope: object = None
         self._was_connected = False
         self._chance = random.Random()
         self._combiner: Combiner[Item] = Combiner(self._send, settings.linger_s, settings.max_buffered)
@@ -119,7 +117,7 @@ class Publisher:
     def post_many(self, messages: list[Encoded]) -> Promise[list[Answer]]:
         """Take messages in; the promise are their answers."""
         promise: Promise[list[Answer]] = new_promise()
-        self._combiner.put(Parcel(messages, promise))
+        self._combiner.put(PublishCall(messages, promise))
         return promise
 
     def close(self) -> None:
@@ -159,7 +157,7 @@ class Publisher:
     def _open_connection(self) -> Connection | None:
         # The connection, if it can be used here and now.
         connection = self._connection
-        if connection is None or not connection.is_open or self._home is not home():
+        if connection is None or not connection.is_open or self._scope is not connection_scope():
             return None
         return connection
 
@@ -288,7 +286,7 @@ class Publisher:
     def _connect(self) -> Connection:
         self._check_can_confirm()
         self._connection = self._connection_to(None)
-        self._home, self._was_connected = home(), True
+        self._scope, self._was_connected = connection_scope(), True
         return self._connection
 
     def _connection_to(self, asked: Host | None) -> Connection:
@@ -305,17 +303,8 @@ class Publisher:
 
     def _check_can_confirm(self) -> None:
         # Asked before anything is written: afterwards the entry would be there, and an error in the caller's hands.
-        if self._settings.durability != "local":
-            return
-        try:
-            found = self._client.capabilities()
-        except PermissionDenied:
-            return  # the user may not ask; WAITAOF itself will tell
-        if not found.has("WAITAOF"):
-            raise UnsupportedServer(
-                f"durability='local' needs WAITAOF, which {found.product} {found.version} lacks: use Redis 7.2, "
-                f"Valkey 7.2 or newer, or choose durability='replicated' or 'fast'"
-            )
+        if self._settings.durability == "local":
+            (self._client.capabilities()).check_local_durability()
 
     def _disconnect(self) -> None:
         if self._connection is not None and self._settings.durability != "fast":
@@ -365,10 +354,10 @@ class Publisher:
 
 def _messages(items: list[Item]) -> list[Encoded]:
     if len(items) == 1:
-        return items[0].messages if isinstance(items[0], Parcel) else [items[0]]
+        return items[0].messages if isinstance(items[0], PublishCall) else [items[0]]
     messages: list[Encoded] = []
     for item in items:
-        if isinstance(item, Parcel):
+        if isinstance(item, PublishCall):
             messages += item.messages
         else:
             messages.append(item)
@@ -378,7 +367,7 @@ def _messages(items: list[Item]) -> list[Encoded]:
 def _distribute(items: list[Item], answers: list[Answer]) -> None:
     start = 0
     for item in items:
-        if isinstance(item, Parcel):
+        if isinstance(item, PublishCall):
             end = start + len(item.messages)
             if not item.promise.done():  # the caller was cancelled
                 item.promise.set_result(answers[start:end])

@@ -11,7 +11,7 @@ from penstock.redis.blocking import Command, Reply
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.threads import Event, Lock, next_tick
+from penstock.runtime.threads import Flag, Lock, next_tick
 from penstock.sync.delivery.acks import AckSender
 from penstock.sync.delivery.group_commands import MAX_IDS, parse_rows
 from penstock.sync.delivery.in_flight import InFlight
@@ -61,7 +61,7 @@ class MessageReader:
         self.has_read = False
         self._last_sweep_s = 0.0
         self.claiming = Lock()  # held by whoever has a claim under way that is not in flight here yet
-        self.quiet = Event()
+        self.quiet = Flag()
 
     def read(self, count: int, block_ms: int | None) -> int:
         """Read new messages once, carrying acknowledgements along; return how many came."""

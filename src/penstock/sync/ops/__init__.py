@@ -7,6 +7,7 @@ The names here are async; `penstock.sync.ops` has the same names for plain funct
 from penstock.sync.ops.doctor import Doctor
 from penstock.sync.ops.inspector import Inspector
 from penstock.sync.ops.model import (
+    BalancedStream,
     BalancerPeer,
     Consumer,
     ConsumerState,
@@ -22,7 +23,6 @@ from penstock.sync.ops.model import (
     GroupKind,
     GroupLag,
     Overview,
-    OwnedStream,
     Page,
     Payload,
     Pending,
@@ -51,6 +51,7 @@ from penstock.sync.ops.model import (
 from penstock.sync.ops.sampler import Sampler
 
 __all__ = [
+    "BalancedStream",
     "BalancerPeer",
     "Consumer",
     "ConsumerState",
@@ -68,7 +69,6 @@ __all__ = [
     "GroupLag",
     "Inspector",
     "Overview",
-    "OwnedStream",
     "Page",
     "Payload",
     "Pending",

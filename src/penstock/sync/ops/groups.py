@@ -16,7 +16,7 @@ from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.ops.catalogue import Catalogue, group_must_exist
-from penstock.sync.ops.lag import Position, added_since, rates
+from penstock.sync.ops.lag import GroupPosition, added_since, rates
 from penstock.sync.ops.model import (
     Consumer,
     ConsumerState,
@@ -75,8 +75,8 @@ class Groups:
                 0,
                 added_since(self._client, [(self._catalogue.keys(stream).stream, before.last_generated_id)]),
             )
-        start = Position(before.now_ms / 1000, counted, first.lag.count)
-        found = rates(start, Position(after.now_ms / 1000, added, last.lag.count))
+        start = GroupPosition(before.now_ms / 1000, counted, first.lag.count)
+        found = rates(start, GroupPosition(after.now_ms / 1000, added, last.lag.count))
         if found is None:
             return group_lag(last)
         return replace(group_lag(last), in_per_s=found.in_per_s, out_per_s=found.out_per_s, drain_s=found.drain_s)

@@ -22,7 +22,7 @@ _MANY = 2_000  # that one script counts
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class GroupPosition:
     """A group at one moment: what rates are computed from."""
 
     at_s: float  # of the server's clock
@@ -39,7 +39,7 @@ class Rates:
     drain_s: float | None
 
 
-def rates(before: Position, after: Position) -> Rates | None:
+def rates(before: GroupPosition, after: GroupPosition) -> Rates | None:
     """Return the rates between two moments; None = no time lies between them, or the stream began anew."""
     passed_s = after.at_s - before.at_s
     added = after.added - before.added

@@ -11,10 +11,10 @@ from typing import Self
 
 from penstock.errors import NotFound, PenstockError
 from penstock.number_checks import check_number, check_seconds
-from penstock.runtime.threads import Event, TaskGroup
+from penstock.runtime.threads import Flag, TaskGroup
 from penstock.sync.ops.groups import group_lag, reader_positions
 from penstock.sync.ops.inspector import Inspector
-from penstock.sync.ops.lag import Position, Rates, added_since, rates
+from penstock.sync.ops.lag import GroupPosition, Rates, added_since, rates
 from penstock.sync.ops.model import (
     GroupLag,
     Overview,
@@ -48,7 +48,7 @@ class Sampler:
         self._inspector, self._every_s, self._match = inspector, every_s, match
         self._samples: deque[Sample] = deque(maxlen=keep)
         self._points: dict[str, deque[StreamPoint]] = {}
-        self._positions: dict[tuple[str, str], deque[Position]] = {}
+        self._positions: dict[tuple[str, str], deque[GroupPosition]] = {}
         self._added: dict[str, tuple[StreamInfo, int]] = {}  # what was added since, where the server does not count
         self._reached: dict[
             tuple[str, str], tuple[str, int | None]
@@ -56,7 +56,7 @@ class Sampler:
         self._commits: dict[tuple[str, str], deque[ReaderCommit]] = {}
         self._keep_streams = keep_streams
         self._overview: Overview | None = None
-        self._stopped, self._sampled = Event(), Event()
+        self._stopped, self._sampled = Flag(), Flag()
         self._activities = TaskGroup(self._stopped.set)
 
     # --- life ---------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Sampler:
             seen = self._positions.setdefault((stream.name, name), deque(maxlen=_SHORT))
             if seen and seen[-1].added > added:
                 seen.clear()  # the stream was deleted and begun anew
-            seen.append(Position(at_ms / 1000, added, lag))
+            seen.append(GroupPosition(at_ms / 1000, added, lag))
             found = self._rates(stream.name, name)
             if found is not None:
                 in_per_s = found.in_per_s

@@ -14,7 +14,7 @@ from penstock.events import EventSink
 from penstock.keys import QueueKeys
 from penstock.policy import Reason
 from penstock.queue.model import ClaimedMessage, MessageData
-from penstock.runtime.threads import Event, TaskGroup
+from penstock.runtime.threads import Flag, TaskGroup
 from penstock.sync.queue.administration import Administration
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class AbstractRedisGateway(ABC):
     ) -> StopRenewal:
         """Renew a lease every interval, and say when that fails; the function that is returned ends it."""
         # Here, and not in the thread that renews leases: a gateway's methods belong to the caller's event loop.
-        until_s, stopping, activities = time.monotonic() + max_seconds, Event(), TaskGroup(lambda: None)
+        until_s, stopping, activities = time.monotonic() + max_seconds, Flag(), TaskGroup(lambda: None)
 
         def keep() -> None:
             reason = ""

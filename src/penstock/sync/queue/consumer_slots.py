@@ -23,7 +23,7 @@ from penstock.redis.blocking import Command, Reply
 from penstock.redis.scripts import ScriptRunner, script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
-from penstock.runtime.threads import Event, home
+from penstock.runtime.threads import Flag, connection_scope
 from penstock.sync.delivery.group_commands import GroupCommands, Redelivery, Row, parse_rows
 from penstock.sync.redis.blocking_read import BlockingRead
 from penstock.sync.redis.client import StreamClient
@@ -45,7 +45,7 @@ class ConsumerSlot:
         self.is_given_up = False  # it keeps a message that can be settled in no way
         self._has_read = False  # what is in doubt was new; else it was taken from another consumer
         self._reading = BlockingRead(client, keys.stream)
-        self._home: object = None
+        self._scope: object = None
         self._asked: Host | None = None
         self._begun: tuple[str, int, int] | None = None  # told to the server, which may not have answered
         self.ahead: Row | None = None  # what was taken ahead, and waits here for a caller
@@ -82,9 +82,9 @@ class ConsumerSlot:
 
     def read(self, block_ms: int | None) -> Row | None:
         """Take the next new message, waiting for one; None = none came in time."""
-        if self._home is not home() or not self._reading.is_open:
+        if self._scope is not connection_scope() or not self._reading.is_open:
             self._reading.open(self._asked)
-            self._home = home()
+            self._scope = connection_scope()
         command = self.commands.read_command(1, block_ms)
         commands: list[Command] = [("ASKING",), command] if self._asked else [command]
         timeout_s = self._client.settings.socket_timeout_s + (block_ms or 0) / 1000
@@ -144,7 +144,7 @@ class ConsumerSlot:
 
     def close(self) -> None:
         """Give up the connection, on which nothing is under way."""
-        if self._reading.connection is not None and self._home is home():
+        if self._reading.connection is not None and self._scope is connection_scope():
             self._reading.connection.abort()
 
 
@@ -163,10 +163,10 @@ class ConsumerSlots:
         self.name, self._made, self._process = unique_worker_name(GROUP), 0, os.getpid()
         self._free: list[ConsumerSlot] = []
         self._lock = threading.Lock()
-        self._returner: threading.Thread | None = None  # puts back what nobody comes for
+        self._return_thread: threading.Thread | None = None  # puts back what nobody comes for
         self._is_returning = False  # whether it is putting a message back now
-        self._waiting: list[Event] = []  # one for each caller who waits for that: they may be in several event loops
-        self._has_taken_ahead = False  # since the returner looked last
+        self._waiting: list[Flag] = []  # one for each caller who waits for that: they may be in several event loops
+        self._has_taken_ahead = False  # since the thread looked last
         self.may_take_ahead = True
 
     @property
@@ -230,11 +230,11 @@ class ConsumerSlots:
         # A thread that lives as long as messages are taken ahead. The interpreter waits for it: a program that ends
         # without a word leaves nothing behind that a lease must run out for.
         self._has_taken_ahead = True
-        if self._returner is None:
-            returner = threading.Thread(target=self._return_abandoned, name="penstock-returns", daemon=False)
+        if self._return_thread is None:
+            thread = threading.Thread(target=self._return_abandoned, name="penstock-returns", daemon=False)
             try:
-                returner.start()
-                self._returner = returner
+                thread.start()
+                self._return_thread = thread
             except RuntimeError:  # no more threads, or the interpreter is about to end: the next call looks after it
                 self.may_take_ahead = False
 
@@ -250,7 +250,7 @@ class ConsumerSlots:
             while True:
                 with self._lock:
                     if not self._is_needed():
-                        self._returner = None
+                        self._return_thread = None
                         return
                     slot = self._next_abandoned()
                 if slot is None:
@@ -301,6 +301,6 @@ class ConsumerSlots:
         with self._lock:
             if not self._is_returning:
                 return
-            returned = Event()
+            returned = Flag()
             self._waiting.append(returned)
         returned.wait()

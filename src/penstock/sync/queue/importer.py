@@ -54,7 +54,7 @@ def import_queue(
     if is_cluster(client):
         queue.check_one_slot()
     importer = _Importer(client_of(client), queue, dead_letter_queue, include_unleased, on_progress or (lambda _: None))
-    return importer.survey() if is_dry_run else importer.run()
+    return importer.count_only() if is_dry_run else importer.run()
 
 
 class _Importer:
@@ -83,7 +83,7 @@ class _Importer:
                 self._move_records(kind)
         return self._report
 
-    def survey(self) -> ImportReport:
+    def count_only(self) -> ImportReport:
         """Count what there is."""
         self._check_types()
         self._count(pending=self._length(self._old.pending))

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
-from penstock.events import Event as Occurrence
-from penstock.events import EventName, EventSink, tell
+from penstock.events import Event, EventName, EventSink, tell
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_number, check_seconds
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
@@ -31,7 +30,7 @@ from penstock.queue.options import (
     checked_log_length,
 )
 from penstock.redis.driver_kinds import DriverClient
-from penstock.runtime.threads import IS_ASYNC, Event
+from penstock.runtime.threads import IS_ASYNC, Flag
 from penstock.serializers import DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway
 from penstock.sync.queue.gateway import RedisGateway
@@ -100,7 +99,7 @@ class RedisMessageQueue:
         given = {option: value for option, value in of_gateway.items() if value is not UNSET}
         if (client is None) == (gateway is None):
             raise ConfigurationError("pass exactly one of client (of redis-py, or a StreamClient) and gateway")
-        self._is_draining, self._in_hand, self._fewer_in_hand = False, set[Processing](), Event()
+        self._is_draining, self._in_hand, self._fewer_in_hand = False, set[Processing](), Flag()
         self._gateway = self._made(client, given) if gateway is None else self._checked(gateway, given)
         self._bind(self._gateway)
         lease_s = self._gateway.message_visibility_timeout_seconds
@@ -263,7 +262,7 @@ class RedisMessageQueue:
 
     def _emit(self, name: EventName, **fields: object) -> None:
         if self._on_event is not None:
-            tell(self._on_event, Occurrence(name, self.key.name, "queue", fields))
+            tell(self._on_event, Event(name, self.key.name, "queue", fields))
 
 
 def _check_half(gateway: object) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.errors import ConfigurationError
-from penstock.results.entry import Entry
+from penstock.results.entry import StoredResult
 from penstock.results.fs_store import FSStore, passes_by_itself
 from penstock.runtime.threads import Threads
 from penstock.settings import ResultBackendSettings
@@ -48,10 +48,10 @@ class FSBackend(Backend):
         """Let the threads end."""
         self._threads.close()
 
-    def _save(self, entries: Sequence[Entry]) -> Mapping[str, bytes]:
+    def _save(self, entries: Sequence[StoredResult]) -> Mapping[str, bytes]:
         return self._threads.run(self.store.save, entries)
 
-    def _find(self, task_id: str) -> Entry | None:
+    def _find(self, task_id: str) -> StoredResult | None:
         return self._threads.run(self.store.get, task_id)
 
     def _chunks(self, kind: str | None) -> Generator[Chunk, None, None]:

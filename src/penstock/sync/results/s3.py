@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import BackendRefused, BackendUnavailable, ConfigurationError, cut
 from penstock.lazy_imports import require
 from penstock.number_checks import check_number
-from penstock.results.entry import Entry, day_of, kind_name, log, read_entry
+from penstock.results.entry import StoredResult, day_of, kind_name, log, read_entry
 from penstock.runtime.threads import side_by_side
 from penstock.settings.masking import masked_text
 from penstock.sync.results.backend import Backend, Chunk
@@ -59,7 +59,7 @@ class S3Backend(Backend):
 
     # --- saving -----------------------------------------------------------------------------------
 
-    def _save(self, entries: Sequence[Entry]) -> Mapping[str, bytes]:
+    def _save(self, entries: Sequence[StoredResult]) -> Mapping[str, bytes]:
         if entries and not self._is_checked:
             self._check()
             self._is_checked = True
@@ -77,7 +77,7 @@ class S3Backend(Backend):
             f"one: use a store that knows them, as Amazon S3 does"
         )
 
-    def _save_one(self, entry: Entry) -> tuple[str, bytes]:
+    def _save_one(self, entry: StoredResult) -> tuple[str, bytes]:
         result = entry.result
         mark = f"kinds/{kind_name(result.kind)}/{day_of(result)}/{result.task_id}"
         # The mark first: one without a result means nothing, a result without one would be missing in iter(kind).
@@ -100,10 +100,10 @@ class S3Backend(Backend):
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def _find(self, task_id: str) -> Entry | None:
+    def _find(self, task_id: str) -> StoredResult | None:
         return (self._read(task_id))[0]
 
-    def _read(self, task_id: str) -> tuple[Entry | None, str | None]:
+    def _read(self, task_id: str) -> tuple[StoredResult | None, str | None]:
         """Return the valid result of the id, if any, and the version of the object, if any."""
         try:
             answer = self._obstore.get(self._store, _path(task_id))

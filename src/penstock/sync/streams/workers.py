@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.errors import EXITS, LeaseLost, PenstockError, Snooze, text_of
+from penstock.errors import EXITS, HandlerTimeout, LeaseLost, PenstockError, Snooze, text_of
 from penstock.model import StreamMessage
-from penstock.policy import GiveUp, Retry, Verdict, after_failure
+from penstock.policy import GiveUp, RetryAfter, Verdict, after_failure
 from penstock.runtime.threads import Activity, Cancelled, Lock, WaitQueue, comes_from_outside, pause
 from penstock.sync.delivery.callables import Call
 from penstock.sync.delivery.delivery import Delivery
@@ -23,10 +23,6 @@ _PATIENCE_S = 5.0  # of a last run with handlers that it must not have beside it
 _POLL_S = 0.005
 ErrorHook = Callable[[BaseException, list[StreamMessage]], Any]
 Persist = Callable[..., Any]  # takes a step, and repeats it through outages of Redis
-
-
-class HandlerTimeout(PenstockError):
-    """The handler ran longer than handler_timeout_ms."""
 
 
 class RunningCall:
@@ -54,7 +50,7 @@ class RunningCall:
         Activity.resume()
 
 
-class Workers:
+class DeliveryWorkers:
     """Handles deliveries: takes one, calls the handler, asks the policy, settles. One instance serves all workers."""
 
     def __init__(
@@ -194,7 +190,7 @@ class Workers:
     def _report(self, error: BaseException, messages: list[StreamMessage], verdicts: dict[str, Verdict]) -> None:
         self._in_flight.context.tally.count(errors=1)
         # Those that are given up are logged with their dead letters.
-        again = [m for m in messages if isinstance(verdicts[m.id], Retry)]
+        again = [m for m in messages if isinstance(verdicts[m.id], RetryAfter)]
         if again:
             first, verdict, commands = again[0], verdicts[again[0].id], self._in_flight.context.commands
             is_snooze = isinstance(error, Snooze)
@@ -202,7 +198,7 @@ class Workers:
                 logging.INFO if is_snooze else logging.WARNING,
                 "the handler of %s/%s failed for message %s%s in attempt %d: %s; it comes again in %.1f s",
                 commands.keys.stream, commands.group, first.id, f" and {len(again) - 1} more" if again[1:] else "",
-                first.attempts, text_of(error, repr), verdict.after_ms / 1000 if isinstance(verdict, Retry) else 0,
+                first.attempts, text_of(error, repr), verdict.after_ms / 1000 if isinstance(verdict, RetryAfter) else 0,
                 exc_info=None if is_snooze else error,
                 extra={
                     "stream": commands.keys.stream, "group": commands.group, "id": first.id, "attempt": first.attempts,

@@ -7,14 +7,13 @@ from penstock.sync.tasks.redis_queue import RedisTaskQueue
 from penstock.sync.tasks.stub import StubQueue
 from penstock.sync.tasks.worker import InlineWorker, Worker, WorkerReport
 from penstock.task import Priority, Result, Status, Task
-from penstock.tasks.handlers import Handler, Handlers, Limits, Rate, Retry
+from penstock.tasks.handlers import Handlers, Limits, Rate, Retry, TaskHandler
 from penstock.tasks.listed import DeadTask, InHand
 from penstock.tasks.schedule import CronRule, Schedule
 
 __all__ = [
     "CronRule",
     "DeadTask",
-    "Handler",
     "Handlers",
     "InHand",
     "InlineWorker",
@@ -29,6 +28,7 @@ __all__ = [
     "Status",
     "StubQueue",
     "Task",
+    "TaskHandler",
     "TaskQueue",
     "TaskTimeout",
     "Worker",

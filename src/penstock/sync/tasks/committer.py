@@ -14,9 +14,9 @@ from penstock.counters import WorkerTally
 from penstock.dead_letter_record import traceback_of
 from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, text_of
 from penstock.events import Emitter, EventName
-from penstock.policy import DelaysById, GiveUp, Retry
+from penstock.policy import DelaysById, GiveUp, RetryAfter
 from penstock.redis.retry import pause_s
-from penstock.runtime.threads import Event, Lock, pause, shielded
+from penstock.runtime.threads import Flag, Lock, pause, shielded
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.sync.tasks.runner import Failed, Outcome, follow_ups
 from penstock.task import Result, Status, Task
@@ -62,7 +62,7 @@ class ResultCommitter:
         self._under_way = 0
         self._chance = random.Random()
         self.is_backend_away = False
-        self.dirty = Event()
+        self.dirty = Flag()
 
     def __len__(self) -> int:
         return len(self._done) + len(self._kept) + self._under_way
@@ -89,7 +89,7 @@ class ResultCommitter:
         task, verdict = failed.task, failed.verdict
         text = f"{failed.error}: {failed.text}"
         self._emit(EventName.FAILED, id=task.id, kind=task.kind, error=text, attempts=task.attempts)
-        if isinstance(verdict, Retry):
+        if isinstance(verdict, RetryAfter):
             is_ours = self._queue.nack(
                 task.id, verdict.after_ms / 1000, error=text, counts=verdict.counts, max_retry=task.attempts
             )

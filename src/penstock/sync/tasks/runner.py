@@ -16,12 +16,12 @@ import msgspec
 
 from penstock.counters import WorkerTally
 from penstock.errors import PenstockError, Skip, Snooze, WorkerStopped, name_of, text_of
-from penstock.policy import GiveUp, Retry, Verdict
-from penstock.runtime.threads import Activity, Cancelled, Event, Threads, WaitQueue, comes_from_outside
+from penstock.policy import GiveUp, RetryAfter, Verdict
+from penstock.runtime.threads import Activity, Cancelled, Flag, Threads, WaitQueue, comes_from_outside
 from penstock.sync.delivery.callables import awaitable
 from penstock.sync.tasks.queue import TaskQueue
 from penstock.task import Result, Status, Task, encode
-from penstock.tasks.handlers import Handler, Handlers
+from penstock.tasks.handlers import Handlers, TaskHandler
 
 logger = logging.getLogger("penstock.sync.tasks")
 
@@ -47,7 +47,7 @@ class TaskInbox:
         self._tasks: deque[Task] = deque()
         self._waiters = WaitQueue()
         self.is_closed = False
-        self.hungry = Event()  # somebody took a task: there may be room
+        self.hungry = Flag()  # somebody took a task: there may be room
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -112,7 +112,7 @@ class TaskRunner:
         # Raises EncodeError for a follow-up that the queue would refuse.
         self._encode_task: Callable[[Task], bytes] = getattr(queue, "encode_task", encode)
         self._chance = random.Random()
-        self._calls: dict[str, tuple[Handler, Callable[..., Any]]] = {
+        self._calls: dict[str, tuple[TaskHandler, Callable[..., Any]]] = {
             handler.kind: (handler, awaitable(handler.function, threads, f"the handler of {handler.kind!r}"))
             for handler in handlers
         }
@@ -142,7 +142,7 @@ class TaskRunner:
         return self._failed(task, handler, error)
 
     def _result(
-        self, task: Task, handler: Handler, data: object, skipped: Skip | None, started_at: datetime
+        self, task: Task, handler: TaskHandler, data: object, skipped: Skip | None, started_at: datetime
     ) -> Outcome:
         if isinstance(data, Result):
             result = msgspec.structs.replace(data, task_id=task.id, kind=task.kind, attempts=task.attempts)
@@ -162,9 +162,9 @@ class TaskRunner:
                 return self._failed(task, handler, error)
         return result
 
-    def _failed(self, task: Task, handler: Handler, error: BaseException) -> Failed:
+    def _failed(self, task: Task, handler: TaskHandler, error: BaseException) -> Failed:
         if isinstance(error, WorkerStopped):
-            verdict: Verdict = Retry(0, counts=False)
+            verdict: Verdict = RetryAfter(0, counts=False)
         else:
             verdict = handler.retry.after_failure(error, task.attempts, self._max_retry, self._chance)
         level = logging.ERROR if isinstance(verdict, GiveUp) else logging.WARNING
@@ -182,7 +182,7 @@ class TaskRunner:
 
 
 def _said(verdict: Verdict) -> str:
-    if isinstance(verdict, Retry):
+    if isinstance(verdict, RetryAfter):
         return f"it comes again in {verdict.after_ms / 1000:.1f} s"
     return f"it is dead-lettered ({verdict.reason.value})"
 

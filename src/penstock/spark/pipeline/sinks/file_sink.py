@@ -13,7 +13,7 @@ from penstock.spark.pipeline.files import Files, local_path
 from penstock.spark.pipeline.origin import Origin
 from penstock.spark.pipeline.sink_options import Delta, Iceberg, KeyedOptions, Parquet
 from penstock.spark.pipeline.sinks.keyed import is_null_in_key, null_rules
-from penstock.spark.pipeline.sinks.refusal import Refusals, Rule, broken, is_of_spark
+from penstock.spark.pipeline.sinks.refusal import RefusalRule, Refusals, broken, is_of_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,20 +39,22 @@ class FileSink:
         """Yield the rows that the sink does not take, and write nothing."""
         yield from broken(rows, list(self.rules(rows.schema)), origin)
 
-    def rules(self, schema: StructType) -> Iterator[Rule]:
+    def rules(self, schema: StructType) -> Iterator[RefusalRule]:
         """Yield rules for values that cannot be written."""
         yield from null_rules(self._key)
         yield from folder_rules(self.partitions, schema)
 
 
-def folder_rules(partitions: Partitions, schema: StructType) -> Iterator[Rule]:
+def folder_rules(partitions: Partitions, schema: StructType) -> Iterator[RefusalRule]:
     """Yield rules for values that no folder can be named after."""
     for partition in partitions.each:
         text, column = f"cast({partition.expression(schema)} as string)", partition.column
-        yield Rule(column, f"instr({text}, char(0)) > 0", "has a NUL, and no folder can be named so (partition_by)")
+        yield RefusalRule(
+            column, f"instr({text}, char(0)) > 0", "has a NUL, and no folder can be named so (partition_by)"
+        )
         length = f"octet_length(regexp_replace({text}, '{_ESCAPED}', '%XX')) + {len(partition.name.encode()) + 1}"
         why = f"makes a longer name of a folder than {_LONGEST_NAME} bytes (partition_by)"
-        yield Rule(column, f"{length} > {_LONGEST_NAME}", why)
+        yield RefusalRule(column, f"{length} > {_LONGEST_NAME}", why)
 
 
 def unwritable(path: str, files: Files | None = None) -> Iterator[str]:

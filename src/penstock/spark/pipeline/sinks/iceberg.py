@@ -24,7 +24,7 @@ from penstock.spark.pipeline.origin import visible
 from penstock.spark.pipeline.sink_options import Iceberg
 from penstock.spark.pipeline.sinks.file_sink import FileSink, unwritable
 from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, table_schema
-from penstock.spark.pipeline.sinks.refusal import Rule, time_rules
+from penstock.spark.pipeline.sinks.refusal import RefusalRule, time_rules
 from penstock.spark.runtime.errors import one_line
 from penstock.spark.runtime.master import is_connect
 
@@ -113,13 +113,13 @@ class IcebergWriter(FileSink):
         """Return whether a write may have failed for a value in a row: PyIceberg reads the bounds of each column."""
         return isinstance(error, OverflowError | ValueError) or super().is_refusal(error)
 
-    def rules(self, schema: StructType) -> Iterator[Rule]:
+    def rules(self, schema: StructType) -> Iterator[RefusalRule]:
         """Yield rules for values that cannot be written."""
         yield from super().rules(schema)
         floats = {field.name for field in schema.fields if field.dataType.typeName() in ("float", "double")}
         for name in self.partitions.names:
             if name in floats:
-                yield Rule(name, f"isnan(`{name}`)", "is NaN, which PyIceberg takes for no partition")
+                yield RefusalRule(name, f"isnan(`{name}`)", "is NaN, which PyIceberg takes for no partition")
         yield from time_rules(schema)
 
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from penstock.errors import PenstockError
 from penstock.spark.pipeline.batch_key import BatchKey
-from penstock.spark.pipeline.origin import Entry, Origin, visible
+from penstock.spark.pipeline.origin import Origin, SourceEntry, visible
 from penstock.spark.pipeline.sink_options import Jdbc
 from penstock.spark.pipeline.sinks.jdbc_connection import JdbcConnection, JdbcDatabase, JdbcFailed
 from penstock.spark.pipeline.sinks.keyed import ORDER_LENGTH, Upsert, is_null_in_key
@@ -218,4 +218,4 @@ class JdbcWriter(StagedWriter):
             self.drop(stage)
         told = rows.select(*told_of(rows, origin), number)
         for stream, entry_id, shown, found in told.where(told[_ROW].isin(list(why))).collect() if why else ():
-            yield Refusal(Entry.of(stream, entry_id), None, str(why[found]), shown)
+            yield Refusal(SourceEntry.of(stream, entry_id), None, str(why[found]), shown)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.spark.pipeline.origin import origin_of, visible, visible_schema
 from penstock.spark.pipeline.sink_options import KeyedOptions
-from penstock.spark.pipeline.sinks.refusal import Rule
+from penstock.spark.pipeline.sinks.refusal import RefusalRule
 from penstock.spark.runtime.errors import one_line
 
 if TYPE_CHECKING:
@@ -143,10 +143,10 @@ def entry_order(column: str) -> str:
     return f"concat({ms}, '-', {seq})"
 
 
-def null_rules(key: Sequence[str]) -> Iterator[Rule]:
+def null_rules(key: Sequence[str]) -> Iterator[RefusalRule]:
     """Yield rules for rows that cannot be written for their key."""
     for name in key:
-        yield Rule(name, f"`{name}` IS NULL", "is null, and belongs to the key")
+        yield RefusalRule(name, f"`{name}` IS NULL", "is null, and belongs to the key")
 
 
 def is_null_in_key(error: BaseException) -> bool:

@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from penstock.errors import PenstockError
 from penstock.spark.pipeline.batch_key import BatchKey
-from penstock.spark.pipeline.origin import HIDDEN, Entry, Origin, visible
+from penstock.spark.pipeline.origin import HIDDEN, Origin, SourceEntry, visible
 from penstock.spark.pipeline.sink_options import Postgres
 from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, is_null_in_key
-from penstock.spark.pipeline.sinks.refusal import Refusal, Refusals, Rule, time_rules
+from penstock.spark.pipeline.sinks.refusal import Refusal, RefusalRule, Refusals, time_rules
 from penstock.spark.pipeline.sinks.staged import Column, Names, StagedWriter, as_json, bisected, misfits
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
@@ -272,7 +272,7 @@ class PostgresWriter(StagedWriter):
         """Return whether a write may have failed for a value in a row."""
         return isinstance(error, PostgresRefused) or is_null_in_key(error) or _is_about_values(error)
 
-    def rules(self, schema: StructType) -> Iterator[Rule]:
+    def rules(self, schema: StructType) -> Iterator[RefusalRule]:
         """Yield rules for times that Python has no values for."""
         yield from time_rules(schema)
 
@@ -353,7 +353,7 @@ def _local_rows(rows: DataFrame) -> Iterator[Iterator[Row]]:
 
 
 def _refusal(row: Row, origin: Origin | None, error: Exception, upsert: Upsert | None) -> Refusal:
-    entry = None if origin is None else Entry.of(row[origin.stream], row[origin.id])
+    entry = None if origin is None else SourceEntry.of(row[origin.stream], row[origin.id])
     ours = {DELETED, upsert.order if upsert is not None and upsert.has_order_of_its_own else DELETED}
     values = {
         name: value

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import EncodeError, PayloadTooLarge, PenstockError
 from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
-from penstock.spark.pipeline.origin import Entry, Origin, visible, visible_schema
+from penstock.spark.pipeline.origin import Origin, SourceEntry, visible, visible_schema
 from penstock.spark.pipeline.sink_options import RedisStreams
 from penstock.spark.pipeline.sinks.refusal import Refusal, Refusals, is_of_spark, told_of
 from penstock.spark.pipeline.spec import Source
@@ -81,7 +81,7 @@ class RedisStreamsWriter:
         options = SinkOptions.from_options(given, plain.schema, is_streaming=False)
         told = rows.select(*told_of(rows, origin), *plain.columns)
         for stream, entry_id, shown, column, why in told.mapInArrow(PackTask(options), _PACKED_DDL).collect():
-            yield Refusal(Entry.of(stream, entry_id), column, why, shown)
+            yield Refusal(SourceEntry.of(stream, entry_id), column, why, shown)
 
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch; rows that are there are skipped one by one."""

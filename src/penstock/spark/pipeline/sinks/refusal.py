@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from penstock.errors import PenstockError
-from penstock.spark.pipeline.origin import Entry, Origin, visible
+from penstock.spark.pipeline.origin import Origin, SourceEntry, visible
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -25,7 +25,7 @@ class RowRefused(PenstockError):
 class Refusal:
     """A row that a sink does not take: where it came from if that is known, the column, why, and what it looks like."""
 
-    entry: Entry | None
+    entry: SourceEntry | None
     column: str | None
     why: str
     shown: str
@@ -50,7 +50,7 @@ class Choosy(Protocol):
 
 
 @dataclass(frozen=True)
-class Rule:
+class RefusalRule:
     """A condition in SQL, true for a value that cannot be written, and how that is told."""
 
     column: str
@@ -58,7 +58,7 @@ class Rule:
     why: str
 
 
-def broken(rows: DataFrame, rules: Sequence[Rule], origin: Origin | None) -> Iterator[Refusal]:
+def broken(rows: DataFrame, rules: Sequence[RefusalRule], origin: Origin | None) -> Iterator[Refusal]:
     """Yield the rows for which a rule holds, with the first one that does."""
     from pyspark.sql import functions as f
 
@@ -69,10 +69,10 @@ def broken(rows: DataFrame, rules: Sequence[Rule], origin: Origin | None) -> Ite
         first = f.when(f.coalesce(f.expr(rule.condition), f.lit(False)), f.lit(number)).otherwise(first)
     found = rows.select(*told_of(rows, origin), first.alias(_RULE)).where(f"{_RULE} IS NOT NULL")
     for stream, entry_id, shown, number in found.collect():
-        yield Refusal(Entry.of(stream, entry_id), rules[number].column, rules[number].why, shown)
+        yield Refusal(SourceEntry.of(stream, entry_id), rules[number].column, rules[number].why, shown)
 
 
-def unbroken(rows: DataFrame, rules: Sequence[Rule]) -> DataFrame:
+def unbroken(rows: DataFrame, rules: Sequence[RefusalRule]) -> DataFrame:
     """Return the rows for which no rule holds."""
     for rule in rules:
         rows = rows.where(f"NOT coalesce({rule.condition}, false)")
@@ -90,15 +90,15 @@ def told_of(rows: DataFrame, origin: Origin | None) -> list[Column]:
     return [stream.alias(_STREAM), entry_id.alias(_ID), shown.alias(_SHOWN)]
 
 
-def time_rules(schema: StructType) -> Iterator[Rule]:
+def time_rules(schema: StructType) -> Iterator[RefusalRule]:
     """Yield rules for times that Python has no values for."""
     for field in schema.fields:
         name, kind = f"`{field.name}`", field.dataType.typeName()
         why = "is outside the years 1 to 9999"
         if kind == "date":
-            yield Rule(field.name, f"{name} < date'0001-01-01' OR {name} > date'9999-12-31'", why)
+            yield RefusalRule(field.name, f"{name} < date'0001-01-01' OR {name} > date'9999-12-31'", why)
         elif kind in ("timestamp", "timestamp_ntz"):  # a zone may move it by hours
-            yield Rule(field.name, f"{name} < {kind}'0001-01-02' OR {name} > {kind}'9999-12-30'", why)
+            yield RefusalRule(field.name, f"{name} < {kind}'0001-01-02' OR {name} > {kind}'9999-12-30'", why)
 
 
 def is_of_spark(error: BaseException) -> bool:

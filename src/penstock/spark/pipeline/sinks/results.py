@@ -24,7 +24,7 @@ from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
 from penstock.spark.pipeline.origin import Origin, visible, visible_schema
 from penstock.spark.pipeline.sink_options import Results
 from penstock.spark.pipeline.sinks.file_sink import unwritable
-from penstock.spark.pipeline.sinks.refusal import Refusals, Rule, broken, is_of_spark, time_rules
+from penstock.spark.pipeline.sinks.refusal import RefusalRule, Refusals, broken, is_of_spark, time_rules
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.sync.providers import make_result_backend
@@ -114,8 +114,8 @@ class ResultsWriter:
         """Yield the rows that cannot be results, and write nothing."""
         text = f"cast(`{self._sink.id}` as string)"
         rules = [
-            Rule(self._sink.id, f"{text} IS NULL", "is null, and is to be the id of a result"),
-            Rule(self._sink.id, f"NOT ({text} RLIKE '^({ID_PATTERN})$') OR instr({text}, '..') > 0", _NO_ID),
+            RefusalRule(self._sink.id, f"{text} IS NULL", "is null, and is to be the id of a result"),
+            RefusalRule(self._sink.id, f"NOT ({text} RLIKE '^({ID_PATTERN})$') OR instr({text}, '..') > 0", _NO_ID),
         ]
         yield from broken(rows, [*rules, *time_rules(rows.schema)], origin)
 

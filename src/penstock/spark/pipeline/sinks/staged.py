@@ -18,7 +18,7 @@ from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
 from penstock.spark.pipeline.origin import Origin, visible
 from penstock.spark.pipeline.sink_options import Jdbc, Postgres
 from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, null_rules, table_schema
-from penstock.spark.pipeline.sinks.refusal import Refusals, Rule, broken, unbroken
+from penstock.spark.pipeline.sinks.refusal import RefusalRule, Refusals, broken, unbroken
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -160,11 +160,11 @@ class StagedWriter(ABC):
     def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
         """Yield the rows that the table does not take, and write nothing."""
         upsert = Upsert.of(self._declared, rows.schema)
-        rules: list[Rule] = [*self.rules(rows.schema), *null_rules(self._declared.key)]
+        rules: list[RefusalRule] = [*self.rules(rows.schema), *null_rules(self._declared.key)]
         yield from broken(rows, rules, origin)
         yield from self.refused_by_database(unbroken(rows, rules), origin, upsert)
 
-    def rules(self, schema: StructType) -> Iterator[Rule]:  # noqa: ARG002
+    def rules(self, schema: StructType) -> Iterator[RefusalRule]:  # noqa: ARG002
         """Yield rules for values that never get as far as the database."""
         yield from ()
 

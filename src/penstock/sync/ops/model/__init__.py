@@ -4,7 +4,7 @@
 Streams are named as the client names them, without its prefix. Times are ms since 1970, ages and durations seconds.
 """
 
-from penstock.ops.model.balancer import BalancerPeer, OwnedStream, ServiceInfo
+from penstock.ops.model.balancer import BalancedStream, BalancerPeer, ServiceInfo
 from penstock.ops.model.dead_letters import (
     DeadLetterFilter,
     DeadLetterInfo,
@@ -31,6 +31,7 @@ from penstock.ops.model.tasks import QueueInfo, ScheduleInfo, TaskInfo, TaskQueu
 
 __all__ = [
     "MOST_CONSUMERS",
+    "BalancedStream",
     "BalancerPeer",
     "Consumer",
     "ConsumerState",
@@ -46,7 +47,6 @@ __all__ = [
     "GroupKind",
     "GroupLag",
     "Overview",
-    "OwnedStream",
     "Page",
     "Payload",
     "Pending",

@@ -23,7 +23,8 @@ from penstock.redis import spin_reads
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.spin_reads import SpinReads
 from tests.helpers.aio import next_turn
-from tests.redis.halves import AsyncHalf, Half, SyncHalf, eventually
+from tests.helpers.threads import eventually
+from tests.redis.halves import AsyncHalf, Half, SyncHalf
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
