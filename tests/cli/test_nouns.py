@@ -171,6 +171,25 @@ def test_queues_of_messages_and_tasks_are_listed(
     assert "no pending messages" in penstock("queue", "peek", "mails").stderr
 
 
+def test_no_verdict_leaves_a_stream_out(penstock: Command, as_json: AsJson, as_rows: Rows, raw: redis.Redis) -> None:
+    pipeline = raw.pipeline(transaction=False)
+    for n in range(2_005):
+        pipeline.xadd(f"stream-{n:04}", {"data": "{}"}, id="1-1")
+    pipeline.xgroup_create("stream-2004", "shop", "0")
+    pipeline.execute()
+    found = as_json("health", "--max-lag", "0", code=3)
+    assert (found["streams"], found["issues"]) == (2_005, ["stream-2004/shop: lag 1 is above 0"])
+    assert [row["stream"] for row in as_rows("group", "ls")] == ["stream-2004"]
+    assert [row["count"] for row in as_rows("group", "lag")] == [1]
+    assert "stream stream-2004, group shop" in penstock("doctor", code=3).stdout
+
+
+def test_health_says_which_groups_it_did_not_look_at(as_json: AsJson, raw: redis.Redis) -> None:
+    for n in range(70):
+        raw.xgroup_create("orders", f"group-{n}", "0", mkstream=True)
+    assert as_json("health", code=3)["issues"] == ["orders: 64 of 70 groups are looked at"]
+
+
 def test_health_has_a_code_for_probes(as_json: AsJson, client: StreamClient) -> None:
     producer = StreamProducer(client, "orders", "shop")
     producer.ensure_group()

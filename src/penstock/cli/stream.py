@@ -16,7 +16,7 @@ from penstock.cli.options import AsJson, DryRun, Limit, Since, StreamName, Until
 from penstock.cli.shown import Columns, print_fields, print_rows, say
 from penstock.errors import ConfigurationError
 from penstock.model import Lag
-from penstock.ops.model import Entry, RetentionPolicy, StreamKind
+from penstock.ops.model import Entry, GroupLag, RetentionPolicy, StreamKind, Totals
 from penstock.shown import shown, to_json
 from penstock.sync import StreamProducer
 
@@ -25,9 +25,14 @@ _LOOK_S = 0.2
 _BEGINNING = 1_000  # bytes of a payload that a table shows
 
 
-def lag_text(lag: Lag | None) -> object:
-    """Return a lag for a table: one that is a lower bound ends with a +."""
-    return None if lag is None else f"{lag.count:,}{'' if lag.is_exact else '+'}"
+def lag_text(lag: Lag | GroupLag | None) -> object:
+    """Return a lag for a table, with a mark if it is an upper bound."""
+    return None if lag is None else f"{'' if lag.is_exact else 'up to '}{lag.count:,}"
+
+
+def total_lag_text(totals: Totals) -> str:
+    """Return the lag of all groups like lag_text()."""
+    return f"{'' if totals.is_lag_exact else 'up to '}{totals.lag:,}"
 
 
 _STREAMS: Columns = {

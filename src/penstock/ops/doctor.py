@@ -42,7 +42,7 @@ class Doctor:
         inspector = self._inspector
         found: list[Finding] = []
         servers, services = await inspector.servers.all(), await inspector.services.all()
-        streams, _, _ = await inspector.streams.overview()
+        streams, _, _ = await inspector.streams.overview(count_lags=True)
         consumers = await inspector.workers.consumers()
         for server in servers:
             found += [*server_findings(server), *known_holes(server)]

@@ -82,7 +82,7 @@ class Groups:
 
     async def lags(self, match: str = "*") -> list[GroupLag]:
         """Return the lags of all groups of the streams that a pattern matches; see Sampler for their rates."""
-        streams, _, _ = await self._streams.overview(match)
+        streams, _, _ = await self._streams.overview(match, count_lags=True)
         return [group_lag(group) for stream in streams for group in stream.groups]
 
     async def positions(self, match: str = "*") -> list[ReaderPosition]:

@@ -87,7 +87,7 @@ class Overview:
     servers: tuple[ServerInfo, ...] = ()
     task_queues: tuple[TaskQueueInfo, ...] = ()
     services: tuple[ServiceInfo, ...] = ()
-    names: int = 0  # streams that there are; more than len(streams) if there were too many to look at
+    names: int = 0  # streams that there are; more than len(streams) if a limit was given
 
 
 @dataclass(frozen=True, slots=True)

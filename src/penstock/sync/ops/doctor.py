@@ -43,7 +43,7 @@ class Doctor:
         inspector = self._inspector
         found: list[Finding] = []
         servers, services = inspector.servers.all(), inspector.services.all()
-        streams, _, _ = inspector.streams.overview()
+        streams, _, _ = inspector.streams.overview(count_lags=True)
         consumers = inspector.workers.consumers()
         for server in servers:
             found += [*server_findings(server), *known_holes(server)]

@@ -83,7 +83,7 @@ class Groups:
 
     def lags(self, match: str = "*") -> list[GroupLag]:
         """Return the lags of all groups of the streams that a pattern matches; see Sampler for their rates."""
-        streams, _, _ = self._streams.overview(match)
+        streams, _, _ = self._streams.overview(match, count_lags=True)
         return [group_lag(group) for stream in streams for group in stream.groups]
 
     def positions(self, match: str = "*") -> list[ReaderPosition]:
