@@ -19,7 +19,7 @@ _FINDINGS: Columns = {
     "check": "check",
     "where": "where",
     "what": "what",
-    "fix": lambda each: f"{each.fix} ({each.link})" if each.link else each.fix,
+    "fix": lambda each: f"{each.fix} ({each.page})" if each.link else each.fix,
 }
 
 

@@ -14,6 +14,7 @@ from penstock.ops.findings import (
     keyspace_events,
     known_holes,
     lacking,
+    many_groups,
     open_server,
     pinned,
     roles_in_use,
@@ -58,6 +59,7 @@ class Doctor:
             found += [finding for info in page.items for finding in pinned(info)]
             cursor, is_more = page.cursor, bool(page.cursor)
         found += consumer_findings(streams, consumers)
+        found += many_groups(streams)
         found += unread_by_anybody(streams, consumers)
         found += unbounded_dead_letters(inspector.dead_letters.streams(), time.time_ns() // 1_000_000)
         return sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where))
