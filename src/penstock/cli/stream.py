@@ -20,8 +20,8 @@ from penstock.errors import ConfigurationError, NotFound
 from penstock.model import Lag
 from penstock.ops.model import Entry, GroupLag, RetentionPolicy, StreamKind, Totals
 from penstock.shown import shown, to_json
-from penstock.sync import StreamProducer
 from penstock.sync.ops import Inspector
+from penstock.sync.streams.producer import StreamProducer
 
 app = group("Look at streams, publish to them and trim them.")
 _LOOK_S = 0.2
