@@ -30,7 +30,7 @@ INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo pictures test test-acl test-all test-bare test-browser test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-queue campaign \
+.PHONY: help demo pictures test test-acl test-all test-bare test-browser test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-inspector bench-queue campaign \
 	bench-spark bench-tasks format reference sync lock audit sbom dist clean
 
 help: ## List the targets
@@ -101,6 +101,9 @@ bench-spark: $(VENV)/.dev ## Measure the Spark source and sink beside the limits
 
 bench-archive: $(VENV)/.dev ## Archive, verify and replay messages at two sizes: time and memory for each (ARGS="--big 10000000")
 	@$(BIN)/python -m bench.archive $(ARGS)
+
+bench-inspector: $(VENV)/.dev ## Measure what the Inspector and the dashboard cost a server with a million pending entries
+	@$(BIN)/python -m bench.inspector --strict $(ARGS)
 
 bench-tasks: $(VENV)/.dev ## Measure tasks with results beside other task queues
 	@$(BIN)/python -m bench.tasks $(ARGS)
