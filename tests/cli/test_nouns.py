@@ -16,6 +16,10 @@ from typing import Any
 import pytest
 import redis
 
+from penstock.cli.stream import lag_text, total_lag_text
+from penstock.dashboard.presentation import environment
+from penstock.model import Lag
+from penstock.ops.model import Totals
 from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.cli.conftest import Command
@@ -184,6 +188,13 @@ def test_no_verdict_leaves_a_stream_out(penstock: Command, as_json: AsJson, as_r
     assert [row["stream"] for row in as_rows("group", "ls")] == ["stream-2004"]
     assert [row["count"] for row in as_rows("group", "lag")] == [1]
     assert "stream stream-2004, group shop" in penstock("doctor", code=3).stdout
+
+
+def test_a_lag_that_is_a_bound_is_written_as_an_upper_one_everywhere() -> None:
+    bound = Lag(1_300, 5.0, is_exact=False)
+    assert (lag_text(bound), lag_text(Lag(1_300, 5.0))) == ("up to 1,300", "1,300")
+    assert total_lag_text(Totals(lag=1_300, is_lag_exact=False)) == "up to 1,300"
+    assert "≤ 1,300" in str(environment().get_template("macros.html").module.lag(bound))  # type: ignore[attr-defined]
 
 
 def test_health_says_which_groups_it_did_not_look_at(as_json: AsJson, raw: redis.Redis) -> None:
