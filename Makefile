@@ -30,7 +30,7 @@ INSTALL := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo pictures test test-acl test-all test-bare test-browser test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-commits bench-queue campaign \
+.PHONY: help demo pictures test test-acl test-all test-bare test-browser test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-commits bench-inspector bench-queue campaign \
 	bench-spark bench-tasks format reference sync lock audit sbom dist clean
 
 help: ## List the targets
@@ -104,6 +104,9 @@ bench-archive: $(VENV)/.dev ## Archive, verify and replay messages at two sizes:
 
 bench-commits: $(VENV)/.dev ## Commit to an archive 100,000 times, and compare what it costs then with one of 100 (a quarter of an hour)
 	@$(BIN)/python -m bench.archive_commits --commits 100000 --strict $(ARGS)
+
+bench-inspector: $(VENV)/.dev ## Measure what the Inspector and the dashboard cost a server with a million pending entries
+	@$(BIN)/python -m bench.inspector --strict $(ARGS)
 
 bench-tasks: $(VENV)/.dev ## Measure tasks with results beside other task queues
 	@$(BIN)/python -m bench.tasks $(ARGS)

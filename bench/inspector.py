@@ -1,5 +1,5 @@
 """What the Inspector and the dashboard cost a server that has much on it: 1,000 streams, 10,000 consumers, 1,000,000
-pending entries.
+pending entries, 10,000 dead letters, 20,000 tasks and a balanced service of 100 streams.
 
     python -m bench.inspector [--streams 1000] [--strict]
 
@@ -10,6 +10,7 @@ script by the server's own slow log. With --strict the exit code is 1 when a lim
 from __future__ import annotations
 
 import argparse
+import logging
 import queue
 import sys
 import threading
@@ -22,19 +23,23 @@ import httpx
 
 from penstock.dashboard import create_app
 from penstock.dashboard.server import DashboardServer
+from penstock.errors import FatalError
 from penstock.redis.embedded import EmbeddedServer
-from penstock.sync import StreamClient
+from penstock.sync import ConsumerConfig, StreamBalancer, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.sync.ops import Inspector, Sampler
+from penstock.sync.tasks import RedisTaskQueue, Task
 
 BIG = "big"  # one stream has half of everything
 GROUP = "workers"
+LETTERS, TASKS, SERVICE = "payments_dlq", "jobs", "telemetry"
 OVERVIEW_MS, PAGE_MS, COMMAND_MS, SAMPLER_SHARE = 500.0, 200.0, 10.0, 0.02
 _TRIES = 5
 _SLOW_US = 500  # commands that take longer are logged
 _MAIN_THREAD = {"used_cpu_sys_main_thread", "used_cpu_user_main_thread"}
 _PAGES = (
-    "/", "/streams", f"/stream?name={BIG}", f"/group?stream={BIG}&group={GROUP}", "/dead-letters", "/queues", "/tasks",
-    "/workers", "/balancer", "/spark", "/retention", "/server", "/audit",
+    "/", "/streams", f"/stream?name={BIG}", f"/group?stream={BIG}&group={GROUP}", "/dead-letters",
+    f"/dead-letters?stream={LETTERS}", "/queues", "/tasks", f"/tasks?queue={TASKS}", "/workers",
+    "/balancer", "/spark", "/retention", "/server", "/audit",
 )  # fmt: skip
 _FILL = """
 for i = 1, tonumber(ARGV[1]) do redis.call('XADD', KEYS[1], '*', 'data', '{"order": ' .. i .. '}', 'message_id', i) end
@@ -73,6 +78,38 @@ class Scale:
             self.client.call("", "XTRIM", f"stream-{n:04}", "MAXLEN", 400)
             self.client.call("", "EVAL", _FILL, 1, f"stream-{n + 1:04}", 300)
 
+        self._dead_letters(10 * self._streams)
+        self._tasks(20 * self._streams)
+        self._service(self._streams // 10)
+
+    def _dead_letters(self, count: int) -> None:
+        producer = StreamProducer(self.client, "payments", max_len=2 * count)
+        producer.push_many([{"order": n} for n in range(count)])
+        config = ConsumerConfig(group=GROUP, batch_size=1_000, block_ms=10)
+        consumer = StreamConsumer(self.client, "payments", config, message_handler=_refuse)
+        while self.client.call("", "XLEN", LETTERS) < count:
+            consumer.run_once()
+        consumer.close()
+
+    def _tasks(self, count: int) -> None:
+        with RedisTaskQueue(self.client, TASKS) as queue:
+            for start in range(0, count, 1_000):
+                queue.enqueue_many([Task(kind=f"kind-{n % 20}") for n in range(start, min(count, start + 1_000))])
+            for _ in range(count // 100):
+                task = queue.pop()
+                if task is not None:
+                    queue.ack(task.id)
+
+    def _service(self, streams: int) -> None:
+        # No consumer runs: its heartbeats would be charged to what is measured.
+        client, balancer = self.client, StreamBalancer(self.client, SERVICE, id="reader-1")
+        load, group = f"{SERVICE}-input", f"{SERVICE}-group"
+        client.call("", "XGROUP", "CREATE", load, group, "0", "MKSTREAM")
+        for n in range(streams):
+            client.call("", "XADD", f"device-{n:04}", "*", "data", "{}")
+            balancer.add_stream(f"device-{n:04}")
+        client.call("", "XREADGROUP", "GROUP", group, "reader-1", "COUNT", streams // 2, "STREAMS", load, ">")
+
     def _fill(self, stream: str, entries: int, consumers: int) -> None:
         client = self.client
         for start in range(0, entries, 10_000):
@@ -108,6 +145,10 @@ class Scale:
         return sum(float(numbers[name]) for name in _MAIN_THREAD)
 
 
+def _refuse(message: StreamMessage) -> None:
+    raise FatalError(f"order {message.data['order']} has no address")
+
+
 def _shown(command: list[bytes]) -> str:
     words = [word.decode(errors="replace")[:24] for word in command[:5]]
     return " ".join(words)
@@ -119,6 +160,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=1_000, help="how many; with 1,000 entries each")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a limit is exceeded")
     options = parser.parse_args()
+    logging.getLogger("penstock").setLevel(logging.CRITICAL)  # every dead letter is an error
     server = EmbeddedServer()
     server.start()
     try:
@@ -170,6 +212,12 @@ def measure(scale: Scale, url: str, *, is_strict: bool) -> int:
         scale.cost("pending.page, consumer", lambda: inspector.pending.page(BIG, GROUP, consumer="consumer-7")),
         scale.cost("workers.page", inspector.workers.page),
         scale.cost("dead_letters.streams", inspector.dead_letters.streams),
+        scale.cost("dead_letters.page", lambda: inspector.dead_letters.page(LETTERS)),
+        scale.cost("dead_letters.failures", lambda: inspector.dead_letters.failures(LETTERS)),
+        scale.cost("tasks.info", lambda: inspector.tasks.info(TASKS)),
+        scale.cost("tasks.tasks", lambda: inspector.tasks.tasks(TASKS)),
+        scale.cost("services.all", inspector.services.all),
+        scale.cost("services.streams", lambda: inspector.services.streams(SERVICE)),
         scale.cost("retention.page", inspector.retention.page),
         scale.cost("retention.report", lambda: inspector.retention.report(BIG)),
         scale.cost("doctor", inspector.doctor),

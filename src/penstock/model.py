@@ -62,8 +62,7 @@ class ConsumerInfo:
 class Lag:
     """How far a group is behind: entries not handed out yet, and the age of the oldest of them.
 
-    `is_exact` is false where counting would keep the server busy: then `count` is the server's own number, or else as
-    far as was counted.
+    `is_exact` is false where counting to the end would keep the server busy: then `count` is an upper bound.
     """
 
     count: int

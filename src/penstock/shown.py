@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date
@@ -20,6 +21,13 @@ def shown(value: object) -> str:
     """Return a text of others in one line, with control characters, also those that turn text around, as escapes."""
     text = value if isinstance(value, str) else str(value)
     return text if text.isprintable() else _escaped(text, "", _escape)
+
+
+def command_line(verb: str, *names: str) -> str:
+    """Return a command to paste into a shell, in backquotes; names are quoted, and none is taken for an option."""
+    is_value = verb.rsplit(maxsplit=1)[-1].startswith("--")  # of an option, which takes whatever follows
+    ends_options = not is_value and any(name.startswith("-") for name in names)
+    return f"`penstock {verb} {'-- ' if ends_options else ''}{shlex.join(names)}`"
 
 
 def shown_lines(value: object, indent: int = 0) -> str:

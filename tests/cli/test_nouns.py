@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from typing import Any
 import pytest
 import redis
 
+from penstock.cli.stream import lag_text, total_lag_text
+from penstock.dashboard.presentation import environment
+from penstock.model import Lag
+from penstock.ops.model import Totals
 from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.cli.conftest import Command
@@ -55,6 +60,7 @@ def test_messages_are_published_and_looked_at(penstock: Command, as_rows: Rows, 
     assert [row["id"] for row in as_rows("stream", "tail", "orders", "-n", "2", "--no-follow")] == [second, third]
     row = as_json("stream", "peek", "orders", first)
     assert (row["key"], row["headers"], row["form"]) == ("k", {"a": "b"}, "json")
+    assert as_json("stream", "peek", "orders", first[:-1])["id"] == first
     assert as_json("stream", "ls")["length"] == 3
     assert as_rows("stream", "ls", "--kind", "tasks") == []
     assert first in penstock("stream", "info", "orders").stdout
@@ -171,6 +177,32 @@ def test_queues_of_messages_and_tasks_are_listed(
     assert "no pending messages" in penstock("queue", "peek", "mails").stderr
 
 
+def test_no_verdict_leaves_a_stream_out(penstock: Command, as_json: AsJson, as_rows: Rows, raw: redis.Redis) -> None:
+    pipeline = raw.pipeline(transaction=False)
+    for n in range(2_005):
+        pipeline.xadd(f"stream-{n:04}", {"data": "{}"}, id="1-1")
+    pipeline.xgroup_create("stream-2004", "shop", "0")
+    pipeline.execute()
+    found = as_json("health", "--max-lag", "0", code=3)
+    assert (found["streams"], found["issues"]) == (2_005, ["stream-2004/shop: lag 1 is above 0"])
+    assert [row["stream"] for row in as_rows("group", "ls")] == ["stream-2004"]
+    assert [row["count"] for row in as_rows("group", "lag")] == [1]
+    assert "stream stream-2004, group shop" in penstock("doctor", code=3).stdout
+
+
+def test_a_lag_that_is_a_bound_is_written_as_an_upper_one_everywhere() -> None:
+    bound = Lag(1_300, 5.0, is_exact=False)
+    assert (lag_text(bound), lag_text(Lag(1_300, 5.0))) == ("up to 1,300", "1,300")
+    assert total_lag_text(Totals(lag=1_300, is_lag_exact=False)) == "up to 1,300"
+    assert "≤ 1,300" in str(environment().get_template("macros.html").module.lag(bound))  # type: ignore[attr-defined]
+
+
+def test_health_says_which_groups_it_did_not_look_at(as_json: AsJson, raw: redis.Redis) -> None:
+    for n in range(70):
+        raw.xgroup_create("orders", f"group-{n}", "0", mkstream=True)
+    assert as_json("health", code=3)["issues"] == ["orders: 64 of 70 groups are looked at"]
+
+
 def test_health_has_a_code_for_probes(as_json: AsJson, client: StreamClient) -> None:
     producer = StreamProducer(client, "orders", "shop")
     producer.ensure_group()
@@ -276,15 +308,44 @@ def test_consume_runs_a_function_on_a_stream_in_supervised_processes(
     command = [sys.executable, "-m", "penstock", *words]
     subprocess.run([*command, "--burst"], cwd=tmp_path, check=True, timeout=60)
     assert sorted(int(line.split()[1]) for line in (tmp_path / "shipped").read_text().splitlines()) == list(range(20))
-    with subprocess.Popen([*command, "-p", "2"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as supervisor:
-        assert supervisor.stdout is not None
-        assert all("consumer " in supervisor.stdout.readline() for _ in range(2))
+    with subprocess.Popen([*command, "-p", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stderr is not None
+        assert all("consumer " in supervisor.stderr.readline() for _ in range(2))
         raw.xadd("orders", {"data": json.dumps({"n": 99})})
         eventually(lambda: "99" in (tmp_path / "shipped").read_text(), "it is shipped", 60)
         supervisor.send_signal(signal.SIGTERM)
-        said = supervisor.stdout.read().splitlines()
+        said = supervisor.stderr.read().splitlines()
     assert supervisor.returncode == 0
     assert sorted(line.partition(":")[0] for line in said) == ["ended", "ended"]
+
+
+def test_an_entry_is_found_by_the_beginning_of_its_id(penstock: Command, as_json: AsJson, raw: redis.Redis) -> None:
+    for entry_id in ("5-1", "51-0", "512-1", "512-12", "600-0"):
+        raw.xadd("orders", {"data": "{}"}, id=entry_id)
+    for given, meant in {"6": "600-0", "51-": "51-0", "512-1": "512-1", "512-12": "512-12", "60": "600-0"}.items():
+        assert as_json("stream", "peek", "orders", given)["id"] == meant
+    assert "begins 3 ids" in penstock("stream", "peek", "orders", "51", code=2).stderr
+    assert "there is no entry" in penstock("stream", "peek", "orders", "7", code=3).stderr
+    penstock("stream", "peek", "orders", "noon", code=2)
+
+
+def test_consumers_serve_metrics_like_workers(redis_url: str, raw: redis.Redis) -> None:
+    raw.xadd("orders", {"data": '{"n": 1}'})
+    words = ["consume", "tests.cli.jobs:ship", "--stream", "orders", "--group", "shop", "--url", redis_url]
+    command = [sys.executable, "-m", "penstock", *words, "--metrics-port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        port = process.stderr.readline().rpartition(" ")[2].strip()
+        wanted = 'penstock_consumer_messages_total{event="acked",group="shop",stream="orders"} 1.0'
+
+        def is_served() -> bool:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+                return wanted in reply.read().decode()
+
+        eventually(is_served, "it is counted", 60)
+        process.send_signal(signal.SIGTERM)
+        assert "1 done" in process.stderr.read()
+    assert process.returncode == 0
 
 
 def test_ctrl_c_ends_with_130(redis_url: str, raw: redis.Redis) -> None:

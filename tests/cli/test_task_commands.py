@@ -36,6 +36,29 @@ def test_the_result_is_shown_when_it_is_there(
     assert as_json("task", "wait", task_id)["data"] == {"pages": 3}
 
 
+def test_a_task_is_waited_for_by_the_beginning_of_its_id(
+    queue: RedisTaskQueue, as_json: Callable[..., Any], penstock: Command
+) -> None:
+    for task_id in ("alpha-1", "alpha-2", "beta-1"):
+        queue.enqueue(Task(kind="render", id=task_id))
+    queue.push_result(Result(task_id="beta-1", kind="render", data={"pages": 3}))
+    assert as_json("task", "wait", "beta")["data"] == {"pages": 3}
+    assert as_json("task", "wait", "alpha-1", "--timeout", "1ms", code=3)["task_id"] == "alpha-1"
+    assert "begins 2 ids" in penstock("task", "wait", "alpha", code=2).stderr
+    assert as_json("task", "wait", "later", "--timeout", "1ms", code=3)["task_id"] == "later"
+
+
+def test_a_task_is_due_at_a_time_or_some_time_from_now(
+    queue: RedisTaskQueue, as_json: Callable[..., Any], penstock: Command
+) -> None:
+    task_id = as_json("task", "send", "render", "--at", "2h")["id"]
+    before = as_json("task", "send", "render", "--delay", "1h59m")["id"]
+    after = as_json("task", "send", "render", "--delay", "2h1m")["id"]
+    due = [as_json("task", "status", each)["due_at_ms"] for each in (before, task_id, after)]
+    assert due == sorted(due)
+    penstock("task", "send", "render", "--at", "noon", code=2)
+
+
 def test_a_task_that_failed_ends_with_code_1(penstock: Command, queue: RedisTaskQueue) -> None:
     queue.push_result(Result(task_id="a", kind="render", status=Status.ERROR, error="no paper"))
     assert "no paper" in penstock("task", "result", "a", code=1).stderr

@@ -9,6 +9,7 @@ import redis
 
 from penstock.dashboard.actions import ACTIONS
 from penstock.dashboard.pages import PAGES
+from penstock.dashboard.security import SESSION_COOKIE
 from penstock.sync import StreamClient
 from tests.dashboard.conftest import StartDashboard
 from tests.dashboard.test_security import form_of
@@ -37,6 +38,33 @@ def test_no_request_makes_a_500(start_dashboard: StartDashboard, world: StreamCl
         given = [(chance.choice(NAMES), chance.choice(VALUES)) for _ in range(chance.randrange(6))]
         found = client.get(path, params=given, follow_redirects=False)
         assert found.status_code in {200, 303, 400, 403, 404}, (path, given, found.text[-3000:])
+
+
+def test_the_feed_takes_any_parameters(start_dashboard: StartDashboard, world: StreamClient) -> None:
+    client, chance = start_dashboard(), random.Random(0)
+    for _ in range(30):
+        given = [(chance.choice(NAMES), chance.choice(VALUES)) for _ in range(chance.randrange(6))]
+        headers = {"last-event-id": chance.choice(["", "0", "x" * 600, "-1", "9" * 5000])}
+        with client.stream("GET", "/events", params=given, headers=headers) as feed:
+            assert feed.status_code == 200, given
+            assert next(feed.iter_lines()).startswith("event: history")
+
+
+def test_no_login_makes_a_500_and_none_of_them_lets_in(start_dashboard: StartDashboard, world: StreamClient) -> None:
+    client, chance = start_dashboard(token="a token of 20 letters"), random.Random(0)
+    for _ in range(200):
+        given = {chance.choice(NAMES): chance.choice(VALUES) for _ in range(chance.randrange(5))}
+        given.setdefault("token", chance.choice(VALUES))
+        form = {"data": given} if chance.randrange(3) else {"content": chance.randbytes(200)}
+        kind = chance.choice(
+            ["application/x-www-form-urlencoded", "multipart/form-data", "multipart/form-data; boundary=x", "text/x"]
+        )
+        found = client.post("/login", headers={"content-type": kind}, **form)  # type: ignore[arg-type]
+        assert found.status_code in {200, 400, 403}, (given, kind, found.text[-3000:])
+        assert SESSION_COOKIE not in client.cookies
+    assert client.get("/").status_code == 303
+    assert client.post("/login", data={"token": "a token of 20 letters"}).status_code == 303
+    assert client.get("/").status_code == 200
 
 
 def test_no_form_makes_a_500(start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis) -> None:

@@ -25,7 +25,9 @@ from penstock.ops.model import (
     StreamInfo,
     StreamKind,
 )
+from penstock.ops.model.health import PAGES
 from penstock.ops.rights import Place, RoleName, missing_commands, rights_of
+from tests.docs.pages import ROOT
 
 HEALTHY = ServerInfo(
     address="localhost:6379",
@@ -97,7 +99,7 @@ def test_what_is_dangerous_in_a_server_is_found(changes: dict[str, Any], check: 
     [finding] = findings.server_findings(replace(HEALTHY, **changes))
     assert (finding.check, finding.severity) == (check, severity)
     assert finding.fix
-    assert finding.link.endswith(".md")
+    assert finding.link in PAGES
 
 
 @pytest.mark.parametrize(
@@ -205,3 +207,14 @@ def test_a_user_with_all_rights_of_a_role_lacks_nothing() -> None:
         word for word in rights.rules({name.partition(" ")[0] for name in rights.commands}) if "~" not in word
     )
     assert missing_commands(rights, rules) == []
+
+
+def test_a_stream_with_more_groups_than_are_looked_at_is_found() -> None:
+    [finding] = findings.many_groups([replace(stream("orders", StreamKind.STREAM, group()), groups_count=70)])
+    assert (finding.check, finding.what) == ("many-groups", "1 of 70 groups were examined")
+    assert findings.many_groups([stream("orders", StreamKind.STREAM, group())]) == []
+
+
+def test_findings_name_pages_by_their_titles() -> None:
+    titles = {page: (ROOT / "docs" / page).read_text().split("\n", 1)[0] for page in PAGES}
+    assert titles == {page: f"# {title}" for page, title in PAGES.items()}

@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from penstock.cli.command import Server
+from penstock.cli.options import AsJson
 from penstock.cli.shown import say
 from penstock.ops.rights import NEWER, Place, RoleName, as_line, rights_of
 from penstock.redis.address import parse_url
 from penstock.redis.capabilities import known_commands
+from penstock.shown import to_json
 
 
 def acl(
@@ -33,6 +35,7 @@ def acl(
     offline: Annotated[
         bool, typer.Option("--offline", help="Ask no server: for the oldest that is supported.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the ACL SETUSER line of a user with the least rights that a role needs: pipe it into redis-cli.
 
@@ -48,5 +51,7 @@ def acl(
             words = rights.asked
             known = set(known_commands(words, client.call("", "COMMAND", "INFO", *words)))
     name = user or f"penstock-{role.value}"
-    print(as_line(["ACL", "SETUSER", name, *rights.rules(known)]))
+    rules = rights.rules(known)
+    line = as_line(["ACL", "SETUSER", name, *rules])
+    print(to_json({"user": name, "role": role.value, "rules": rules, "line": line}) if as_json else line)
     say(f"if the user is new, give it a password as well: ACL SETUSER {name} '>...'")

@@ -36,7 +36,9 @@ def show(
 
 
 @command(app)
-def check(config: ConfigFile = None, settings: SetOptions = None, url: Url = FROM_SETTINGS) -> None:
+def check(
+    config: ConfigFile = None, settings: SetOptions = None, url: Url = FROM_SETTINGS, as_json: AsJson = False
+) -> None:
     """Check the settings, and that what they name is installed and takes them; connects to nothing."""
     found = _load(config, settings, url)
     providers = [
@@ -54,7 +56,7 @@ def check(config: ConfigFile = None, settings: SetOptions = None, url: Url = FRO
         # Ours open no connection when they are made, and name the package that is missing. Others' may do anything.
         if found.result_backend.provider in _OURS:
             make_result_backend(found).close()
-    print("The settings are usable.")
+    print(to_json({"usable": True}) if as_json else "The settings are usable.")
 
 
 @command(app)

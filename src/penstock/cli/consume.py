@@ -10,8 +10,18 @@ import typer
 from penstock import ConsumerConfig, StreamClient, StreamConsumer
 from penstock.cli import supervisor, target
 from penstock.cli.command import Server
-from penstock.cli.options import Burst, Concurrency, Grace, Processes, Watch, duration
-from penstock.cli.shown import print_status
+from penstock.cli.options import (
+    LOOPBACK,
+    Burst,
+    Concurrency,
+    Grace,
+    MetricsHost,
+    MetricsPort,
+    Processes,
+    Watch,
+    duration,
+)
+from penstock.cli.shown import say
 from penstock.delivery.group import ConsumerGroup
 from penstock.errors import ConfigurationError
 
@@ -34,6 +44,8 @@ def consume(
     max_deliveries: Annotated[int, typer.Option(min=1, help="How often a message is tried.")] = 3,
     dead_letters: Annotated[str | None, typer.Option(help="The stream that gets what was given up.")] = None,
     grace: Grace = 30.0,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Handle the messages of a stream with a function of a module until SIGTERM or Ctrl-C.
 
@@ -56,11 +68,19 @@ def consume(
         supervisor.supervise(processes, watch=watch, is_burst=burst, grace_s=grace)
         return
     handles = {"handler": function} if batch else {"message_handler": function}
-    asyncio.run(_consume(server.url, stream, config, handles, burst=burst, is_supervised=number is not None))
+    place = supervisor.metrics_place(metrics_host, metrics_port)
+    asyncio.run(_consume(server.url, stream, config, handles, place, burst=burst, is_supervised=number is not None))
 
 
 async def _consume(
-    url: str, stream: str, config: ConsumerConfig, handles: dict[str, Any], *, burst: bool, is_supervised: bool
+    url: str,
+    stream: str,
+    config: ConsumerConfig,
+    handles: dict[str, Any],
+    metrics: tuple[str, int] | None,
+    *,
+    burst: bool,
+    is_supervised: bool,
 ) -> None:
     async with StreamClient.from_url(url) as client:
         group = ConsumerGroup(client, stream, config.group)
@@ -69,14 +89,19 @@ async def _consume(
         consumer = StreamConsumer(client, stream, config, **handles)
         if is_supervised:
             supervisor.at_end_of_parent(consumer.stop)
-        print_status(f"consumer {consumer.worker_name} of {stream}/{config.group}")
+        if metrics is not None:
+            from penstock.cli.worker_metrics import ConsumerCollector, serve
+
+            served, _ = serve(*metrics, ConsumerCollector(stream, config.group, consumer.metrics))
+            say(f"metrics on port {served.server_port}")
+        say(f"consumer {consumer.worker_name} of {stream}/{config.group}")
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(_stop_when_idle(consumer, group)) if burst else None
             await consumer.run()
             if watching is not None:
                 watching.cancel()
         done = consumer.metrics()
-        print_status(f"ended: {done.total_acked} done, {done.total_errors} failed, {done.total_dlq} dead")
+        say(f"ended: {done.total_acked} done, {done.total_errors} failed, {done.total_dlq} dead")
 
 
 async def _stop_when_idle(consumer: StreamConsumer, group: ConsumerGroup) -> None:

@@ -33,7 +33,7 @@ _PLACES = {"beginning": "-", "end": "+"}
 _LAGS: Columns = {
     "stream": "stream",
     "group": "group",
-    "lag": lambda each: f"{each.count:,}{'' if each.is_exact else '+'}",
+    "lag": lag_text,
     "age s": "age_s",
     "pending": "pending",
     "in/s": "in_per_s",
@@ -53,7 +53,7 @@ def ls(
         if stream is not None:
             found = inspector.groups.of(stream)
         else:
-            found = tuple(each for info in inspector.overview().streams for each in info.groups)
+            found = tuple(each for info in inspector.overview(count_lags=True).streams for each in info.groups)
         print_rows(found, _GROUPS, as_json=as_json, none="there is no group")
 
 

@@ -10,6 +10,7 @@ import typer
 from penstock.cli.command import UNHEALTHY, Server
 from penstock.cli.options import AsJson, Pattern, duration
 from penstock.cli.shown import Columns, print_rows
+from penstock.cli.stream import lag_text, total_lag_text
 from penstock.ops.model import GroupKind, Overview, Severity
 from penstock.shown import shown, to_json
 
@@ -18,7 +19,7 @@ _FINDINGS: Columns = {
     "check": "check",
     "where": "where",
     "what": "what",
-    "fix": lambda each: f"{each.fix} ({each.link})" if each.link else each.fix,
+    "fix": lambda each: f"{each.fix} ({each.page})" if each.link else each.fix,
 }
 
 
@@ -33,7 +34,7 @@ def health(
 ) -> None:
     """Print whether consumers keep up; the exit code is 3 if they do not."""
     with server.inspector() as inspector:
-        found = inspector.overview(stream)
+        found = inspector.overview(stream, count_lags=True)
     issues = list(_issues(found, max_lag, max_age, max_idle, max_dead_letters))
     if as_json:
         print(to_json({"healthy": not issues, "issues": issues, **_numbers(found)}))
@@ -49,10 +50,12 @@ def _issues(
     found: Overview, max_lag: int, max_age_s: float | None, max_idle_s: float, max_dead_letters: int | None
 ) -> Iterator[str]:
     for stream in found.streams:
+        if stream.groups_count > len(stream.groups):
+            yield f"{stream.name}: {len(stream.groups)} of {stream.groups_count} groups are looked at"
         for each in stream.groups:
             where = f"{stream.name}/{each.name}"
             if each.lag.count > max_lag:
-                yield f"{where}: lag {each.lag.count:,} is above {max_lag:,}"
+                yield f"{where}: lag {lag_text(each.lag)} is above {max_lag:,}"
             if max_age_s is not None and each.lag.age_s > max_age_s:
                 yield f"{where}: the oldest unread entry is {each.lag.age_s:,.0f} s old"
             idle_s = each.oldest_pending_idle_ms / 1000
@@ -80,7 +83,7 @@ def _numbers(found: Overview) -> dict[str, Any]:
 def _summary(found: Overview) -> str:
     totals = found.totals
     return (
-        f"{totals.streams:,} streams, lag {totals.lag:,}, {totals.pending:,} pending, "
+        f"{totals.streams:,} streams, lag {total_lag_text(totals)}, {totals.pending:,} pending, "
         f"{totals.dead_letters:,} dead letters"
     )
 

@@ -124,6 +124,13 @@ Lease = Annotated[
     float | None, duration("How long a silent worker keeps what it holds.", "--lease", default="from the settings")
 ]
 Every = Annotated[float, duration("How often it samples the server.", "--every", default="2s")]
+MetricsPort = Annotated[
+    int | None, typer.Option("--metrics-port", min=0, max=65_535, help="Serve metrics; process n uses port + n.")
+]
+MetricsHost = Annotated[
+    str,
+    typer.Option("--metrics-host", help="The address that metrics are served on; 0.0.0.0 admits other machines."),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
 

@@ -23,7 +23,7 @@ from penstock.cli.shown import print_rows, say
 from penstock.cli.spark_session import Master, check_master, is_remote, leave, notice_a_dead_server, started
 from penstock.cli.stopping import Stopping, stopping
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.shown import shown, to_json
+from penstock.shown import plain, shown, to_json
 from penstock.shutdown import SignalWatch
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _metrics(host: str, port: int) -> Iterator[EventSink]:
 
 
 @command(app)
-def validate(files: Files, profile: Profile = None, master: Master = None) -> None:
+def validate(files: Files, profile: Profile = None, master: Master = None, as_json: AsJson = False) -> None:
     """Check pipelines without running them: each fault is a line, and the exit code is 2."""
     from penstock.spark.pipeline.validation import PipelineInvalid
 
@@ -154,11 +154,16 @@ def validate(files: Files, profile: Profile = None, master: Master = None) -> No
     problems: list[str] = []
     with stopping(_named(pipelines)) as stop, _session(pipelines, master, stop) as spark, stop.at_once():
         for file, pipeline in zip(files, pipelines, strict=True):
+            found: Sequence[str] = ()
             try:
                 pipeline.validate(spark)
-                print(f"{shown(file)}: pipeline {pipeline.name!r} can run")
             except PipelineInvalid as error:
-                problems += [f"{file}: {each}" if files[1:] else each for each in error.problems]
+                found = error.problems
+            problems += [f"{file}: {each}" if files[1:] else each for each in found]
+            if as_json:
+                print(to_json({"file": str(file), "pipeline": pipeline.name, "valid": not found, "problems": found}))
+            elif not found:
+                print(f"{shown(file)}: pipeline {pipeline.name!r} can run")
     if problems:
         raise PipelineInvalid(tuple(problems))
 
@@ -233,6 +238,7 @@ def reset(
     profile: Profile = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Let a pipeline begin anew at another place: the next run reads from there.
 
@@ -247,6 +253,8 @@ def reset(
     if not dry_run:
         confirm("Reset it?", yes=yes)
         carry_out(pipeline, planned)
+    if as_json:
+        print(to_json({"pipeline": pipeline.name, **plain(planned), "dry_run": dry_run}))
 
 
 @command(app)

@@ -6,28 +6,38 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from penstock import ids
-from penstock.cli.command import Server, command, group, paged
+from penstock.cli.command import Server, command, group, paged, the_one
 from penstock.cli.options import AsJson, DryRun, Limit, Since, StreamName, Until, Yes, confirm, duration
 from penstock.cli.shown import Columns, print_fields, print_rows, say
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, NotFound
 from penstock.model import Lag
-from penstock.ops.model import Entry, RetentionPolicy, StreamKind
+from penstock.ops.model import Entry, GroupLag, RetentionPolicy, StreamKind, Totals
 from penstock.shown import shown, to_json
-from penstock.sync import StreamProducer
+from penstock.sync.ops import Inspector
+from penstock.sync.streams.producer import StreamProducer
 
 app = group("Look at streams, publish to them and trim them.")
 _LOOK_S = 0.2
 _BEGINNING = 1_000  # bytes of a payload that a table shows
+_DIGITS = 19  # of the milliseconds of an id
+_LOOKED_AT = 10_000  # entries of one millisecond among which the beginning of an id is looked for
 
 
-def lag_text(lag: Lag | None) -> object:
-    """Return a lag for a table: one that is a lower bound ends with a +."""
-    return None if lag is None else f"{lag.count:,}{'' if lag.is_exact else '+'}"
+def lag_text(lag: Lag | GroupLag | None) -> object:
+    """Return a lag for a table, with a mark if it is an upper bound."""
+    return None if lag is None else f"{'' if lag.is_exact else 'up to '}{lag.count:,}"
+
+
+def total_lag_text(totals: Totals) -> str:
+    """Return the lag of all groups like lag_text()."""
+    return f"{'' if totals.is_lag_exact else 'up to '}{totals.lag:,}"
 
 
 _STREAMS: Columns = {
@@ -99,7 +109,7 @@ def info(server: Server, stream: StreamName, as_json: AsJson = False) -> None:
 def peek(
     server: Server,
     stream: StreamName,
-    entry: Annotated[str | None, typer.Argument(help="The id of one entry, which is printed whole.")] = None,
+    entry: Annotated[str | None, typer.Argument(help="The id of one entry, or its beginning: all of it.")] = None,
     since: Since = None,
     until: Until = None,
     oldest: Annotated[bool, typer.Option("--oldest", help="Oldest first.")] = False,
@@ -111,7 +121,8 @@ def peek(
     with server.inspector() as inspector:
         inspector.streams.info(stream, memory=False)  # raises NotFound where there is no stream
         if entry is not None:
-            print_fields(entry_row(inspector.streams.entry(stream, entry)), as_json=as_json)
+            found_id = _entry_id(inspector, stream, entry)
+            print_fields(entry_row(inspector.streams.entry(stream, found_id)), as_json=as_json)
             return
         start, end = ids.ZERO if since is None else str(since), "+" if until is None else str(max(0, until - 1))
         found = paged(
@@ -121,6 +132,28 @@ def peek(
             limit,
         )
         _print_entries(found, as_json)
+
+
+def _entry_id(inspector: Inspector, stream: str, given: str) -> str:
+    """Return the id of the entry that is meant by an id, or by the beginning of one."""
+    ms, dash, sequence = given.partition("-")
+    if sequence and ids.is_id(given):
+        with suppress(NotFound):
+            return inspector.streams.entry(stream, given, max_value_bytes=1).id
+    if not (ms.isascii() and ms.isdigit()):
+        return given  # no id, which the Inspector says
+    # Ids are in the order of their numbers: those that begin alike are one range for each number of digits.
+    ends = [ms] if dash else [ms + "9" * more for more in range(_DIGITS + 1 - len(ms))]
+    read = partial(inspector.streams.entries, stream, max_value_bytes=1)
+    known = [
+        each.id
+        for end in ends
+        for each in paged(
+            lambda count, cursor, end=end: read(start=ms.ljust(len(end), "0"), end=end, limit=count, cursor=cursor),  # type: ignore[misc]
+            _LOOKED_AT if dash else 2,
+        )
+    ]
+    return the_one(given, known, f"entry in stream {stream!r}")
 
 
 def _print_entries(found: Iterator[Entry], as_json: bool) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -11,7 +13,7 @@ from penstock import ids, times
 from penstock.cli.command import FAILED, NOT_FOUND, Server, command, group, paged, the_one
 from penstock.cli.options import FROM_SETTINGS, AsJson, Kind, Limit, QueueName, duration, parsed, words
 from penstock.cli.shown import Columns, print_error, print_fields, print_rows, say
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, NotFound
 from penstock.ops.model import TaskInfo, TaskState
 from penstock.shown import shown, to_json
 from penstock.sync.ops import Inspector
@@ -35,8 +37,10 @@ TaskId = Annotated[str, typer.Argument(help="The id of the task.")]
 
 def _due_ms(text: str) -> int:
     found = times.milliseconds_of(text)
+    if found is None and (from_now_s := times.seconds_of(text)) is not None:
+        found = (time.time_ns() + round(from_now_s * 1e9)) // 1_000_000
     if found is None:
-        raise ConfigurationError(f"{text!r} is not a time: write 2030-01-31T12:00Z, or use --delay")
+        raise ConfigurationError(f"{text[:100]!r} is not a time: write 2030-01-31T12:00Z, or 2h for in two hours")
     return found
 
 
@@ -52,7 +56,8 @@ def send(
     unique: Annotated[str | None, typer.Option(help="Of tasks with the same text one is open at a time.")] = None,
     delay: Annotated[float | None, duration("Run it after this time.")] = None,
     at: Annotated[
-        int | None, typer.Option(help="Run it at this time: 2030-01-31T12:00Z.", **parsed(_due_ms, "TIME"))
+        int | None,
+        typer.Option(help="Run it at this time: 2030-01-31T12:00Z, or in 2h.", **parsed(_due_ms, "TIME")),
     ] = None,
     wait: Annotated[float | None, duration("Wait for the result, this long at most, and print it.")] = None,
     queue: QueueName = FROM_SETTINGS,
@@ -165,6 +170,9 @@ def wait(
 ) -> None:
     """Wait for the result of a task and print it; exit codes as `result` has them."""
     with server.task_queue(queue) as opened:
+        if opened.get_result(task_id) is None:
+            with server.inspector() as inspector, suppress(NotFound):  # it may be sent later
+                task_id = _find(inspector, server.queue_name(queue), task_id).id
         _show(opened.wait_for_result(task_id, timeout), task_id, as_json)
 
 

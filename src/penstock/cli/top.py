@@ -14,7 +14,7 @@ from rich.table import Table
 from penstock.cli.command import Server
 from penstock.cli.options import AsJson, Every, Pattern
 from penstock.cli.shown import cell, print_table
-from penstock.cli.stream import lag_text
+from penstock.cli.stream import lag_text, total_lag_text
 from penstock.ops.model import Sample, StreamInfo
 from penstock.shown import plain, to_json
 from penstock.sync.ops import Sampler
@@ -72,7 +72,7 @@ def _view(sampler: Sampler, sample: Sample, height: int) -> Group:
     now = datetime.fromtimestamp(sample.at_ms / 1000, UTC)
     head = (
         f"penstock top  {now:%H:%M:%S}  {totals.streams:,} streams  {sample.in_per_s:,.0f} in/s  "
-        f"{sample.out_per_s:,.0f} out/s  lag {totals.lag:,}  pending {totals.pending:,}  "
+        f"{sample.out_per_s:,.0f} out/s  lag {total_lag_text(totals)}  pending {totals.pending:,}  "
         f"dead letters {totals.dead_letters:,}  memory {sample.used_memory / 1e6:,.1f} MB  {sample.clients:,} clients"
     )
     return Group(cell(sample.error or head), "", _table(sampler, max(1, height - 5)))

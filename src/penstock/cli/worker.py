@@ -16,6 +16,8 @@ from penstock.cli.options import (
     Concurrency,
     Grace,
     Lease,
+    MetricsHost,
+    MetricsPort,
     Processes,
     QueueName,
     Results,
@@ -24,7 +26,7 @@ from penstock.cli.options import (
     words,
 )  # fmt: skip
 from penstock.cli.results_place import result_settings
-from penstock.cli.shown import print_status
+from penstock.cli.shown import say
 from penstock.providers import make_result_backend, make_task_queue
 from penstock.results.backend import ResultBackend
 from penstock.settings import Settings, TaskQueueSettings
@@ -47,12 +49,8 @@ def worker(
     max_retry: Annotated[
         int | None, typer.Option(min=0, help="How often a task is tried again.", show_default="from the settings")
     ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="Serve metrics; process n uses port + n.")
-    ] = None,
-    metrics_host: Annotated[
-        str, typer.Option(help="The address that metrics are served on; 0.0.0.0 admits other machines.")
-    ] = LOOPBACK,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = LOOPBACK,
     queue: QueueName = FROM_SETTINGS,
 ) -> None:
     """Run tasks with the handlers of a module until SIGTERM or Ctrl-C.
@@ -76,10 +74,9 @@ def worker(
         "provides": words(capabilities),
         "results": _results(results, server.settings),
     }
-    port = metrics_port + (number or 0) if metrics_port else metrics_port
-    place = None if port is None else (metrics_host, port)
+    place = supervisor.metrics_place(metrics_host, metrics_port)
     report = asyncio.run(_work(table, loaded, place, options, is_supervised=number is not None))
-    print_status(_told(report))
+    say(_told(report))
     if report.reason == "uptime" and number is not None:
         raise typer.Exit(supervisor.ENOUGH)
 
@@ -102,8 +99,8 @@ async def _work(
             from penstock.cli.worker_metrics import WorkerCollector, serve
 
             server, _ = serve(*metrics, WorkerCollector(made.tally))
-            print_status(f"metrics on port {server.server_port}")
-        print_status(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}")
+            say(f"metrics on port {server.server_port}")
+        say(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}")
         return await made.run()
 
 

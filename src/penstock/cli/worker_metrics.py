@@ -1,13 +1,14 @@
-"""Prometheus metrics of a worker process, and the server that shows metrics."""
+"""Prometheus metrics of a worker or consumer process, and the server that shows metrics."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.counters import BUCKETS_S, WorkerTally
 from penstock.errors import ConfigurationError
+from penstock.model import ConsumerMetrics
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -39,6 +40,24 @@ class WorkerCollector(Collector):
         running = GaugeMetricFamily("worker_running_tasks", "Handlers that run now.", value=tally.running)
         uptime = GaugeMetricFamily("worker_runtime_seconds", "Age of the worker.", value=time.time() - tally.started_s)
         return [tasks, failed, took, unsaved, running, uptime]
+
+
+class ConsumerCollector(Collector):
+    """The counts of a consumer of a stream in this process."""
+
+    def __init__(self, stream: str, group: str, read: Callable[[], ConsumerMetrics]) -> None:
+        self._labels, self._read = [stream, group], read
+
+    def collect(self) -> Iterable[Any]:
+        """Yield the metrics."""
+        found = self._read()
+        messages = CounterMetricFamily(
+            "penstock_consumer_messages", "Messages by what became of them.", labels=["stream", "group", "event"]
+        )
+        for event in ("read", "acked", "errors", "retried", "reclaimed", "handed_back", "lease_lost", "missing"):
+            messages.add_metric([*self._labels, event], getattr(found, f"total_{event}"))
+        messages.add_metric([*self._labels, "dead"], found.total_dlq)
+        return [messages]
 
 
 def _histogram(buckets: list[int], total_s: float) -> tuple[list[tuple[str, float]], float]:

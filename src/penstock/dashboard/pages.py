@@ -16,6 +16,7 @@ from penstock.queue.model import GROUP
 Values = dict[str, Any]
 _ROWS = 50
 _OVERVIEW_ROWS = 100
+_LETTERS_BY_CAUSE = 5_000  # that are read for one page: more would keep the server busy for too long
 _WORK = {StreamKind.STREAM, StreamKind.QUEUE, StreamKind.TASKS, StreamKind.SERVICE}
 _STATES = (TaskState.QUEUED, TaskState.RUNNING, TaskState.WAITING, TaskState.SCHEDULED, TaskState.DONE)
 _MAPPED = 500  # data streams of one service that the map of its owners shows
@@ -180,7 +181,7 @@ async def dead_letters(view: View) -> Values:
         **values,
         "title": f"Dead letters of {chosen}",
         "stream": chosen,
-        "failures": await view.inspector.dead_letters.failures(chosen, matching),
+        "failures": await view.inspector.dead_letters.failures(chosen, matching, most=_LETTERS_BY_CAUSE),
         "page": await view.inspector.dead_letters.page(chosen, matching, limit=_ROWS, cursor=view.id_cursor()),
     }
 

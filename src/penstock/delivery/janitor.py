@@ -84,6 +84,7 @@ class Counted:
     length: int  # of the whole stream
     now_ms: int
     is_all: bool  # the range has ended; else there are more
+    most: int  # entries that the range has, or more where not all were counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ async def count_range(
         step = await _count_step(client, stream, start, end, _STEP if most is None else min(_STEP, most - total))
         total, first = total + step.count, first or step.first
         if not step.further or total == most or taken == steps:
-            return Counted(total, first, step.length, step.now_ms, not step.further)
+            most = total if not step.further else step.length
+            return Counted(total, first, step.length, step.now_ms, not step.further, most)
         start = step.further
 
 
@@ -132,11 +134,13 @@ async def count_after(client: StreamClient, stream: str, last_delivered: str, mo
         total, first, start = total + behind.count, first or behind.first, behind.further
         steps += 2
         if not start or steps > _MOST_STEPS:
-            return Counted(total, first, behind.length, behind.now_ms, not start)
+            most = behind.length - counted if start else total
+            return Counted(total, first, behind.length, behind.now_ms, not start, most)
         ahead = await _count_step(client, stream, before, last_delivered)
         counted, before = counted + ahead.count, ahead.further
         if not before:
-            return Counted(ahead.length - counted, first, ahead.length, ahead.now_ms, True)
+            unread = ahead.length - counted
+            return Counted(unread, first, ahead.length, ahead.now_ms, True, unread)
 
 
 async def trim_finished(client: StreamClient, stream: str, keep: int) -> int:

@@ -19,6 +19,7 @@ from penstock.queue.model import GROUP as QUEUE_GROUP
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import stream_keys
+from penstock.shown import command_line
 
 MOST_GROUPS = 64  # of one stream that are looked at
 
@@ -69,7 +70,7 @@ def group_must_exist(stream: str, group: str) -> Iterator[None]:
         if isinstance(error, ServerError) and "no such key" not in str(error):
             raise
         raise NotFound(
-            f"stream {stream!r} has no group {group!r}; `penstock group ls {stream}` shows its groups"
+            f"stream {stream!r} has no group {group!r}; {command_line('group ls', stream)} shows its groups"
         ) from None
 
 

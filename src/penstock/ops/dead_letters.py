@@ -38,7 +38,7 @@ from penstock.tasks.dead_tasks import DeadTasks
 from penstock.tasks.entries import TaskEntries
 
 EVERYTHING = DeadLetterFilter()
-_PAGE = 200
+_PAGE = 100  # records with tracebacks that one script reads
 _SHORT = 512  # bytes of a payload that is not shown
 _TOGETHER = 100  # ids that one command deletes
 

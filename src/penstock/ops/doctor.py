@@ -13,6 +13,7 @@ from penstock.ops.findings import (
     keyspace_events,
     known_holes,
     lacking,
+    many_groups,
     open_server,
     pinned,
     roles_in_use,
@@ -42,7 +43,7 @@ class Doctor:
         inspector = self._inspector
         found: list[Finding] = []
         servers, services = await inspector.servers.all(), await inspector.services.all()
-        streams, _, _ = await inspector.streams.overview()
+        streams, _, _ = await inspector.streams.overview(count_lags=True)
         consumers = await inspector.workers.consumers()
         for server in servers:
             found += [*server_findings(server), *known_holes(server)]
@@ -57,6 +58,7 @@ class Doctor:
             found += [finding for info in page.items for finding in pinned(info)]
             cursor, is_more = page.cursor, bool(page.cursor)
         found += consumer_findings(streams, consumers)
+        found += many_groups(streams)
         found += unread_by_anybody(streams, consumers)
         found += unbounded_dead_letters(await inspector.dead_letters.streams(), time.time_ns() // 1_000_000)
         return sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where))

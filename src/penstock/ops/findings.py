@@ -25,6 +25,7 @@ from penstock.ops.model import (
     StreamKind,
 )
 from penstock.ops.rights import RoleName
+from penstock.shown import command_line
 from penstock.tasks.lanes import Lane
 
 _SKEW_S, _GREAT_SKEW_S = 1.0, 30.0
@@ -34,6 +35,7 @@ _DEAD_CONSUMERS = 100  # of one group: names of pods that are gone
 _MANY_DEAD_LETTERS, _OLD_DEAD_LETTERS_S = 100_000, 30 * 86_400.0  # the usual limits
 _GUARANTEES = "explanation/delivery-guarantees.md"
 _CLUSTER = "how-to/cluster-sentinel-tls.md"
+_RETENTION = "how-to/retention-and-full-streams.md"
 _FULL = 0.9  # of the memory limit
 # The first release of each series without CVE-2025-49844: a script can leave its sandbox.
 _SCRIPTS_ARE_SAFE = {
@@ -67,7 +69,7 @@ def _memory(server: ServerInfo) -> list[Finding]:
         found.append(
             Finding(
                 "memory", Severity.ERROR, server.address, f"{used} % of maxmemory are used: soon nothing can be added",
-                "penstock retention shows what could go", "how-to/retention-and-full-streams.md",
+                "`penstock retention` shows what could go", _RETENTION,
             )
         )  # fmt: skip
     return found
@@ -157,7 +159,7 @@ def open_server(user: str, flags: Iterable[bytes]) -> list[Finding]:
     return [
         Finding(
             "rights", Severity.WARNING, "user default", "has no password: whoever reaches the server may do anything",
-            "make a user for each role with penstock acl, then ACL SETUSER default off", "how-to/rights.md",
+            "make users with `penstock acl --role worker` and so on, then ACL SETUSER default off", "how-to/rights.md",
         )
     ]  # fmt: skip
 
@@ -167,7 +169,7 @@ def lacking(user: str, role: RoleName, commands: Sequence[str]) -> list[Finding]
     if not commands:
         return []
     what = f"lacks commands that a {role} needs: {', '.join(commands[:8])}"
-    fix = f"penstock acl --role {role} prints the rights"
+    fix = f"`penstock acl --role {role}` prints the rights"
     return [Finding("rights", Severity.WARNING, f"user {user}", what, fix, "how-to/rights.md")]
 
 
@@ -195,7 +197,7 @@ def hash_tags(streams: Sequence[StreamInfo]) -> list[Finding]:
                         "hash-tags", Severity.WARNING, f"stream {stream.name}",
                         "has no hash tag: its dead letters are in another slot, and nothing can be dead-lettered",
                         f"name it '{{{stream.name}}}', or its dead letters with the same hash tag",
-                        "how-to/cluster-sentinel-tls.md",
+                        _CLUSTER,
                     )
                 )  # fmt: skip
     return found
@@ -226,8 +228,8 @@ def pinned(info: RetentionInfo) -> list[Finding]:
                 Finding(
                     "pinned", Severity.WARNING, f"stream {info.stream}, group {pin.group}",
                     f"pins {info.length - info.finished} entries: {why}",
-                    f"start its consumers, or penstock group delete {info.stream} {pin.group}",
-                    "how-to/retention-and-full-streams.md",
+                    f"start its consumers, or {command_line('group delete', info.stream, pin.group)}",
+                    _RETENTION,
                 )
             )  # fmt: skip
     return found
@@ -269,6 +271,19 @@ def _many_consumers(where: str, count: int, what: str) -> Finding:
     )  # fmt: skip
 
 
+def many_groups(streams: Sequence[StreamInfo]) -> list[Finding]:
+    """Return streams with more groups than are looked at: nothing is known about the others."""
+    return [
+        Finding(
+            "many-groups", Severity.WARNING, f"stream {each.name}",
+            f"{len(each.groups)} of {each.groups_count} groups were examined",
+            "list them with XINFO GROUPS, and delete those that nobody reads through", _RETENTION,
+        )
+        for each in streams
+        if each.groups_count > len(each.groups)
+    ]  # fmt: skip
+
+
 def unread_by_anybody(streams: Sequence[StreamInfo], consumers: Sequence[Consumer]) -> list[Finding]:
     """Return groups whose messages wait while no consumer is alive; of tasks, kinds that no worker knows."""
     alive = {(each.stream, each.group) for each in consumers if each.state is not ConsumerState.DEAD}
@@ -302,12 +317,13 @@ def unbounded_dead_letters(found: Sequence[DeadLetterStreamInfo], now_ms: int) -
     findings = []
     for each in found:
         age_s = (now_ms - ids.parse(each.first_id)[0]) / 1000 if each.first_id else 0.0
+        ls = command_line("dlq ls --queue", each.stream)
         if each.count > _MANY_DEAD_LETTERS or age_s > _OLD_DEAD_LETTERS_S:
             findings.append(
                 Finding(
                     "dead-letters", Severity.WARNING, f"stream {each.stream}",
                     f"{each.count} dead letters, the oldest {age_s / 86_400:.0f} days old: nothing limits them",
-                    f"penstock dlq ls {each.stream}; then redrive or purge them, and set dead_letter_limits",
+                    f"look at them with {ls}, redrive or purge them, and set dead_letter_limits",
                     "how-to/dead-letters.md",
                 )
             )  # fmt: skip

@@ -28,6 +28,7 @@ from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import pause
+from penstock.shown import command_line
 
 DEAD_AFTER_MS = 60_000
 
@@ -52,7 +53,7 @@ class Groups:
         for found in await self.of(stream):
             if found.name == group:
                 return found
-        raise NotFound(f"stream {stream!r} has no group {group!r}; `penstock group ls {stream}` shows its groups")
+        raise NotFound(f"stream {stream!r} has no group {group!r}; {command_line('group ls', stream)} shows its groups")
 
     def _group(self, stream: str, group: str) -> ConsumerGroup:
         return ConsumerGroup(self._client, stream, group)
@@ -82,7 +83,7 @@ class Groups:
 
     async def lags(self, match: str = "*") -> list[GroupLag]:
         """Return the lags of all groups of the streams that a pattern matches; see Sampler for their rates."""
-        streams, _, _ = await self._streams.overview(match)
+        streams, _, _ = await self._streams.overview(match, count_lags=True)
         return [group_lag(group) for stream in streams for group in stream.groups]
 
     async def positions(self, match: str = "*") -> list[ReaderPosition]:

@@ -68,9 +68,12 @@ class Inspector:
         if self._owns_client:
             await self.client.close()
 
-    async def overview(self, match: str = "*", *, limit: int = 2_000) -> Overview:
-        """Return the streams with their groups and the sums over them, task queues, balanced services, and servers."""
-        streams, totals, names = await self.streams.overview(match, limit=limit)
+    async def overview(self, match: str = "*", *, limit: int | None = None, count_lags: bool = False) -> Overview:
+        """Return the streams with their groups and the sums over them, task queues, balanced services, and servers.
+
+        With `count_lags` lags are counted for about a second, for a verdict; else those that take long are bounds.
+        """
+        streams, totals, names = await self.streams.overview(match, limit=limit, count_lags=count_lags)
         servers = await self.servers.all()
         at_ms = round((time.time() + (servers[0].clock_skew_s if servers else 0.0)) * 1000)
         queues = sorted({stream.owner for stream in streams if stream.kind is StreamKind.TASKS})

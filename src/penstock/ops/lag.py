@@ -1,7 +1,7 @@
 """True lag: how many entries a group has not been handed, how old they are, and when it will have caught up.
 
 The server's own number is wrong after trimming and missing after deleting. It is taken where it is certain; else the
-entries are counted, from the end of the stream that is nearer.
+entries are counted from both ends of the stream, in steps. A lag that is not counted to an end is an upper bound.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from penstock.ops.batches import run_many
 from penstock.ops.catalogue import GroupLook, Look
 from penstock.redis.client import StreamClient
 
-_FEW = 200  # entries that are counted from each end where many groups are looked at
+_FEW = 200  # entries that are counted from each end first: enough for most groups
 _MANY = 2_000  # that one script counts
+_TOGETHER = 4  # scripts that count many, in one write: nobody else is served in between
+LIST_STEPS = 20  # scripts beyond the first ones that a list of lags takes: some tens of milliseconds
+VERDICT_STEPS = 500  # that a verdict takes, for which a bound is not enough: about a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +72,45 @@ def certain(look: Look, group: GroupLook) -> int | None:
     return None
 
 
-async def measure(client: StreamClient, groups: Sequence[tuple[str, Look, GroupLook]]) -> list[Lag]:
+async def measure(
+    client: StreamClient, groups: Sequence[tuple[str, Look, GroupLook]], steps: int = LIST_STEPS
+) -> list[Lag]:
     """Return the lags of many groups, each with the key of its stream, in few round trips.
 
-    Where neither the counters are certain nor an end of the stream is near, the lag is a bound.
+    Where neither the counters are certain nor so many steps reach an end of the stream, the lag is an upper bound.
     """
     known = [certain(look, group) for _, look, group in groups]
-    unknown = [
-        place
-        for place, (_, look, group) in enumerate(groups)
+    counts = {
+        place: _Count(key, group.last_delivered_id)
+        for place, (key, look, group) in enumerate(groups)
         if not look.has_huge_entries and (known[place] is None or group.first_unread_id == "?")
-    ]
-    behind = await _count(client, [(groups[at][0], _after(groups[at][2]), "+") for at in unknown])
-    left = [at for at, counted in zip(unknown, behind, strict=True) if not counted.is_all]
-    ahead = await _count(client, [(groups[at][0], "-", groups[at][2].last_delivered_id) for at in left])
-    counted_behind, counted_ahead = dict(zip(unknown, behind, strict=True)), dict(zip(left, ahead, strict=True))
-    found: list[Lag] = []
-    for place, (_, look, group) in enumerate(groups):
-        if look.has_huge_entries:
-            found.append(_unlooked(look, group, known[place]))
-            continue
-        count, after = known[place], counted_behind.get(place)
-        first = group.first_unread_id if after is None else after.first
-        age_s = max(0, look.now_ms - ids.parse(first)[0]) / 1000 if first else 0.0
-        if after is None:
-            found.append(Lag(count or 0, age_s))
-        elif after.is_all:
-            found.append(Lag(after.count, age_s))
-        elif counted_ahead[place].is_all:
-            found.append(Lag(counted_ahead[place].length - counted_ahead[place].count, age_s))
-        else:
-            most = after.length - counted_ahead[place].count
-            found.append(Lag(max(after.count, min(most, group.lag or most)), age_s, is_exact=False))
-    return found
+    }
+    await _advance(client, list(counts.values()), _FEW)
+    left = [count for place, count in counts.items() if known[place] is None and not count.is_exact]
+    while left and steps >= 2:
+        left.sort(key=lambda count: count.length)  # of short streams more are counted to the end
+        left = left[: steps // 2]
+        steps -= 2 * len(left)
+        for start in range(0, len(left), _TOGETHER):
+            await _advance(client, left[start : start + _TOGETHER], _MANY)
+        left = [count for count in left if not count.is_exact]
+    return [_lag(look, group, known[place], counts.get(place)) for place, (_, look, group) in enumerate(groups)]
+
+
+def _lag(look: Look, group: GroupLook, known: int | None, counted: _Count | None) -> Lag:
+    if look.has_huge_entries:
+        return _unlooked(look, group, known)
+    first = group.first_unread_id if counted is None else counted.first
+    age_s = max(0, look.now_ms - ids.parse(first)[0]) / 1000 if first else 0.0
+    if counted is None:
+        return Lag(known or 0, age_s)
+    if counted.is_exact:
+        return Lag(counted.most, age_s)
+    if known is not None:
+        return Lag(known, age_s)
+    # The server counts what was removed unread as well, so that its number is a bound, too.
+    most = counted.most if group.lag is None else min(counted.most, group.lag)
+    return Lag(max(counted.behind, most), age_s, is_exact=False)
 
 
 def _unlooked(look: Look, group: GroupLook, known: int | None) -> Lag:
@@ -112,24 +121,50 @@ def _unlooked(look: Look, group: GroupLook, known: int | None) -> Lag:
     return Lag(count, age_s, is_exact=known is not None)
 
 
+class _Count:
+    """The entries behind a position and those up to it, counted a step at a time until one of both has ended."""
+
+    def __init__(self, key: str, position: str) -> None:
+        self.key, self.position = key, position
+        self.after, self.before = ids.after(position), "-"  # where to go on; '' = the end is reached
+        self.behind = self.ahead = self.length = 0
+        self.first = ""  # unread entry
+
+    @property
+    def is_exact(self) -> bool:
+        return not (self.after and self.before)
+
+    @property
+    def most(self) -> int:
+        """The unread entries, or more as long as not all were counted."""
+        return self.length - self.ahead if self.after else self.behind
+
+
+async def _advance(client: StreamClient, counts: Sequence[_Count], most: int) -> None:
+    steps = await _count(client, [(each.key, each.after, "+") for each in counts], most)
+    for each, step in zip(counts, steps, strict=True):
+        each.behind, each.after, each.length = each.behind + step.count, step.further, step.length
+        each.first = each.first or step.first
+    left = [each for each in counts if each.after]
+    steps = await _count(client, [(each.key, each.before, each.position) for each in left], most)
+    for each, step in zip(left, steps, strict=True):
+        each.ahead, each.before, each.length = each.ahead + step.count, step.further, step.length
+
+
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class _Step:
     count: int
     first: str
+    further: str  # where to go on; '' = the range has ended
     length: int
-    is_all: bool
 
 
-def _after(group: GroupLook) -> str:
-    return ids.after(group.last_delivered_id)
-
-
-async def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]], most: int = _FEW) -> list[_Counted]:
+async def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]], most: int) -> list[_Step]:
     replies = await run_many(client, "streams/count_range", [([key], [start, end, most]) for key, start, end in ranges])
     return [
-        _Counted(0, "", 0, is_all=True)
+        _Step(0, "", "", 0)
         if isinstance(reply, PenstockError)
-        else _Counted(int(reply[0]), reply[1].decode(), int(reply[3]), not reply[2])
+        else _Step(int(reply[0]), reply[1].decode(), reply[2].decode(), int(reply[3]))
         for reply in replies
     ]
 

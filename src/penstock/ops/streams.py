@@ -14,7 +14,7 @@ from penstock.number_checks import check_number
 from penstock.ops.batches import ask, number_or
 from penstock.ops.catalogue import Catalogue, GroupLook, Look, checked_id, checked_text, kind_of
 from penstock.ops.entries import EntryRange, read_entries, read_entry
-from penstock.ops.lag import measure
+from penstock.ops.lag import LIST_STEPS, VERDICT_STEPS, measure
 from penstock.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
 from penstock.ops.payloads import Row, fields_of, shown
 from penstock.redis.client import StreamClient
@@ -73,11 +73,13 @@ class Streams:
         [reply] = await ask(self._client, [(key, ("MEMORY", "USAGE", key, "SAMPLES", _SAMPLES))])
         return None if reply is None or isinstance(reply, PenstockError) else int(reply)
 
-    async def look(self, names: Sequence[str], task_queues: Collection[str]) -> list[StreamInfo]:
-        """Return the streams of these names that there are, in a fixed number of round trips."""
+    async def look(
+        self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS
+    ) -> list[StreamInfo]:
+        """Return the streams of these names that there are; each hundred takes a few round trips."""
         looks = list((await self._catalogue.look(names)).values())
         groups = [(self._catalogue.keys(look.name).stream, look, group) for look in looks for group in look.groups]
-        lags = await measure(self._client, groups)
+        lags = await measure(self._client, groups, lag_steps)
         waiting = [(key, ("ZCARD", self._catalogue.keys(look.name).retries(group.name))) for key, look, group in groups]
         retries = await ask(self._client, waiting)
         infos = iter(zip(lags, retries, strict=True))
@@ -109,10 +111,16 @@ class Streams:
             return BalancerKeys(owner).dead_letters
         return ""
 
-    async def overview(self, match: str = "*", *, limit: int = 2_000) -> tuple[list[StreamInfo], Totals, int]:
-        """Return the streams, their sums, and how many streams there are."""
+    async def overview(
+        self, match: str = "*", *, limit: int | None = None, count_lags: bool = False
+    ) -> tuple[list[StreamInfo], Totals, int]:
+        """Return the streams, up to `limit` of them, their sums, and how many streams there are.
+
+        With `count_lags` lags are counted for about a second, for a verdict; else those that take long are bounds.
+        """
         names = await self._catalogue.names(match)
-        found = await self.look(names[:limit], await self._catalogue.task_queues(names))
+        task_queues = await self._catalogue.task_queues(names)
+        found = await self.look(names[:limit], task_queues, VERDICT_STEPS if count_lags else LIST_STEPS)
         return found, totals(found), len(names)
 
     # --- entries ------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Administration:
             "queue/stats", keys, [GROUP], Repeat.READ
         )
         if unread < 0:
-            unread = (await count_after(self._client, stream, last.decode())).count
+            unread = (await count_after(self._client, stream, last.decode())).most
         return QueueStats(unread, taken - waiting, waiting, completed, failed, dead)
 
     async def peek(self, count: int, source: str) -> list[MessageData]:

@@ -66,6 +66,8 @@ def test_a_pipeline_is_validated_run_and_looked_at(
 ) -> None:
     add_orders(stream_redis, 20)
     assert penstock("validate", file).stdout == f"{file}: pipeline 'orders' can run\n"
+    valid = {"file": str(file), "pipeline": "orders", "valid": True, "problems": []}
+    assert json.loads(penstock("validate", file, "--json").stdout) == valid
     assert "committed nothing yet, lag 20\n  driver: never started" in penstock("status", file).stdout
     result = penstock("run", file)
     assert result.exit_code == 0
@@ -123,7 +125,8 @@ def test_a_preview_and_a_reset_say_what_they_do(
         {"sink": "parquet", "row": {"n": n}} for n in range(3)
     ]
     penstock("run", file)
-    assert penstock("reset", file, "--from", "earliest", "--dry-run").exit_code == 0
+    dry = penstock("reset", file, "--from", "earliest", "--dry-run", "--json")
+    assert json.loads(dry.stdout)["starting"] == {"startingOffsets": "earliest"}
     assert json.loads(penstock("status", file, "--json").stdout)["committed_batch"] == 0
     result = penstock("reset", file, "--from", "earliest", "--yes")
     assert result.stderr == (

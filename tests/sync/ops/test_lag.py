@@ -9,10 +9,13 @@ import time
 import pytest
 import redis
 
+import penstock.sync.ops.lag as lag_module
+import penstock.sync.ops.streams as streams_module
 from penstock.errors import NotFound
 from penstock.sync import Lag, StreamClient
 from penstock.sync.ops import Inspector
-from penstock.sync.ops.lag import GroupPosition, Rates, drain_s, rates
+from penstock.sync.ops.lag import LIST_STEPS, GroupPosition, Rates, drain_s, rates
+from tests.helpers.commandstats import calls
 from tests.helpers.round_trips import count_round_trips
 from tests.sync.ops.stage import GROUP, STREAM, add, read_as
 
@@ -68,15 +71,77 @@ def test_a_long_backlog_is_counted_from_the_end_that_is_near(inspector: Inspecto
     assert (group.lag.count, group.lag.is_exact) == (2_950, True)
 
 
-def test_in_a_list_a_lag_that_takes_long_to_count_is_a_bound(inspector: Inspector, raw: redis.Redis) -> None:
-    add(raw, 2_000)
-    read_as(raw, "someone", 1_000)
-    raw.xtrim(STREAM, maxlen=1_990, approximate=False)
-    [group] = inspector.groups.of(STREAM)
-    assert not group.lag.is_exact
-    assert group.lag.count >= 1_000
-    exact = inspector.groups.lag(STREAM, GROUP)
-    assert (exact.count, exact.is_exact) == (1_000, True)
+def change_much(raw: redis.Redis, chance: random.Random) -> None:
+    """Changes a stream that is longer than one script counts: some steps at once, each of hundreds of entries."""
+    what, present = chance.choice(OPERATIONS), [row[0] for row in raw.xrange(STREAM)]
+    if what == "add" or not present:
+        add(raw, chance.randrange(1, 2_000))
+    elif what == "read":
+        read_as(raw, "someone", chance.randrange(1, 3_000))
+    elif what == "delete":
+        raw.xdel(STREAM, *chance.sample(present, min(len(present), chance.randrange(1, 300))))
+    elif what == "trim":
+        raw.xtrim(STREAM, maxlen=chance.randrange(len(present) // 2, len(present) + 1), approximate=False)
+    elif what == "seek":
+        raw.xgroup_setid(STREAM, GROUP, chance.choice([*present, "0", "$"]))
+
+
+def server_ms(raw: redis.Redis) -> float:
+    seconds, microseconds = raw.time()
+    return seconds * 1000 + microseconds / 1000
+
+
+@pytest.mark.parametrize("steps", [0, LIST_STEPS])
+def test_the_lag_of_a_long_stream_is_true_or_an_upper_bound(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setattr(streams_module, "LIST_STEPS", steps)
+    chance = random.Random(steps)
+    add(raw, 6_000)
+    read_as(raw, "someone", 2_500)
+    for _ in range(25):
+        change_much(raw, chance)
+        count, first = brute_force(raw)
+        began_ms = server_ms(raw)
+        found, _, _ = inspector.streams.overview()
+        ended_ms = server_ms(raw)
+        [group] = found[0].groups
+        assert group.lag.is_exact or (steps == 0 and group.lag.count >= count)
+        assert group.lag.count == count or not group.lag.is_exact
+        first_ms = int(first.partition("-")[0]) if first else 0
+        if first:  # the age is that of the oldest unread entry, at some moment of the call
+            assert int(began_ms) - first_ms <= round(group.lag.age_s * 1000) <= ended_ms - first_ms
+        else:
+            assert group.lag == Lag(0, 0.0)
+
+
+def test_every_number_of_a_lag_agrees_after_a_trim(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 20_000)
+    read_as(raw, "someone", 19_700)
+    raw.xtrim(STREAM, maxlen=19_000, approximate=False)
+    [listed] = inspector.groups.lags()
+    [sampled] = (inspector.overview()).streams[0].groups
+    counted = inspector.groups.lag(STREAM, GROUP)
+    assert (listed.count, listed.is_exact) == (counted.count, counted.is_exact) == (300, True)
+    assert sampled.lag == Lag(300, sampled.lag.age_s)
+
+
+@pytest.mark.usefixtures("default_server")
+def test_what_is_counted_in_a_list_is_bounded(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lag_module, "_MANY", 300)
+    for name in ("a", "b", "c"):
+        add(raw, 5_000, name)
+        read_as(raw, "someone", 2_500, name)
+        raw.xdel(name, raw.xrange(name, count=1)[0][0])
+    inspector.streams.overview()  # loads the scripts
+    before = calls(raw, "evalsha")
+    found, _, _ = inspector.streams.overview()
+    assert calls(raw, "evalsha") - before <= LIST_STEPS + 3 * 3  # a look and the first counts of each stream
+    assert [stream.groups[0].lag.is_exact for stream in found] == [False] * 3
+    assert all(stream.groups[0].lag.count >= 2_500 for stream in found)
+    assert [lag.count for lag in inspector.groups.lags()] == [2_500] * 3
 
 
 def test_the_age_is_that_of_the_oldest_unread_entry(inspector: Inspector, raw: redis.Redis) -> None:

@@ -88,6 +88,20 @@ def test_what_is_too_old_goes(inspector: Inspector, raw: redis.Redis) -> None:
     assert (report.entries, raw.xlen(STREAM)) == (3, 2)
 
 
+def test_what_is_young_stays_in_a_stream_that_is_too_long_to_be_counted(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sync.delivery.janitor._STEP", 10)
+    monkeypatch.setattr("penstock.sync.delivery.janitor._MOST_STEPS", 3)
+    now_ms = int(time.time() * 1000)
+    for n in range(100):
+        raw.xadd(STREAM, {"data": "x"}, id=f"{now_ms - 3_600_000 if n < 50 else now_ms}-{n + 1}")
+    settle(raw, 100)
+    report = inspector.retention.trim(STREAM, RetentionPolicy(max_age_s=60))
+    assert 0 < report.entries <= 50
+    assert raw.xlen(STREAM) == 100 - report.entries
+
+
 def test_only_what_is_archived_goes(inspector: Inspector, raw: redis.Redis) -> None:
     ids = add(raw, 10)
     settle(raw, 8)

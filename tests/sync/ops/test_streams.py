@@ -276,3 +276,15 @@ def test_dead_letters_counted_here_are_those_of_the_stream(client: StreamClient,
     give_up(client, [1, 2, 3])
     assert (inspector.streams.info(STREAM)).dead_letters == DeadLetters(client, STREAM).count() == 3
     assert (inspector.groups.info(STREAM, GROUP)).pending == 0
+
+
+def test_no_stream_is_left_out_however_many_there_are(inspector: Inspector, raw: redis.Redis) -> None:
+    pipeline = raw.pipeline(transaction=False)
+    for n in range(2_005):
+        pipeline.xadd(f"stream-{n:04}", {"data": "{}"})
+    pipeline.xgroup_create("stream-2004", GROUP, "0")
+    pipeline.execute()
+    overview = inspector.overview()
+    assert (overview.totals.streams, overview.totals.lag, overview.names) == (2_005, 1, 2_005)
+    assert [(lag.stream, lag.count) for lag in inspector.groups.lags()] == [("stream-2004", 1)]
+    assert [each.stream for each in inspector.queues.all()] == []

@@ -15,8 +15,8 @@ MOST_CONSUMERS = 2_000  # of one group: to list more takes the server longer tha
 class GroupLag:
     """How far a group is behind, and when it will have caught up.
 
-    `is_exact` is false where `count` is a bound: counting to the end would keep the server busy. The rates are None
-    until two samples were taken.
+    `is_exact` is false where `count` is an upper bound: counting to the end would keep the server busy. The rates are
+    None until two samples were taken.
     """
 
     stream: str

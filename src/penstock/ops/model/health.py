@@ -49,6 +49,21 @@ class Severity(StrEnum):
     ERROR = "error"
 
 
+# The pages that findings refer to, with their titles: who has no copy of the documentation searches for these.
+PAGES = {
+    "explanation/delivery-guarantees.md": "Delivery guarantees",
+    "explanation/leases-and-fencing.md": "Leases and fencing",
+    "how-to/balancer.md": "Share whole streams out over consumers",
+    "how-to/cluster-sentinel-tls.md": "Connect to a cluster, to Sentinel, with TLS",
+    "how-to/dead-letters.md": "Work with dead letters",
+    "how-to/deploy-many-workers.md": "Deploy many workers",
+    "how-to/retention-and-full-streams.md": "Retention and full streams",
+    "how-to/rights.md": "Give each program only the rights it needs",
+    "how-to/worker.md": "Run task workers",
+    "reference/consumer-config.md": "ConsumerConfig",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What the doctor has found."""
@@ -59,6 +74,11 @@ class Finding:
     what: str
     fix: str = ""
     link: str = ""  # a page of the documentation
+
+    @property
+    def page(self) -> str:
+        """The page about it, by its title and its place."""
+        return f"{PAGES[self.link]}, docs/{self.link}" if self.link else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +107,7 @@ class Overview:
     servers: tuple[ServerInfo, ...] = ()
     task_queues: tuple[TaskQueueInfo, ...] = ()
     services: tuple[ServiceInfo, ...] = ()
-    names: int = 0  # streams that there are; more than len(streams) if there were too many to look at
+    names: int = 0  # streams that there are; more than len(streams) if a limit was given
 
 
 @dataclass(frozen=True, slots=True)

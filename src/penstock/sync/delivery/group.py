@@ -68,7 +68,7 @@ class ConsumerGroup:
         """Return how many entries the group has not been handed yet, and the age of the oldest.
 
         Counted, since the server's own number is wrong or missing after trimming and deleting. Of a backlog that is too
-        large to be counted, some hundreds of megabytes, that number is returned all the same, as one that is not exact.
+        large to be counted, some hundreds of megabytes, an upper bound is returned, as one that is not exact.
         """
         return self._lag(self._info())
 
@@ -80,7 +80,8 @@ class ConsumerGroup:
             return Lag(known if counted.first else 0, age_s)
         if counted.is_all:
             return Lag(counted.count, age_s)
-        return Lag(max(counted.count, min(info.get("lag") or 0, counted.length)), age_s, is_exact=False)
+        most, told = counted.most, info.get("lag")  # the server counts what was removed unread as well
+        return Lag(max(counted.count, most if told is None else min(told, most)), age_s, is_exact=False)
 
     def _unread(self, info: dict[str, Any]) -> int | None:
         # How many entries are unread, where that is certain without counting them.

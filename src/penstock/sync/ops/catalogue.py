@@ -16,6 +16,7 @@ from penstock.keys import StreamKeys, TaskKeys, check_name, is_utf8
 from penstock.keys.stream_names import queue_log, service_of, source_of_dead_letters, task_stream
 from penstock.queue.model import GROUP as QUEUE_GROUP
 from penstock.redis.blocking import Reply
+from penstock.shown import command_line
 from penstock.sync.ops.batches import ask, run_many
 from penstock.sync.ops.model import StreamKind
 from penstock.sync.redis.client import StreamClient
@@ -70,7 +71,7 @@ def group_must_exist(stream: str, group: str) -> Iterator[None]:
         if isinstance(error, ServerError) and "no such key" not in str(error):
             raise
         raise NotFound(
-            f"stream {stream!r} has no group {group!r}; `penstock group ls {stream}` shows its groups"
+            f"stream {stream!r} has no group {group!r}; {command_line('group ls', stream)} shows its groups"
         ) from None
 
 

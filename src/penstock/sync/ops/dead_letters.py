@@ -39,7 +39,7 @@ from penstock.sync.tasks.entries import TaskEntries
 from penstock.task import LIMITS
 
 EVERYTHING = DeadLetterFilter()
-_PAGE = 200
+_PAGE = 100  # records with tracebacks that one script reads
 _SHORT = 512  # bytes of a payload that is not shown
 _TOGETHER = 100  # ids that one command deletes
 

@@ -14,6 +14,7 @@ from penstock.ops.findings import (
     keyspace_events,
     known_holes,
     lacking,
+    many_groups,
     open_server,
     pinned,
     roles_in_use,
@@ -43,7 +44,7 @@ class Doctor:
         inspector = self._inspector
         found: list[Finding] = []
         servers, services = inspector.servers.all(), inspector.services.all()
-        streams, _, _ = inspector.streams.overview()
+        streams, _, _ = inspector.streams.overview(count_lags=True)
         consumers = inspector.workers.consumers()
         for server in servers:
             found += [*server_findings(server), *known_holes(server)]
@@ -58,6 +59,7 @@ class Doctor:
             found += [finding for info in page.items for finding in pinned(info)]
             cursor, is_more = page.cursor, bool(page.cursor)
         found += consumer_findings(streams, consumers)
+        found += many_groups(streams)
         found += unread_by_anybody(streams, consumers)
         found += unbounded_dead_letters(inspector.dead_letters.streams(), time.time_ns() // 1_000_000)
         return sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where))

@@ -14,6 +14,7 @@ from penstock.number_checks import check_number
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
+from penstock.shown import command_line
 from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.ops.catalogue import Catalogue, group_must_exist
 from penstock.sync.ops.lag import GroupPosition, added_since, rates
@@ -53,7 +54,7 @@ class Groups:
         for found in self.of(stream):
             if found.name == group:
                 return found
-        raise NotFound(f"stream {stream!r} has no group {group!r}; `penstock group ls {stream}` shows its groups")
+        raise NotFound(f"stream {stream!r} has no group {group!r}; {command_line('group ls', stream)} shows its groups")
 
     def _group(self, stream: str, group: str) -> ConsumerGroup:
         return ConsumerGroup(self._client, stream, group)
@@ -83,7 +84,7 @@ class Groups:
 
     def lags(self, match: str = "*") -> list[GroupLag]:
         """Return the lags of all groups of the streams that a pattern matches; see Sampler for their rates."""
-        streams, _, _ = self._streams.overview(match)
+        streams, _, _ = self._streams.overview(match, count_lags=True)
         return [group_lag(group) for stream in streams for group in stream.groups]
 
     def positions(self, match: str = "*") -> list[ReaderPosition]:

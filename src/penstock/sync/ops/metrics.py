@@ -106,7 +106,7 @@ def _group_metrics(streams: Sequence[StreamInfo], lags: Sequence[GroupLag]) -> I
         return _gauges(name, text, _GROUP, rows, combine=combine)
 
     yield of_lags("penstock_group_lag", "Entries that the group has not been handed.", lambda each: each.count)
-    yield of_lags("penstock_group_lag_is_exact", "0 = the lag is a bound.", lambda each: float(each.is_exact), min)
+    yield of_lags("penstock_group_lag_is_exact", "0 = it is an upper bound.", lambda each: float(each.is_exact), min)
     yield of_lags(
         "penstock_group_oldest_unread_seconds", "Age of the oldest unread entry.", lambda each: each.age_s, max
     )

@@ -132,7 +132,7 @@ class Retention:
         if found.is_exact:
             return found.finished, True
         needed = count_after(self._client, self._catalogue.keys(found.stream).stream, ids.before(found.floor_id))
-        return max(0, needed.length - needed.count), needed.is_all
+        return max(0, needed.length - needed.most), needed.is_all
 
     def _excess(self, found: RetentionInfo, policy: RetentionPolicy, finished: int) -> int:
         beyond = []
@@ -146,7 +146,7 @@ class Retention:
             [seconds, _] = self._client.call(key, "TIME")
             cutoff = max(0, int(seconds) * 1000 - round(policy.max_age_s * 1000))
             younger = count_after(self._client, key, ids.before(f"{cutoff}-0"))
-            beyond.append(younger.length - younger.count)
+            beyond.append(younger.length - younger.most)
         return max(0, *beyond) if beyond else finished
 
 

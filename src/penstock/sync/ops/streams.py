@@ -16,7 +16,7 @@ from penstock.ops.payloads import Row, fields_of, shown
 from penstock.sync.ops.batches import ask, number_or
 from penstock.sync.ops.catalogue import Catalogue, GroupLook, Look, checked_id, checked_text, kind_of
 from penstock.sync.ops.entries import EntryRange, read_entries, read_entry
-from penstock.sync.ops.lag import measure
+from penstock.sync.ops.lag import LIST_STEPS, VERDICT_STEPS, measure
 from penstock.sync.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
 from penstock.sync.redis.client import StreamClient
 
@@ -74,11 +74,11 @@ class Streams:
         [reply] = ask(self._client, [(key, ("MEMORY", "USAGE", key, "SAMPLES", _SAMPLES))])
         return None if reply is None or isinstance(reply, PenstockError) else int(reply)
 
-    def look(self, names: Sequence[str], task_queues: Collection[str]) -> list[StreamInfo]:
-        """Return the streams of these names that there are, in a fixed number of round trips."""
+    def look(self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS) -> list[StreamInfo]:
+        """Return the streams of these names that there are; each hundred takes a few round trips."""
         looks = list((self._catalogue.look(names)).values())
         groups = [(self._catalogue.keys(look.name).stream, look, group) for look in looks for group in look.groups]
-        lags = measure(self._client, groups)
+        lags = measure(self._client, groups, lag_steps)
         waiting = [(key, ("ZCARD", self._catalogue.keys(look.name).retries(group.name))) for key, look, group in groups]
         retries = ask(self._client, waiting)
         infos = iter(zip(lags, retries, strict=True))
@@ -110,10 +110,16 @@ class Streams:
             return BalancerKeys(owner).dead_letters
         return ""
 
-    def overview(self, match: str = "*", *, limit: int = 2_000) -> tuple[list[StreamInfo], Totals, int]:
-        """Return the streams, their sums, and how many streams there are."""
+    def overview(
+        self, match: str = "*", *, limit: int | None = None, count_lags: bool = False
+    ) -> tuple[list[StreamInfo], Totals, int]:
+        """Return the streams, up to `limit` of them, their sums, and how many streams there are.
+
+        With `count_lags` lags are counted for about a second, for a verdict; else those that take long are bounds.
+        """
         names = self._catalogue.names(match)
-        found = self.look(names[:limit], self._catalogue.task_queues(names))
+        task_queues = self._catalogue.task_queues(names)
+        found = self.look(names[:limit], task_queues, VERDICT_STEPS if count_lags else LIST_STEPS)
         return found, totals(found), len(names)
 
     # --- entries ------------------------------------------------------------------------------------

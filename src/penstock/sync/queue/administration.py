@@ -39,7 +39,7 @@ class Administration:
             "queue/stats", keys, [GROUP], Repeat.READ
         )
         if unread < 0:
-            unread = (count_after(self._client, stream, last.decode())).count
+            unread = (count_after(self._client, stream, last.decode())).most
         return QueueStats(unread, taken - waiting, waiting, completed, failed, dead)
 
     def peek(self, count: int, source: str) -> list[MessageData]:
