@@ -10,6 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
+_NOT_RUN = re.compile(r"<!-- not run: (?P<why>[^>]+) -->\s*\Z")
+_FILE = re.compile(r"# (?P<name>[\w./-]+\.(?:toml|py|yml))\n")
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 _LINK_OR_CODE = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)|`[^`\n]*`")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -17,11 +19,21 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, and the line of the page on which its first line stands."""
+    """A fenced block, and the line of the page on which its first line stands.
+
+    `not_run` is the reason in a comment just before it, `<!-- not run: needs a cluster -->`, which readers do not see.
+    """
 
     language: str
     text: str
     line: int
+    not_run: str | None = None
+
+    @property
+    def file(self) -> str | None:
+        """The file that the block shows: the first line names it in a comment."""
+        found = _FILE.match(self.text)
+        return found and found["name"]
 
 
 @dataclass(frozen=True)
@@ -46,9 +58,16 @@ def blocks(page: Path) -> list[Block]:
     """Returns the fenced blocks of a page in their order."""
     text = page.read_text()
     return [
-        Block(found["language"], found["body"], text.count("\n", 0, found.start("body")) + 1)
+        Block(
+            found["language"], found["body"], text.count("\n", 0, found.start("body")) + 1, _why(text[: found.start()])
+        )
         for found in _FENCE.finditer(text)
     ]
+
+
+def _why(before: str) -> str | None:
+    found = _NOT_RUN.search(before[-300:])
+    return found and found["why"]
 
 
 def links(page: Path) -> Iterator[Link]:

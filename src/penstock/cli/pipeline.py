@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -82,7 +83,7 @@ def run(
     pipelines = _read_all(files, profile)
     with stopping(_named(pipelines)) as stop, ExitStack() as stack:
         on_event = None if metrics_port is None else stack.enter_context(_metrics(metrics_host, metrics_port))
-        spark = stack.enter_context(_session(pipelines, master, stop))
+        spark = stack.enter_context(_session(pipelines, files, master, stop))
         if len(pipelines) == 1:
             _run_one(pipelines[0], spark, on_event, once=once, as_json=as_json, prefix="")
             return
@@ -152,7 +153,7 @@ def validate(files: Files, profile: Profile = None, master: Master = None, as_js
 
     pipelines = _read_all(files, profile)
     problems: list[str] = []
-    with stopping(_named(pipelines)) as stop, _session(pipelines, master, stop) as spark, stop.at_once():
+    with stopping(_named(pipelines)) as stop, _session(pipelines, files, master, stop) as spark, stop.at_once():
         for file, pipeline in zip(files, pipelines, strict=True):
             found: Sequence[str] = ()
             try:
@@ -197,7 +198,7 @@ def preview(
     (pipeline,) = _read_all([file], profile)
     from penstock.spark.pipeline.preview import preview as preview_of
 
-    with stopping(pipeline.name) as stop, _session([pipeline], master, stop) as spark, stop.at_once():
+    with stopping(pipeline.name) as stop, _session([pipeline], [file], master, stop) as spark, stop.at_once():
         found = preview_of(pipeline, spark, limit)
         _print_preview(pipeline.name, found, as_json=as_json)
 
@@ -279,6 +280,17 @@ def _read_all(files: Sequence[Path], profile: str | None) -> list[Pipeline]:
     return pipelines
 
 
+def _make_importable(folders: Iterable[Path]) -> None:
+    """Let Python import the functions that a file names from these folders.
+
+    The workers of a local Spark take PYTHONPATH from us; executors of a cluster get the modules with the job.
+    """
+    wanted = list(dict.fromkeys(map(str, folders)))
+    sys.path[:0] = [folder for folder in wanted if folder not in sys.path]
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*wanted, *filter(None, inherited)]))
+
+
 def _require_spark() -> None:
     try:
         importlib.import_module("penstock.spark.pipeline")
@@ -301,7 +313,9 @@ def _settings_of(pipelines: Sequence[Pipeline]) -> dict[str, str]:
 
 
 @contextmanager
-def _session(pipelines: Sequence[Pipeline], master: str | None, stop: Stopping) -> Iterator[SparkSession]:
+def _session(
+    pipelines: Sequence[Pipeline], files: Sequence[Path], master: str | None, stop: Stopping
+) -> Iterator[SparkSession]:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -315,8 +329,7 @@ def _session(pipelines: Sequence[Pipeline], master: str | None, stop: Stopping) 
     check_master(master or settings.get("spark.master"), needs_classic=len(pipelines) > 1)
     ours = {} if is_remote(master) else {_LEVEL: "ERROR", "spark.ui.showConsoleProgress": "false"}
     conf = {**ours, **settings}
-    # Functions that the file names may be where the command is run, as with `python -m`.
-    sys.path.insert(0, str(Path.cwd()))
+    _make_importable([Path.cwd(), *(file.absolute().parent for file in files)])
     try:
         with stop.at_once(), started(master or settings.get("spark.master"), is_heard=_LEVEL in settings):
             spark = session(_named(pipelines), master, conf=conf)

@@ -188,6 +188,24 @@ def test_a_profile_is_chosen_on_the_command_line(
 
 
 @pytest.mark.slow
+def test_functions_are_found_beside_the_file_and_where_the_command_is_run(
+    java: Path, file: Path, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    add_orders(stream_redis, 3)
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    for module, folder in (("beside", tmp_path), ("here", place)):
+        text = f"def {module}(messages):\n    return {{m.id: {{{module!r}: 1.0}} for m in messages}}\n"
+        (folder / f"{module}.py").write_text(text)
+    steps = [f'[[step]]\nhandler = "{name}:{name}"\noutput = "{name} double"\n' for name in ("beside", "here")]
+    file.write_text(file.read_text().replace("[[sink]]", f"{''.join(steps)}[[sink]]").replace("SELECT n ", "SELECT * "))
+    command = [sys.executable, "-m", "penstock", "pipeline", "run", str(file), "--master", "local[1]"]
+    with Process(command, place, fast_start()) as process:
+        assert "orders: done after 1 batches, 3 rows" in process.end()
+    assert stream_redis.exists("orders_dlq") == 0
+
+
+@pytest.mark.slow
 def test_sigterm_ends_a_continuous_run_after_its_batch(
     java: Path, file: Path, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
