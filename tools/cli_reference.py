@@ -21,8 +21,9 @@ them, then run `make reference`.
 
 * **Where.** `--url`, else the variable `PENSTOCK_URL`, else `task_queue.url` of the [settings](configuration.md), of
   which `--config` names the file. Every command that speaks to a server takes these two.
-* **Output.** Results go to standard output, messages to standard error. `--json` prints one object a line, with names
-  that stay. Tables are for people; in a pipe no column is cut.
+* **Output.** Results go to standard output, messages to standard error. Commands that run until they are stopped
+  (`worker`, `consume`, `exporter`) print what they do to standard output, and nothing but complaints to standard
+  error. `--json` prints one object a line, with names that stay. Tables are for people; in a pipe no column is cut.
 * **Durations** are `500ms`, `30s`, `1h30m` or `'10 minutes'`. **Times** are `2026-11-15T12:00Z`, in UTC unless they
   name a zone, milliseconds since 1970, or how long ago: `2h`.
 * **Ids** may be cut short, as long as one thing alone begins so.

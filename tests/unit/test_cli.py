@@ -45,6 +45,7 @@ def test_everything_that_serves_is_for_this_machine_alone_unless_it_is_told_othe
         commands += [(f"{name} {word}", child) for word, child in getattr(each, "commands", {}).items()]
         served |= {(name, option.name): option.default for option in each.params}
     assert {place: default for place, default in served.items() if place[1] in {"host", "metrics_host"}} == {
+        ("penstock consume", "metrics_host"): "127.0.0.1",
         ("penstock dashboard", "host"): "127.0.0.1",
         ("penstock exporter", "host"): "127.0.0.1",
         ("penstock pipeline run", "metrics_host"): "127.0.0.1",

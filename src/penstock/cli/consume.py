@@ -21,7 +21,7 @@ from penstock.cli.options import (
     Watch,
     duration,
 )
-from penstock.cli.shown import say
+from penstock.cli.shown import print_status
 from penstock.delivery.group import ConsumerGroup
 from penstock.errors import ConfigurationError
 
@@ -93,15 +93,15 @@ async def _consume(
             from penstock.cli.worker_metrics import ConsumerCollector, serve
 
             served, _ = serve(*metrics, ConsumerCollector(stream, config.group, consumer.metrics))
-            say(f"metrics on port {served.server_port}")
-        say(f"consumer {consumer.worker_name} of {stream}/{config.group}")
+            print_status(f"metrics on port {served.server_port}")
+        print_status(f"consumer {consumer.worker_name} of {stream}/{config.group}")
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(_stop_when_idle(consumer, group)) if burst else None
             await consumer.run()
             if watching is not None:
                 watching.cancel()
         done = consumer.metrics()
-        say(f"ended: {done.total_acked} done, {done.total_errors} failed, {done.total_dlq} dead")
+        print_status(f"ended: {done.total_acked} done, {done.total_errors} failed, {done.total_dlq} dead")
 
 
 async def _stop_when_idle(consumer: StreamConsumer, group: ConsumerGroup) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.command import Server
 from penstock.cli.options import LOOPBACK, Every, Host, Pattern
-from penstock.cli.shown import say
+from penstock.cli.shown import print_status
 from penstock.shutdown import SignalWatch
 from penstock.sync.ops import Sampler
 
@@ -33,7 +33,7 @@ def exporter(
         sampler = stack.enter_context(Sampler(inspector, every_s=every, match=stream))
         metrics, thread = serve(host, port, InspectorCollector(sampler))
         stack.callback(SignalWatch.subscribe(stop.set))
-        say(f"metrics of {inspector.client.settings.where} on port {metrics.server_port}")
+        print_status(f"metrics of {inspector.client.settings.where} on port {metrics.server_port}")
         while not stop.wait(1.0):
             pass
         metrics.shutdown()

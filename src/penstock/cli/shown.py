@@ -39,6 +39,13 @@ def say(text: object) -> None:
         _write_line(shown_lines(text))
 
 
+def print_status(text: object) -> None:
+    """Print what a command that runs until it is stopped does in the ordinary course of things: it has nothing else."""
+    if not _is_quiet:
+        sys.stdout.write(f"{shown_lines(text)}\n")
+        sys.stdout.flush()
+
+
 def print_error(error: object) -> None:
     """Print what ends a command."""
     _write_line(f"penstock: {shown_lines(error)}")

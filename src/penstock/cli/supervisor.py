@@ -14,7 +14,7 @@ from pathlib import Path
 
 import typer
 
-from penstock.cli.shown import say
+from penstock.cli.shown import print_status, say
 from penstock.policy import doubling
 from penstock.shutdown import SignalWatch
 
@@ -45,7 +45,7 @@ class Child:
         self.process = subprocess.Popen(self._command, env=environment, stdin=subprocess.PIPE, process_group=0)
         self._started_s = time.monotonic()
 
-    def look(self, tell: Callable[[str], None]) -> None:
+    def look(self, warn: Callable[[str], None]) -> None:
         """Take note of its end, and start the next one when it is time."""
         now = time.monotonic()
         if self.is_done:
@@ -68,7 +68,7 @@ class Child:
             self._failures = 1 if now - self._started_s > _STEADY_S else self._failures + 1
             pause_s = doubling(_FIRST_PAUSE_S, self._failures, _LONGEST_PAUSE_S)
             self.start_at_s = now + pause_s
-            tell(f"worker {self._number} ended with {describe(code)}; the next one starts in {pause_s:g} s")
+            warn(f"worker {self._number} ended with {describe(code)}; the next one starts in {pause_s:g} s")
 
     def _close(self) -> None:
         self.ask_to_end()
@@ -95,20 +95,24 @@ class Child:
 
 
 class Supervisor:
-    """Runs so many worker processes until it is told to end, or all of them have nothing left to do."""
+    """Runs so many worker processes until it is told to end, or all of them have nothing left to do.
+
+    `tell` gets what happens in the ordinary course of things, `warn` what should not happen.
+    """
 
     def __init__(
         self,
         count: int,
         command: list[str],
         tell: Callable[[str], None],
+        warn: Callable[[str], None],
         *,
         grace_s: float,
         is_burst: bool = False,
         watched: Path | None = None,
     ) -> None:
         self._children = [Child(number, command, is_burst=is_burst) for number in range(count)]
-        self._tell, self._patience_s = tell, grace_s + _PATIENCE_S
+        self._tell, self._warn, self._patience_s = tell, warn, grace_s + _PATIENCE_S
         self._watched = Watched(watched) if watched is not None else None
         self._stop = threading.Event()
 
@@ -123,7 +127,7 @@ class Supervisor:
                     for child in self._children:
                         child.start_at_s, child.is_done, child.has_failed = 0.0, False, False
                 for child in self._children:
-                    child.look(self._tell)
+                    child.look(self._warn)
                 if self._watched is None and all(child.is_done for child in self._children):
                     break
         finally:
@@ -181,7 +185,7 @@ def supervise(processes: int, *, watch: bool, is_burst: bool, grace_s: float) ->
     # The same words, so that no option can be forgotten here; a process that is supervised starts no others.
     command = [sys.executable, "-m", "penstock", *sys.argv[1:]]
     watched = Path.cwd() if watch else None
-    made = Supervisor(processes, command, say, grace_s=grace_s, is_burst=is_burst, watched=watched)
+    made = Supervisor(processes, command, print_status, say, grace_s=grace_s, is_burst=is_burst, watched=watched)
     if not made.run():
         raise typer.Exit(1)
 

@@ -26,7 +26,7 @@ from penstock.cli.options import (
     words,
 )  # fmt: skip
 from penstock.cli.results_place import result_settings
-from penstock.cli.shown import say
+from penstock.cli.shown import print_status
 from penstock.providers import make_result_backend, make_task_queue
 from penstock.results.backend import ResultBackend
 from penstock.settings import Settings, TaskQueueSettings
@@ -76,7 +76,7 @@ def worker(
     }
     place = supervisor.metrics_place(metrics_host, metrics_port)
     report = asyncio.run(_work(table, loaded, place, options, is_supervised=number is not None))
-    say(_told(report))
+    print_status(_told(report))
     if report.reason == "uptime" and number is not None:
         raise typer.Exit(supervisor.ENOUGH)
 
@@ -99,8 +99,8 @@ async def _work(
             from penstock.cli.worker_metrics import WorkerCollector, serve
 
             server, _ = serve(*metrics, WorkerCollector(made.tally))
-            say(f"metrics on port {server.server_port}")
-        say(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}")
+            print_status(f"metrics on port {server.server_port}")
+        print_status(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}")
         return await made.run()
 
 
