@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import grimp
 import pytest
 
 from penstock import ConsumerConfig, StreamClient, StreamConsumer, StreamMessage, StreamProducer
@@ -30,6 +31,25 @@ def test_the_map_names_what_exists() -> None:
 def test_the_map_has_every_folder() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {name for name in folders if f"`{name}/`" not in PAGE} == set()
+
+
+def test_the_diagram_draws_the_imports_that_there_are() -> None:
+    arrows = set(re.findall(r"^    (\w+) --> (\w+)", PAGE.partition("```mermaid")[2].partition("```")[0], re.MULTILINE))
+    drawn = {name for arrow in arrows for name in arrow}
+    code, imports = grimp.build_graph("penstock", exclude_type_checking_imports=True, cache_dir=None), set()
+    for module in code.modules - {"penstock.__main__"}:
+        for imported in code.find_modules_directly_imported_by(module):
+            ends = [name.split(".")[1] for name in (module, imported) if "." in name]
+            imports.add(tuple(name if name in drawn else "pure" for name in ends))
+    imports = {arrow for arrow in imports if len(arrow) == 2 and len(set(arrow)) == 2}
+    ways = {name: _reached(name, arrows) for name in drawn}
+    assert {(one, other) for one, other in imports if other not in ways[one]} == set(), "not drawn"
+    assert arrows - imports == set(), "drawn, and not in the code"
+
+
+def _reached(name: str, arrows: set[tuple[str, str]]) -> set[str]:
+    steps = {other for one, other in arrows if one == name}
+    return steps.union(*(_reached(step, arrows) for step in steps))
 
 
 # --- the hops of one message --------------------------------------------------------------------------

@@ -32,7 +32,7 @@ CONFIG = {
     "batch_size": 20,
     "retry_initial_delay_ms": 50,
 }
-CREWS = {
+WORKERS = {
     "message": [{"half": "async"}, {"half": "sync"}, {"half": "async", "is_plain": True}],
     # A fatal error of a batch handler is one for the whole batch: here no message has one.
     "batch": [{"half": "async"}, {"half": "sync"}, {"half": "async", "config": {**CONFIG, "concurrency": 3}}],
@@ -106,7 +106,7 @@ class Nemesis:
         self._scene, self._proxy, self._style = scene, proxy, style
         self._chance = random.Random(seed + 2)
         self._frozen: list[tuple[float, WorkerProcess]] = []
-        self.activities = [self._start(job) for job in CREWS[style]]
+        self.workers = [self._start(job) for job in WORKERS[style]]
         self.deeds: list[str] = []
 
     def _start(self, job: dict[str, object]) -> WorkerProcess:
@@ -132,14 +132,14 @@ class Nemesis:
         self._frozen = [(until, worker) for until, worker in self._frozen if until > now]
 
     def _kill(self) -> None:
-        place = self._chance.randrange(len(self.activities))
-        victim = self.activities[place]
+        place = self._chance.randrange(len(self.workers))
+        victim = self.workers[place]
         self._frozen = [(until, worker) for until, worker in self._frozen if worker is not victim]
         victim.kill()
-        self.activities[place] = self._start(CREWS[self._style][place])
+        self.workers[place] = self._start(WORKERS[self._style][place])
 
     def _freeze(self) -> None:
-        victim = self._chance.choice(self.activities)
+        victim = self._chance.choice(self.workers)
         if all(worker is not victim for _, worker in self._frozen):
             victim.freeze()
             self._frozen.append((time.monotonic() + self._chance.uniform(0.2, 2.5 * LEASE_S), victim))
@@ -160,7 +160,7 @@ class Nemesis:
         self._proxy.drop_reply(command, self._chance.randrange(1, 20), ending=ending)
 
 
-@pytest.mark.parametrize("style", CREWS)
+@pytest.mark.parametrize("style", WORKERS)
 def test_nothing_is_lost_and_nothing_is_unexplained_whatever_breaks(
     style: str, scene: Scene, fault_proxy: FaultProxy, measured: Callable[[str, object], None]
 ) -> None:
@@ -177,7 +177,7 @@ def test_nothing_is_lost_and_nothing_is_unexplained_whatever_breaks(
     repeated = scene.checker.check_starts(scene.workers, killed=nemesis.deeds.count("kill"))
     assert dead <= producers.fatal, "dead without a reason"
     assert producers.fatal & set(found.entries.values()) <= dead, "a fatal message was acknowledged"
-    for worker in nemesis.activities:
+    for worker in nemesis.workers:
         # One that was started at the very end may be asked to end before it listens for that.
         assert worker.stop() == 0 or not worker.said("began"), worker.story()
     scene.checker.check_quiet()

@@ -26,7 +26,7 @@ QUEUE, COMPLETED, DEAD = "orders", "orders::completed", "orders::dlq"
 LEASE_S = 2.0
 
 
-class TaskGroup:
+class QueueWorkers:
     """The processes of one test, and the queue that they serve."""
 
     def __init__(self, url: str, raw: redis.Redis, folder: Path, half: str) -> None:
@@ -62,50 +62,52 @@ class TaskGroup:
 
 
 @pytest.fixture
-def crew_on(tmp_path: Path, half: str) -> Iterator[Callable[[EmbeddedServer], TaskGroup]]:
-    made: list[TaskGroup] = []
+def workers_on(tmp_path: Path, half: str) -> Iterator[Callable[[EmbeddedServer], QueueWorkers]]:
+    made: list[QueueWorkers] = []
 
-    def make(server: EmbeddedServer) -> TaskGroup:
-        made.append(TaskGroup(server.url, redis.Redis(unix_socket_path=server.unix_socket, protocol=2), tmp_path, half))
+    def make(server: EmbeddedServer) -> QueueWorkers:
+        made.append(
+            QueueWorkers(server.url, redis.Redis(unix_socket_path=server.unix_socket, protocol=2), tmp_path, half)
+        )
         return made[-1]
 
     yield make
-    for activities in made:
-        activities.close()
-        activities.raw.close()
+    for group in made:
+        group.close()
+        group.raw.close()
 
 
 @pytest.fixture
-def activities(crew_on: Callable[[EmbeddedServer], TaskGroup], server: EmbeddedServer) -> TaskGroup:
-    return crew_on(server)
+def group(workers_on: Callable[[EmbeddedServer], QueueWorkers], server: EmbeddedServer) -> QueueWorkers:
+    return workers_on(server)
 
 
 # --- processes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("beat_s", [None, 0.2])
-def test_what_a_killed_process_held_is_done_by_another(activities: TaskGroup, beat_s: float | None) -> None:
-    activities.queue.publish("hold")
-    activities.worker(beat_s=beat_s).wait_for("began")
-    activities.queue.publish("other")
-    activities.workers[0].kill()
-    activities.gate.touch()
-    heir = activities.worker(beat_s=beat_s)
+def test_what_a_killed_process_held_is_done_by_another(group: QueueWorkers, beat_s: float | None) -> None:
+    group.queue.publish("hold")
+    group.worker(beat_s=beat_s).wait_for("began")
+    group.queue.publish("other")
+    group.workers[0].kill()
+    group.gate.touch()
+    heir = group.worker(beat_s=beat_s)
     assert heir.wait_for("began", message="hold")["number"] == 2
-    activities.wait_until_done(["hold", "other"])
+    group.wait_until_done(["hold", "other"])
 
 
 @pytest.mark.usefixtures("default_server")
-def test_a_message_that_kills_its_process_ends_in_the_dead_letters(activities: TaskGroup) -> None:
-    activities.queue.publish("hold")
+def test_a_message_that_kills_its_process_ends_in_the_dead_letters(group: QueueWorkers) -> None:
+    group.queue.publish("hold")
     for number in (1, 2):
-        worker = activities.worker(most=2)
+        worker = group.worker(most=2)
         assert worker.wait_for("began")["number"] == number
         worker.kill()
-    activities.worker(most=2)
-    eventually(lambda: activities.raw.xlen(DEAD), "it is dead")
-    assert activities.queue.stats().processing == 0
-    assert activities.queue.publish("hold")  # the producer's retry is welcome
+    group.worker(most=2)
+    eventually(lambda: group.raw.xlen(DEAD), "it is dead")
+    assert group.queue.stats().processing == 0
+    assert group.queue.publish("hold")  # the producer's retry is welcome
 
 
 @pytest.mark.usefixtures("default_server")
@@ -113,49 +115,49 @@ def test_a_message_that_kills_its_process_ends_in_the_dead_letters(activities: T
     ("message", "code", "error"), [("exit", CODE, "WorkerDied"), ("leave", CODE, "SystemExit"), ("burst", 1, "Burst")]
 )
 def test_a_handler_that_ends_its_process_is_given_up_with_its_reason(
-    activities: TaskGroup, message: str, code: int, error: str
+    group: QueueWorkers, message: str, code: int, error: str
 ) -> None:
-    activities.queue.publish(message)
+    group.queue.publish(message)
     for number in (1, 2):
-        worker = activities.worker(most=2)
+        worker = group.worker(most=2)
         assert worker.wait_for("began", message=message)["number"] == number
         assert worker.wait() == code
-    activities.queue.publish("other")
-    activities.worker(most=2)
-    eventually(lambda: activities.completed() == ["other"], "its neighbour is done")
-    eventually(lambda: activities.raw.xlen(DEAD), "it is dead")
-    [(_, record)] = activities.raw.xrange(DEAD)
+    group.queue.publish("other")
+    group.worker(most=2)
+    eventually(lambda: group.completed() == ["other"], "its neighbour is done")
+    eventually(lambda: group.raw.xlen(DEAD), "it is dead")
+    [(_, record)] = group.raw.xrange(DEAD)
     told = [record[name].decode() for name in (b"data", b"dlq_reason", b"dlq_error", b"dlq_attempts")]
     assert told == [message, "max_deliveries", error, "2"]
-    assert not activities.workers[-1].said("began", message=message)
+    assert not group.workers[-1].said("began", message=message)
 
 
-def test_a_frozen_process_can_settle_nothing_when_it_wakes_up(activities: TaskGroup) -> None:
-    activities.queue.publish("hold")
-    frozen = activities.worker(beat_s=0.2)
+def test_a_frozen_process_can_settle_nothing_when_it_wakes_up(group: QueueWorkers) -> None:
+    group.queue.publish("hold")
+    frozen = group.worker(beat_s=0.2)
     frozen.wait_for("began")
     frozen.freeze()
-    heir = activities.worker(beat_s=0.2)
+    heir = group.worker(beat_s=0.2)
     assert heir.wait_for("began")["number"] == 2
-    activities.gate.touch()
+    group.gate.touch()
     assert not heir.wait_for("ended")["lease_lost"]
     frozen.thaw()
     assert frozen.wait_for("ended")["lease_lost"]
-    activities.wait_until_done(["hold"])
+    group.wait_until_done(["hold"])
 
 
-def test_a_living_process_keeps_its_message_whoever_else_is_there(activities: TaskGroup) -> None:
-    activities.queue.publish("hold")
-    holder = activities.worker(beat_s=0.1, lease_s=LEASE_MS / 1000)
+def test_a_living_process_keeps_its_message_whoever_else_is_there(group: QueueWorkers) -> None:
+    group.queue.publish("hold")
+    holder = group.worker(beat_s=0.1, lease_s=LEASE_MS / 1000)
     holder.wait_for("began")
-    rival = activities.worker(beat_s=0.1, lease_s=LEASE_MS / 1000)
-    leases = Ageing(activities.raw, QUEUE, "queue")
+    rival = group.worker(beat_s=0.1, lease_s=LEASE_MS / 1000)
+    leases = Ageing(group.raw, QUEUE, "queue")
     for _ in range(3):
         leases.age()
         eventually(leases.is_renewed, "the lease is renewed", story=holder.story)
     assert rival.said("began") == []
-    activities.gate.touch()
-    activities.wait_until_done(["hold"])
+    group.gate.touch()
+    group.wait_until_done(["hold"])
 
 
 @pytest.mark.usefixtures("default_server")
@@ -218,43 +220,43 @@ def test_a_forked_process_that_closes_the_queue_leaves_the_messages_of_its_paren
 
 
 def test_a_server_that_is_killed_and_comes_back_has_lost_nothing(
-    crew_on: Callable[[EmbeddedServer], TaskGroup], start_server: Callable[..., EmbeddedServer], tmp_path: Path
+    workers_on: Callable[[EmbeddedServer], QueueWorkers], start_server: Callable[..., EmbeddedServer], tmp_path: Path
 ) -> None:
     server = start_server(directory=tmp_path / "data", port=0, options={"appendfsync": "always"})
-    activities = crew_on(server)
-    activities.queue.publish("hold")
-    worker = activities.worker(beat_s=0.2)
+    group = workers_on(server)
+    group.queue.publish("hold")
+    worker = group.worker(beat_s=0.2)
     worker.wait_for("began")
-    activities.queue.publish("other")
+    group.queue.publish("other")
     server.kill()
     server.restart()
-    activities.gate.touch()
+    group.gate.touch()
     for message in ("after", "hold"):
-        eventually(lambda message=message: _published(activities, message), "the server answers")
-    eventually(lambda: activities.completed() == ["after", "hold", "other"], "all is done", story=worker.story)
+        eventually(lambda message=message: _published(group, message), "the server answers")
+    eventually(lambda: group.completed() == ["after", "hold", "other"], "all is done", story=worker.story)
     assert len(worker.said("began")) <= 4
 
 
-def _published(activities: TaskGroup, message: str) -> bool:
+def _published(group: QueueWorkers, message: str) -> bool:
     try:
-        activities.queue.publish(message)
+        group.queue.publish(message)
     except TransientError:
         return False
     return True
 
 
 @pytest.mark.parametrize("how", ["destroyed", "flushed"])
-def test_a_group_that_vanishes_is_made_again(activities: TaskGroup, how: str) -> None:
-    worker = activities.worker()
-    activities.queue.publish("before")
-    activities.wait_until_done(["before"])
+def test_a_group_that_vanishes_is_made_again(group: QueueWorkers, how: str) -> None:
+    worker = group.worker()
+    group.queue.publish("before")
+    group.wait_until_done(["before"])
     if how == "destroyed":
-        activities.raw.xgroup_destroy(QUEUE, "queue")
+        group.raw.xgroup_destroy(QUEUE, "queue")
     else:
-        activities.raw.flushall()
-        activities.raw.script_flush()
-    activities.queue.publish("after")
-    eventually(lambda: "after" in activities.completed(), "it is done", story=worker.story)
+        group.raw.flushall()
+        group.raw.script_flush()
+    group.queue.publish("after")
+    eventually(lambda: "after" in group.completed(), "it is done", story=worker.story)
 
 
 @pytest.mark.usefixtures("default_server")
