@@ -17,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from tests.spark.driver import PATIENCE_S
 from tests.spark.readers import Reader
 
 _ROWS, _COLUMNS = 50, 200
 _TAIL = 4_000
+_PATIENCE_S = 600.0  # a command may start several Javas, on cores that are busy with other tests
 _QUESTION = re.compile(r"\[y/N\]:? *\Z")
 _CTRL_C, _CTRL_D = "\x03", "\x04"
 
@@ -76,7 +76,7 @@ class Terminal:
         """Press Ctrl-C."""
         self._send(_CTRL_C)
 
-    def wait(self, pattern: str, timeout_s: float = PATIENCE_S) -> re.Match[str]:
+    def wait(self, pattern: str, timeout_s: float = _PATIENCE_S) -> re.Match[str]:
         """Wait until the pattern matches; a question on the way is answered with yes."""
         deadline = time.monotonic() + timeout_s
         with self._changed:

@@ -31,7 +31,7 @@ from tests.spark.archive.test_old_format import commit, old_file, old_range
 from tests.spark.readers import Reader, reader
 from tests.spark.terminal import PythonShell, Shell
 
-_TIMEOUT_S = 1_200  # a dozen starts of Spark on a page
+_TIMEOUT_S = 1_800  # a dozen starts of Spark on a page
 _BATCH = r"^(\w+: )?batch \d+: "
 _HEREDOC = re.compile(r"<<'?(?P<end>\w+)'?\n")
 _HANDLER = """
@@ -223,6 +223,7 @@ class Trial:
 
     def run_parts(self, parts: Sequence[Block]) -> set[int]:
         """Run parts of pipeline files in the session of the page's Python; return their lines."""
+        self._shop.redis.flushall()
         self._shop.order()
         for part in parts:
             place = self._shop.mounted / f"part_{part.line}"
