@@ -145,6 +145,7 @@ def test_rules_count_warn_and_give_rows_up(
     told = [(event.name, event.fields.get("rule"), event.fields.get("count")) for event in events]
     assert told == [
         (EventName.BATCH_COMMITTED, None, None),
+        (EventName.RULE_BROKEN, "decode_error", 1),
         (EventName.RULE_BROKEN, "no threes", 4),
         (EventName.RULE_BROKEN, "n < 8", 2),
         (EventName.STOPPED, None, None),

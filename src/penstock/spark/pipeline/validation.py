@@ -99,9 +99,9 @@ class Validation:
             if not is_connect(self._spark):  # there the start of the query says it
                 self._check_streaming(frames[self._pipeline.trunk])
         except (PenstockError, PySparkException) as error:
-            self._problems.append(f"{place}: {one_line(error)}")
+            self._problems.append(f"{place}: {one_line(error, self._pipeline.masked)}")
         except (Exception, SystemExit) as error:  # a function of the user's
-            self._problems.append(f"{place}: {name_of(error)}: {one_line(error)}")
+            self._problems.append(f"{place}: {name_of(error)}: {one_line(error, self._pipeline.masked)}")
         else:
             return frames
         finally:
@@ -159,7 +159,7 @@ class Validation:
             found = rows.where(condition)
             _ = found.schema  # Spark Connect looks at the condition only now
         except PySparkException as error:
-            return one_line(error)
+            return one_line(error, self._pipeline.masked)
         if not is_connect(self._spark) and _analyzed(rows).deterministic() and not _analyzed(found).deterministic():
             return f"{condition!r} takes other rows each time it is asked: leave out rand(), uuid() and such"
         return None
