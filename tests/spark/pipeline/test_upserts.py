@@ -19,6 +19,7 @@ from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.batches import no_mark
 from penstock.spark.pipeline.origin import Origin
 from penstock.spark.pipeline.running import Report
+from penstock.spark.pipeline.sinks.keyed import Upsert
 from penstock.spark.pipeline.sinks.writer import Writer
 from penstock.spark.pipeline.sinks.writers import writer_of
 from tests.spark.driver import Driver
@@ -261,6 +262,30 @@ def test_a_null_in_the_key_is_refused_and_told(
     assert refused.entry.id == "1-0"
     assert writer.write(rows.where("k IS NOT NULL"), BatchKey("q", 0), no_mark)
     assert stores.rows(store, "k", "word") == [("a", "one")]
+
+
+@pytest.mark.parametrize("entry", ["u-17", "17", None, f"{'9' * 21}-0"])
+def test_what_is_not_the_id_of_an_entry_is_no_order(
+    changes: Callable[..., DataFrame], spark: SparkSession, pipeline_of: Declare, stores: Stores, entry: Any
+) -> None:
+    writer = writer_of(stores.sink("postgres"), pipeline_of(), spark)
+    rows = changes(("a", entry, "none"), ("b", "2-0", "one"))
+    with pytest.raises(Exception, match="comes from no entry") as caught:
+        writer.write(rows, BatchKey("q", 0), no_mark)
+    assert writer.is_refusal(caught.value)
+    (refused,) = writer.refusals(rows, Origin("_stream", "_id"))
+    assert (refused.column, refused.entry) == ("_id", None)
+    assert refused.why.startswith("is not the id of an entry, by which rows with a key are ordered")
+
+
+def test_of_rows_that_are_equal_in_order_by_the_later_entry_wins(spark: SparkSession) -> None:
+    values = [("orders", f"{entry}-0", entry % 3, 7, entry) for entry in range(90, 120)]
+    rows = spark.createDataFrame(values, "_stream string, _id string, k bigint, at bigint, n bigint").repartition(4)
+    upsert = Upsert.of(Delta("/t", key="k", order_by="at"), rows.schema)
+    assert upsert is not None
+    found = upsert.newest(rows)
+    assert found.columns == ["k", "at", "n"]
+    assert sorted(map(tuple, found.collect())) == [(0, 7, 117), (1, 7, 118), (2, 7, 119)]
 
 
 def test_rows_without_an_entry_are_replaced_by_those_of_a_later_batch(

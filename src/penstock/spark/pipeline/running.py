@@ -45,7 +45,7 @@ _STATEFUL = re.compile(r"Aggregate|Deduplicate|Distinct|Join|FlatMapGroups|Trans
 _PASSES = re.compile(
     r"\b(ConnectionFailed|ConnectionLost|CommandTimeout|ServerBusy|ReadOnlyServer|NotReplicating|OutOfMemory"
     r"|BackendUnavailable|OperationalError|AdminShutdown|CrashShutdown|CannotConnectNow|DeadlockDetected"
-    r"|SerializationFailure|ExecutorLostFailure|ConnectException|SocketTimeoutException"
+    r"|SerializationFailure|JdbcStageDiffers|ExecutorLostFailure|ConnectException|SocketTimeoutException"
     r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host|Python worker exited unexpectedly)\b"
 )
 _LONGEST_PAUSE_S = 60.0

@@ -59,6 +59,10 @@ class IcebergWriter(FileSink):
             nullable_arrow(wanted), is_keyed=upsert is not None, may_add=self._sink.evolve
         )
 
+    def has(self, key: BatchKey) -> bool:
+        """Return whether the batch is in the table."""
+        return self._table.is_there() and self._table.has(BatchNote(key.query, self._sink.name, key.number))
+
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch, unless the table has it; return whether it was new."""
         upsert, note = Upsert.of(self._sink, rows.schema), BatchNote(key.query, self._sink.name, key.number)
@@ -162,6 +166,11 @@ class IcebergSparkWriter(FileSink):
 
     def _opened(self, spark: SparkSession) -> IcebergJavaTable:
         return IcebergJavaTable(self._sink.table, self._catalogue, self.partitions, spark)
+
+    def has(self, key: BatchKey) -> bool:
+        """Return whether the batch is in the table."""
+        table = self._opened(self._spark)
+        return table.is_there() and table.has(BatchNote(key.query, self._sink.name, key.number))
 
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch, unless the table has it; return whether it was new."""
