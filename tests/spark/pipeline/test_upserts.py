@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,15 @@ class Stores:
 @pytest.fixture
 def stores(spark: SparkSession, postgres: PostgresServer, derby: str, tmp_path: Path) -> Stores:
     return Stores(spark, postgres, derby, tmp_path)
+
+
+def end_derby(spark: SparkSession, url: str) -> None:
+    """Has the Java of the tests let go of a database."""
+    from py4j.protocol import Py4JJavaError
+
+    assert spark._jvm is not None
+    with suppress(Py4JJavaError):  # the answer to this is always an exception
+        spark._jvm.java.sql.DriverManager.getConnection(f"{url};shutdown=true")
 
 
 def add_updates(client: redis.Redis) -> None:
@@ -189,6 +199,56 @@ def test_a_killed_driver_changes_nothing_of_that(
         assert stores.rows(store, "k", "version") == NEWEST, store
     left = postgres.execute("SELECT relname FROM pg_class WHERE relkind = 'r' AND relname LIKE 'penstock%'")
     assert left == [("penstock_batches",)]
+
+
+BEHIND_JDBC = """
+name = "latest"
+checkpoint = "{place}/checkpoint"
+[source]
+url = "{url}"
+streams = "orders"
+schema = "k bigint NOT NULL, version bigint NOT NULL"
+[[step]]
+sql = "SELECT k, version FROM input"
+[[sink]]
+kind = "jdbc"
+url = "{database}"
+table = "latest"
+create = true
+key = "k"
+order_by = "version"
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_the_newest_rows_in_a_database_behind_jdbc(
+    spark: SparkSession,
+    stream_redis: redis.Redis,
+    stream_server: EmbeddedServer,
+    start_driver: Callable[..., Driver],
+    run: RunOnce,
+    tmp_path: Path,
+) -> None:
+    database = f"jdbc:derby:{tmp_path}/database"  # on the disk: the one that is killed has it in its own Java
+    file = tmp_path / "latest.toml"
+    file.write_text(BEHIND_JDBC.format(place=tmp_path, url=stream_server.url, database=f"{database};create=true"))
+    expected: list[tuple[int, int]] = []
+    for round_, moment in enumerate(("jdbc staged", "jdbc moved", "jdbc committed")):
+        for version in range(30 * round_, 30 * round_ + 30):
+            stream_redis.xadd("orders", {"data": json.dumps({"k": version % 3, "version": version})})
+        driver = start_driver(KILLED, str(file), moment, "1")
+        driver.wait_for_line("killed")
+        driver.kill()
+        expected = [(k, 30 * round_ + 27 + k) for k in range(3)]
+    try:
+        run(Pipeline.from_file(file))
+        read = spark.read.format("jdbc").option("url", database)
+        found = read.option("dbtable", "latest").load().select("k", "version").collect()
+        assert sorted(map(tuple, found)) == expected
+        tables = read.option("dbtable", "sys.systables").load().select("tablename").collect()
+        assert [row[0] for row in tables if row[0].startswith("PENSTOCK")] == ["PENSTOCK_JDBC_BATCHES"]
+    finally:
+        end_derby(spark, database)
 
 
 # --- one batch after the other ---

@@ -114,6 +114,7 @@ class DeltaWriter(_DeltaSink):
         """Write a batch, unless the table has it; return whether it was new."""
         upsert, batch = Upsert.of(self._sink, rows.schema), (self._owner(key), key.number)
         log = self._log(rows.schema)
+        mark("delta prepared")
         if log.has(batch):
             return False
         if upsert is None:

@@ -67,6 +67,7 @@ class IcebergWriter(FileSink):
         """Write a batch, unless the table has it; return whether it was new."""
         upsert, note = Upsert.of(self._sink, rows.schema), BatchNote(key.query, self._sink.name, key.number)
         self._table.open(nullable_arrow(table_schema(upsert, rows.schema)), may_add=self._sink.evolve)
+        mark("iceberg prepared")
         if self._table.has(note):
             return False
         if upsert is None:
@@ -180,6 +181,7 @@ class IcebergSparkWriter(FileSink):
         table = self._opened(rows.sparkSession)
         try:
             table.open(table_schema(upsert, rows.schema), may_add=self._sink.evolve)
+            mark("iceberg prepared")
             if table.has(note):
                 return False
             if upsert is None:
