@@ -218,6 +218,7 @@ class Expansion:
                     raise SettingsError(f"{where(key)}: {target} is given as well: give one of them")
                 text = self._secret(value, where(key))
                 made[target] = parse_text(text, str if _takes_text(hints[target]) else plain(hints[target]))
+                self.secrets.add(str(made[target]))  # a message about a wrong value shows it as it was understood
             else:
                 made[key] = self._filled(value, hints.get(key, object), where(key))
         return made
@@ -247,7 +248,9 @@ class Expansion:
             return "${"
         if variable is None:
             raise SettingsError(f"{name}: write ${{NAME}} for an environment variable, and $${{ for a plain ${{")
-        value = self._variables.get(variable, default)
+        value = self._variables.get(variable)
+        if not value and default is not None:  # as in a shell: an empty one counts as not set
+            value = default
         if value is None:
             raise SettingsError(f"{name}: the environment variable {variable} is not set")
         if value and _SECRET_VARIABLE.search(variable):

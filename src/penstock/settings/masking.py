@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 MASK: Final = "***"
+_LEAST_SECRET: Final = 4  # of what is masked wherever it occurs: shorter texts occur in everything
 # `<key>_file` names a file to read the value from; anything else that ends in `_file` is a plain value.
 READABLE_FROM_FILE: Final = frozenset(
     {"url", "dsn", "username", "password", "access_key_id", "secret_access_key", "session_token", "token"}
@@ -51,6 +52,20 @@ def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def masked_text(text: str) -> str:
     """Return a text with the passwords in its URLs and connection strings masked."""
     return _ORACLE.sub(rf"\1{MASK}@", _ASSIGNED.sub(_hide_assigned, _LOGIN.sub(_hide_login, text)))
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return a text with these secrets masked, also where it spells them as Python does."""
+    spelled = {spelling for secret in secrets for spelling in (secret, repr(secret)[1:-1])}
+    for secret in sorted(spelled, key=len, reverse=True):
+        if len(secret) >= _LEAST_SECRET:
+            text = text.replace(secret, MASK)
+    return text
+
+
+def without_login(url: str) -> str:
+    """Return a URL without user and password."""
+    return _LOGIN.sub("", url)
 
 
 def secrets_of(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -117,6 +117,20 @@ def test_one_sink_takes_some_of_the_rows_without_a_stage(
             (Parquet("/tmp/t", from_="a"), Parquet("/tmp/u", name="counts")),
             "step 2 (sql): Aggregate over a stream does not work behind a branch",
         ),
+        *((
+            (Sql("SELECT n, count(*) AS c FROM input GROUP BY n", name="a"), Sql(query)),
+            (Parquet("/tmp/t", from_="a"), Parquet("/tmp/u", name="more")),
+            f"step 2 (sql): {told} over a stream does not work behind a branch",
+        ) for query, told in (
+            ("SELECT c, count(*) AS n FROM input GROUP BY c", "Aggregate"),
+            ("SELECT a.n FROM input a JOIN input b ON a.n = b.c", "Join"),
+            ("SELECT n FROM input EXCEPT SELECT c FROM input", "Except"),
+            ("SELECT n FROM input INTERSECT SELECT c FROM input", "Intersect"),
+        )),
+        *((
+            (), (Parquet("/tmp/t", where=f"timestamp < {clock}"),),
+            f"sink 1 (parquet): where: 'timestamp < {clock}' takes other rows when a batch is repeated later",
+        ) for clock in ("now()", "current_timestamp()", "current_date()", "date_add(current_date(), 1)")),
     ],
 )  # fmt: skip
 def test_what_cannot_work_on_a_branch_is_told(
@@ -126,6 +140,20 @@ def test_what_cannot_work_on_a_branch_is_told(
     with pytest.raises(PipelineInvalid) as caught:
         pipeline_of(*steps, sinks=sinks).validate(spark)
     assert caught.value.problems[0].startswith(told)
+
+
+def test_a_branch_may_join_what_is_no_stream_and_read_the_trunk_twice(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, tmp_path: Path
+) -> None:
+    add_orders(stream_redis, 1)
+    prices = "(SELECT id, count(*) AS c FROM range(5) GROUP BY id)"
+    query = f"SELECT i.n FROM input i JOIN {prices} p ON i.n = p.id UNION ALL SELECT n FROM input WHERE n <> 'now()'"
+    sinks = (
+        Parquet(str(tmp_path / "t"), from_="a", where="string(n) <> 'now()'"),
+        Parquet(str(tmp_path / "u"), name="u"),
+    )
+    counted = Sql("SELECT n, count(*) AS c FROM input GROUP BY n", name="a")
+    pipeline_of(counted, Sql(query), sinks=sinks, output_mode="update").validate(spark)
 
 
 def test_rules_count_warn_and_give_rows_up(
@@ -145,6 +173,7 @@ def test_rules_count_warn_and_give_rows_up(
     told = [(event.name, event.fields.get("rule"), event.fields.get("count")) for event in events]
     assert told == [
         (EventName.BATCH_COMMITTED, None, None),
+        (EventName.RULE_BROKEN, "decode_error", 1),
         (EventName.RULE_BROKEN, "no threes", 4),
         (EventName.RULE_BROKEN, "n < 8", 2),
         (EventName.STOPPED, None, None),

@@ -19,7 +19,10 @@ from typer.testing import CliRunner
 
 from penstock.cli import pipeline as commands
 from penstock.cli.app import app
+from penstock.events import Event, EventName
 from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.pipeline import Pipeline
+from penstock.spark.pipeline.running import PipelineFailed
 from tests.spark.clusters import fast_start
 from tests.spark.driver import ROOT, Process
 from tests.spark.pipeline.conftest import add_orders
@@ -90,6 +93,42 @@ def test_faults_are_a_line_each_and_end_with_two(
     assert result.exit_code == 2
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["penstock", "penstock"]
     assert not (tmp_path / "checkpoint").exists()
+
+
+def test_a_run_that_fails_shows_its_secrets_nowhere(
+    penstock: Callable[..., Any],
+    spark: SparkSession,
+    file: Path,
+    stream_redis: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Neither whole nor in part, where a long message is cut in the midst of one."""
+    add_orders(stream_redis, 3)
+    monkeypatch.setenv("SHOP_TOKEN", "hunter2-" * 4)
+    broken = "CASE WHEN n >= 0 THEN raise_error(concat(repeat('x', 545), '${SHOP_TOKEN}')) ELSE n END AS n"
+    text = file.read_text().replace("SELECT n FROM", f"SELECT {broken} FROM")
+    file.write_text(
+        f"{text}[lineage]\nurl = '{tmp_path}/lineage'\n[[rule]]\ncheck = \"'${{SHOP_TOKEN}}' <> string(n)\"\n"
+    )
+    command = [sys.executable, "-m", "penstock", "pipeline", "run", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **fast_start()})
+    assert ended.returncode == 1
+    events: list[Event] = []
+    with pytest.raises(PipelineFailed) as caught:
+        Pipeline.from_file(file).run(spark, on_event=events.append)
+    status = penstock("status", file).stdout
+    assert "failed at" in status
+    assert [event.name for event in events] == [EventName.FAILED]
+    for shown in (
+        ended.stdout + ended.stderr,
+        str(caught.value),
+        status,
+        repr(events),
+        (tmp_path / "lineage").read_text(),
+    ):
+        assert "xxx***" in shown
+        assert "hunt" not in shown
 
 
 def test_a_wrong_key_ends_with_two_before_spark_starts(file: Path) -> None:

@@ -25,6 +25,7 @@ from penstock.spark.pipeline import (
     Postgres,
     RedisStreams,
     Results,
+    Rule,
     Source,
     Sql,
 )
@@ -139,6 +140,7 @@ def test_no_address_is_shown_since_it_may_hold_a_password() -> None:
         ("max_rows_per_batch = 1000", "dead_letter_limits = 7", "f.toml:12: [source] dead_letter_limits: limits of dead letters must be"),
         ("waitForStreams = true", "waitForStream = true", "unknown option 'waitforstream'"),
         ("waitForStreams = true", "mode = 'FAILFAST'", "options.mode: a pipeline chooses it itself"),
+        ("waitForStreams = true", "columns = 'kafka'", "options.columns: a pipeline chooses it itself"),
         ("waitForStreams = true", "payloadSchema = 'a int'", "options.payloadSchema: write it as schema = ... instead"),
         ('watermark = "10 minutes"', "", "f.toml: dedup needs a watermark"),
         ('watermark = "10 minutes"', 'watermark = "soon"', "watermark='soon' must be a duration"),
@@ -282,6 +284,8 @@ def test_python_may_give_one_text_or_a_list_where_several_can_be() -> None:
         (lambda: made(steps="SELECT 1"), "steps: 'SELECT 1' is none of Sql, Function, Handler"),
         (lambda: made(max_lag=-1), "max_lag=-1 must be 0 or more"),
         (lambda: made(watermark_column="at"), "watermark_column='at' needs a watermark"),
+        (lambda: made(rules=[Rule("n > 0", name="r"), Rule("n < 9", name="r")]), "two rules are called 'r': give each"),
+        (lambda: made(rules=Rule("n > 0", name="decode_error")), "two rules are called 'decode_error'"),
         (lambda: Source(url="redis://h", streams=["a*", "b"]), "streams=['a*', 'b'] must be names, or one glob"),
     ],
 )

@@ -53,6 +53,24 @@ def test_rows_that_a_repeated_task_has_doubled_are_staged_again(
     assert len(rows_of("numbers")) == 3
 
 
+@pytest.mark.parametrize("given", [{}, {"key": ("id",)}], ids=["append", "key"])
+def test_rows_that_a_late_task_adds_before_they_are_moved_are_noticed(
+    spark: SparkSession, derby: str, rows_of: Callable[[str], list[tuple[Any, ...]]], given: dict[str, Any]
+) -> None:
+    sink = Jdbc(derby, "numbers", create=True, **given)
+    writer, key = JdbcWriter(sink, spark), BatchKey("q", 0)
+
+    def late(step: str) -> None:
+        if step == "jdbc staged":
+            JdbcDatabase(sink, spark).save(spark.range(1), writer.new_stage(key), "append")
+
+    with pytest.raises(JdbcStageDiffers, match="holds 4 rows and not the 3 of the batch"):
+        writer.write(spark.range(3), key, late)
+    assert rows_of("numbers") == []
+    assert writer.write(spark.range(3), key, no_mark)
+    assert rows_of("numbers") == [(0,), (1,), (2,)]
+
+
 def test_a_database_without_transactions_is_refused(
     spark: SparkSession, derby: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

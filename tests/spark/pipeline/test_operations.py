@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,12 +17,25 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from penstock.errors import ConfigurationError
 from penstock.events import Event, EventName
-from penstock.spark.pipeline import Handler, Lineage, Parquet, Pipeline, Postgres, RedisStreams, Rule, Source, Sql
+from penstock.spark.pipeline import (
+    Delta,
+    Handler,
+    Iceberg,
+    Jdbc,
+    Lineage,
+    Parquet,
+    Pipeline,
+    Postgres,
+    RedisStreams,
+    Rule,
+    Source,
+    Sql,
+)
 from penstock.spark.pipeline.lineage import LineageRun
 from penstock.spark.pipeline.metrics import PipelineMetrics
 from penstock.spark.pipeline.preview import preview
 from penstock.spark.pipeline.reset import plan_reset, reset
-from penstock.spark.pipeline.running import PipelineFailed, Report, Run
+from penstock.spark.pipeline.running import PipelineFailed, Report, Run, passes
 from penstock.spark.pipeline.status import Driver, PipelineBusy, status
 from penstock.spark.pipeline.validation import PipelineInvalid
 from tests.spark.pipeline.conftest import SHOP, add_orders
@@ -66,9 +80,10 @@ def test_a_preview_shows_the_rows_of_each_sink_and_writes_nothing(
 def test_a_preview_of_a_stream_without_entries_or_with_a_bad_step_is_told(
     spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare
 ) -> None:
-    assert preview(pipeline_of(), spark).entries == 0
+    assert preview(pipeline_of(source_options={"maxOffsetsPerTrigger": "3"}), spark).entries == 0
     add_orders(stream_redis, 5)
-    assert [row["n"] for row in preview(pipeline_of(source_starting="latest"), spark, 2).sinks["parquet"]] == [3, 4]
+    pipeline = pipeline_of(source_starting="latest", source_options={"maxOffsetsPerTrigger": "3"})
+    assert [row["n"] for row in preview(pipeline, spark, 2).sinks["parquet"]] == [3, 4]
     with pytest.raises(PipelineInvalid, match=r"step 1 \(sql\): \[UNRESOLVED_COLUMN"):
         preview(pipeline_of(Sql("SELECT m FROM input")), spark)
 
@@ -148,6 +163,20 @@ def test_a_failure_that_stays_ends_the_run(
     assert running.report.restarts == restarts
 
 
+@pytest.mark.parametrize(
+    ("failure", "is_passing"),
+    [
+        ("psycopg.errors.AdminShutdown: terminating connection due to administrator command", True),
+        ("psycopg.errors.CannotConnectNow: the database system is starting up", True),
+        ("psycopg.errors.DeadlockDetected: deadlock detected", True),
+        ("psycopg.errors.SerializationFailure: could not serialize access", True),
+        ("psycopg.errors.UndefinedTable: relation does not exist", False),
+    ],
+)
+def test_what_a_restart_of_the_database_brings_about_passes(failure: str, is_passing: bool) -> None:
+    assert passes(failure) is is_passing
+
+
 # --- metrics and lineage ----------------------------------------------------------------------------
 
 
@@ -201,6 +230,53 @@ def test_lineage_is_told_to_a_file_without_secrets(tmp_path: Path) -> None:
         {"namespace": "redis://redis:6380", "name": "copy"},
     ]
     assert "does not answer" in fail["run"]["facets"]["errorMessage"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("sink", "namespace", "name"),
+    [
+        (Iceberg("a.b", {"uri": "postgresql+psycopg://u:hunter2@db:5433/cat?x=1"}), "postgresql+psycopg://db:5433/cat", "a.b"),
+        (Iceberg("a.b", {"uri": "sqlite:////data/cat.db"}), "sqlite:////data/cat.db", "a.b"),
+        (Postgres("host=db port=5433 dbname=shop user=u password='hunter2 x'", "t"), "postgres://db:5433", "shop.public.t"),
+        (Postgres("postgresql://u:hunter2%40@/shop?host=db", "s.t"), "postgres://db:5432", "shop.s.t"),
+        (Jdbc("jdbc:sqlserver://db:1433;user=u;password=p@hunter2", "t"), "jdbc:db:1433", "t"),
+        (Jdbc("jdbc:mysql://u:p/w@hunter2@db/shop?password=hunter2", "t"), "jdbc:db", "t"),
+        (Jdbc("jdbc:oracle:thin:u/hunter2@//db:1521/shop", "t"), "jdbc:db:1521", "t"),
+        (Jdbc("jdbc:derby:memory:shop;create=true", "t"), "jdbc:localhost", "t"),
+        (Parquet("s3a://key:hunter2/x@lake/orders"), "s3://lake", "orders"),
+        (Delta("s3a://key:hunter2@lake/orders"), "s3://lake", "orders"),
+        (Delta("s3://lake/orders@v2"), "s3://lake", "orders@v2"),
+        (Delta("abfss://data@lake.dfs.core.windows.net/t"), "abfss://lake.dfs.core.windows.net", "data/t"),
+        (Parquet("/data/a b#1"), "file", "/data/a b#1"),
+        (RedisStreams("copy", url="redis://u:hunter2/12@copies/0"), "redis://copies:6379", "copy"),
+    ],
+)  # fmt: skip
+def test_a_data_set_is_named_by_host_port_and_path_alone(sink: Any, namespace: str, name: str) -> None:
+    lineage = Lineage("/dev/null")
+    pipeline = Pipeline("shop", Source("redis://redis", "orders"), sink, "/c", lineage=lineage)
+    event = LineageRun(pipeline, is_continuous=False).event("START", lineage)
+    assert event["outputs"] == [{"namespace": namespace, "name": name}]
+    assert "hunter2" not in json.dumps(event)
+
+
+def test_a_server_that_speaks_no_http_stops_nothing_and_shows_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(b"hunter2 is no status\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        LineageRun(declared(Lineage(url)), is_continuous=True).emit("START")
+        thread.join()
+    LineageRun(declared(Lineage("http://host:port hunter2/")), is_continuous=True).emit("FAIL")
+    assert "the OpenLineage event START is lost" in caplog.text
+    assert "the OpenLineage event FAIL is lost" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 def test_lineage_is_told_to_a_server_and_one_that_is_away_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:

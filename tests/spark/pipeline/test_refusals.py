@@ -27,6 +27,7 @@ from penstock.spark.pipeline.running import PipelineFailed, Report
 from penstock.spark.pipeline.sinks.iceberg import IcebergWriter
 from penstock.spark.pipeline.sinks.jdbc_connection import JdbcDatabase
 from penstock.spark.pipeline.sinks.staged import bisected
+from penstock.spark.pipeline.validation import PipelineInvalid
 from penstock.sync.results import FSBackend
 from tests.spark.pipeline.conftest import SHOP, dead_letters, iceberg_catalogue
 
@@ -135,6 +136,62 @@ def test_a_row_of_no_known_origin_is_told_with_its_column_and_stops_the_pipeline
     assert "`stream AS _stream, id AS _id`" in told
     assert "\n" not in told
     assert not dead_letters(stream_redis)
+
+
+def test_steps_that_were_changed_after_a_failure_make_the_batch_anew_if_no_sink_has_it(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, postgres: PostgresServer
+) -> None:
+    add(stream_redis, {"n": 1, "word": "a\0b"}, {"n": 2, "word": "fine"})
+    sinks = (Postgres(postgres.dsn, "orders", create=True), RedisStreams("copy"))
+    with pytest.raises(PipelineFailed, match="does not take the row"):
+        run(pipeline_of(Sql("SELECT n, word FROM input"), sinks=sinks, source_schema=SCHEMA))
+    mended = Sql("SELECT n + 10 AS n, replace(word, char(0), '') AS word FROM input")
+    run(pipeline_of(mended, sinks=sinks, source_schema=SCHEMA))
+    assert postgres.execute("SELECT n, word FROM orders ORDER BY n") == [(11, "ab"), (12, "fine")]
+    assert sorted(json.loads(fields[b"data"])["n"] for _, fields in stream_redis.xrange("copy")) == [11, 12]
+
+
+@pytest.mark.parametrize("first", ["parquet", "redis_streams"])
+def test_steps_that_were_changed_after_a_sink_had_the_batch_are_told(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, postgres: PostgresServer, tmp_path: Path, first: str
+) -> None:
+    add(stream_redis, {"n": 1, "word": "a\0b"}, {"n": 2, "word": "fine"})
+    other = Parquet(str(tmp_path / "table")) if first == "parquet" else RedisStreams("copy")
+    sinks = (other, Postgres(postgres.dsn, "orders", create=True))
+    steps = Sql("SELECT n, word FROM input")
+    with pytest.raises(PipelineFailed, match="does not take the row"):
+        run(pipeline_of(steps, sinks=sinks, source_schema=SCHEMA))
+    with pytest.raises(
+        PipelineFailed, match=f"sink '{first}' has rows of batch 0 that the old ones made.*put the steps back"
+    ):
+        run(pipeline_of(Sql("SELECT n, 'x' AS word FROM input"), sinks=sinks, source_schema=SCHEMA))
+    postgres.execute("ALTER TABLE orders ALTER word TYPE bytea USING ''")
+    with pytest.raises(PipelineInvalid):  # the stage was kept for those who made it
+        run(pipeline_of(steps, sinks=sinks, source_schema=SCHEMA))
+    assert list((tmp_path / "checkpoint" / "staging").iterdir())
+
+
+def test_a_sink_that_is_added_before_a_batch_is_repeated_gets_all_of_it(
+    stream_redis: redis.Redis,
+    pipeline_of: Declare,
+    run: RunOnce,
+    table: Table,
+    postgres: PostgresServer,
+    tmp_path: Path,
+) -> None:
+    add(stream_redis, *({"n": n, "word": "a\0b" if n == 1 else "fine"} for n in range(4)))
+    sink = Postgres(postgres.dsn, "orders", create=True, where="n < 2")
+    steps = Sql("SELECT n, word, stream AS _stream, id AS _id FROM input")
+
+    def die(step: str) -> None:
+        if step == "refused":
+            raise RuntimeError("the driver dies")
+
+    with pytest.raises(PipelineFailed, match="the driver dies"):
+        run(pipeline_of(steps, sinks=(sink,), source_schema=SCHEMA), mark=die)
+    run(pipeline_of(steps, sinks=(sink, Parquet(str(tmp_path / "table"))), source_schema=SCHEMA))
+    assert postgres.execute("SELECT n FROM orders") == [(0,)]
+    assert table() == [0, 1, 2, 3]
 
 
 @pytest.mark.slow

@@ -86,6 +86,39 @@ def test_no_secret_is_shown(text: str) -> None:
     assert said == "no route to redis://shop:***@redis, *** is wrong, FATAL: ***, host eu"
 
 
+def test_every_key_above_the_tables_may_be_in_a_file_as_the_schema_says(text: str, tmp_path: Path) -> None:
+    (tmp_path / "place").write_text("/data/elsewhere\n")
+    changed = text.replace('checkpoint = "${DATA:-/data}/checkpoint"', f'checkpoint_file = "{tmp_path}/place"')
+    assert read(changed).checkpoint == "/data/elsewhere"
+    assert "checkpoint_file" in json_schema()["properties"]
+    with pytest.raises(ConfigurationError, match="chekpoint_file is unknown: did you mean 'checkpoint_file'"):
+        read(changed.replace("checkpoint_file", "chekpoint_file"))
+
+
+def test_a_variable_that_is_empty_has_its_default_as_in_a_shell(text: str) -> None:
+    assert read(text, environment={**VARIABLES, "DATA": ""}).checkpoint == "/data/checkpoint"
+    assert read(text, environment={**VARIABLES, "DATA": "/d"}).checkpoint == "/d/checkpoint"
+
+
+@pytest.mark.parametrize("value", ["12345.50", "hunt\\er2", "it's hunter2", '["hunter2"]'])
+def test_a_secret_of_the_wrong_type_is_not_shown(text: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "value").write_text(value)
+    for line, environment in (
+        (f'max_lag_file = "{tmp_path}/value"', VARIABLES),
+        ('max_lag = "${LAG_TOKEN}"', {**VARIABLES, "LAG_TOKEN": value}),
+        ('spark.token = ["${LAG_TOKEN}"]', {**VARIABLES, "LAG_TOKEN": value, "MAX_LAG": "1"}),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            read(text.replace('max_lag = "${MAX_LAG}"', line), environment=environment)
+        assert not re.search("hunt|12345", str(caught.value))
+
+
+def test_a_rule_is_known_by_its_condition_without_the_secrets_in_it(text: str) -> None:
+    pipeline = read(text.replace("total >= 0", "word = '${REDIS_PASS}'"))
+    assert [rule.label for rule in pipeline.all_rules()] == ["word = '***'"]
+    assert pipeline.all_rules()[0].check == "word = 'hunter2'"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
@@ -133,6 +166,12 @@ def test_a_mistake_in_a_profile_is_told_with_its_own_place(text: str, old: str, 
     with pytest.raises(ConfigurationError) as caught:
         read(changed, profile="dev")
     assert str(caught.value).startswith(told)
+
+
+@pytest.mark.parametrize("profile", ["x", None])
+def test_a_profile_that_is_no_table_is_told(text: str, profile: str | None) -> None:
+    with pytest.raises(ConfigurationError, match=r"f.toml:1: write a profile as a table, \[profile.<name>\]"):
+        read('profile = "x"\n' + text[: text.index("[profile.dev]")], profile=profile)
 
 
 def test_the_schema_knows_what_a_file_may_say(text: str) -> None:

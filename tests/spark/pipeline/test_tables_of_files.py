@@ -13,6 +13,7 @@ import redis
 from deltalake import DeltaTable
 
 from penstock.errors import ConfigurationError
+from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.lake.partitions import Partition, Partitions
 from penstock.spark.pipeline import Delta, Iceberg, Parquet, Pipeline, Sql
 from penstock.spark.pipeline.batch_key import BatchKey
@@ -20,8 +21,10 @@ from penstock.spark.pipeline.batches import no_mark
 from penstock.spark.pipeline.running import PipelineFailed, Report
 from penstock.spark.pipeline.sinks.writers import writer_of
 from penstock.spark.pipeline.validation import PipelineInvalid
+from tests.spark.driver import Driver
 from tests.spark.pipeline.conftest import add_orders, iceberg_catalogue
 from tests.spark.pipeline.test_crashes import crash_after
+from tests.spark.pipeline.test_upserts import KILLED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,6 +86,54 @@ def test_a_new_column_is_added_if_that_is_allowed_also_by_a_driver_that_dies(
     found = spark.read.option("mergeSchema", "true").parquet(str(tmp_path / "parquet")).toArrow()
     assert rows_of(found, "n", "word") == expected
     assert {3: {"a": 3}}.items() <= dict(rows_of(found, "n", "more")).items()
+
+
+EVOLVING = """
+name = "evolving"
+checkpoint = "{place}/checkpoint"
+[source]
+url = "{url}"
+streams = "orders"
+schema = "n bigint NOT NULL"
+[[step]]
+sql = "SELECT n FROM input"
+[[sink]]
+kind = "delta"
+path = "{place}/delta"
+evolve = true
+[[sink]]
+kind = "iceberg"
+table = "shop.table"
+catalog = {catalogue}
+evolve = true
+"""
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_when_it_has_added_columns_leaves_no_row_out(
+    stream_redis: redis.Redis,
+    stream_server: EmbeddedServer,
+    start_driver: Callable[..., Driver],
+    run: RunOnce,
+    tmp_path: Path,
+) -> None:
+    catalogue = ", ".join(f'{name} = "{value}"' for name, value in iceberg_catalogue(tmp_path).items())
+    file = tmp_path / "evolving.toml"
+    file.write_text(EVOLVING.format(place=tmp_path, url=stream_server.url, catalogue=f"{{ {catalogue} }}"))
+    add_orders(stream_redis, 2)
+    run(Pipeline.from_file(file))
+    file.write_text(file.read_text().replace("SELECT n FROM", "SELECT n, concat('o-', n) AS word FROM"))
+    add_orders(stream_redis, 2, first=2)
+    for moment in ("delta prepared", "iceberg prepared"):
+        driver = start_driver(KILLED, str(file), moment, "1")
+        driver.wait_for_line("killed")
+        driver.kill()
+    before = [(0, None), (1, None)]
+    assert rows_of(loaded(tmp_path).scan().to_arrow(), "n", "word") == before  # it has the column, and no row more
+    run(Pipeline.from_file(file))
+    expected = [*before, (2, "o-2"), (3, "o-3")]
+    assert rows_of(DeltaTable(str(tmp_path / "delta")).to_pyarrow_table(), "n", "word") == expected
+    assert rows_of(loaded(tmp_path).scan().to_arrow(), "n", "word") == expected
 
 
 def test_delta_and_parquet_get_a_column_for_each_transform_in_utc_whatever_the_session_says(

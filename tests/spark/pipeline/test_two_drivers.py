@@ -11,6 +11,7 @@ import redis
 from deltalake import DeltaTable
 from psycopg import conninfo
 
+from penstock.spark.lake.delta import CommitConflict, DeltaLog
 from penstock.spark.pipeline import Delta, Parquet, Pipeline, Postgres
 from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.files import Files
@@ -78,6 +79,22 @@ def test_two_that_write_the_same_batch_at_once_leave_it_once(spark: SparkSession
     assert spark.read.parquet(parquet.path).count() == 10
     assert not ParquetWriter(parquet, files).write(rows, KEY, lambda _: None)
     assert not list((tmp_path / "parquet" / "_penstock").iterdir())
+
+
+def test_a_commit_whose_answer_was_lost_keeps_its_files(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that repeats a put finds its own commit in the way, and calls it a conflict."""
+    commit = DeltaLog.commit
+
+    def commit_and_conflict(self: DeltaLog, *given: Any, **more: Any) -> int:
+        commit(self, *given, **more)
+        raise CommitConflict("the version is there already")
+
+    monkeypatch.setattr(DeltaLog, "commit", commit_and_conflict)
+    sink = Delta(str(tmp_path / "delta"))
+    assert DeltaWriter(sink, Files(spark)).write(spark.range(10), KEY, lambda _: None) is True
+    assert sorted(DeltaTable(sink.path).to_pyarrow_table()["id"].to_pylist()) == list(range(10))
 
 
 def test_pipelines_that_share_a_database_do_not_wait_for_each_other(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.batches import no_mark
 from penstock.spark.pipeline.origin import Origin
 from penstock.spark.pipeline.running import Report
+from penstock.spark.pipeline.sinks.keyed import Upsert
 from penstock.spark.pipeline.sinks.writer import Writer
 from penstock.spark.pipeline.sinks.writers import writer_of
 from tests.spark.driver import Driver
@@ -74,6 +76,15 @@ class Stores:
 @pytest.fixture
 def stores(spark: SparkSession, postgres: PostgresServer, derby: str, tmp_path: Path) -> Stores:
     return Stores(spark, postgres, derby, tmp_path)
+
+
+def end_derby(spark: SparkSession, url: str) -> None:
+    """Has the Java of the tests let go of a database."""
+    from py4j.protocol import Py4JJavaError
+
+    assert spark._jvm is not None
+    with suppress(Py4JJavaError):  # the answer to this is always an exception
+        spark._jvm.java.sql.DriverManager.getConnection(f"{url};shutdown=true")
 
 
 def add_updates(client: redis.Redis) -> None:
@@ -190,6 +201,56 @@ def test_a_killed_driver_changes_nothing_of_that(
     assert left == [("penstock_batches",)]
 
 
+BEHIND_JDBC = """
+name = "latest"
+checkpoint = "{place}/checkpoint"
+[source]
+url = "{url}"
+streams = "orders"
+schema = "k bigint NOT NULL, version bigint NOT NULL"
+[[step]]
+sql = "SELECT k, version FROM input"
+[[sink]]
+kind = "jdbc"
+url = "{database}"
+table = "latest"
+create = true
+key = "k"
+order_by = "version"
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_the_newest_rows_in_a_database_behind_jdbc(
+    spark: SparkSession,
+    stream_redis: redis.Redis,
+    stream_server: EmbeddedServer,
+    start_driver: Callable[..., Driver],
+    run: RunOnce,
+    tmp_path: Path,
+) -> None:
+    database = f"jdbc:derby:{tmp_path}/database"  # on the disk: the one that is killed has it in its own Java
+    file = tmp_path / "latest.toml"
+    file.write_text(BEHIND_JDBC.format(place=tmp_path, url=stream_server.url, database=f"{database};create=true"))
+    expected: list[tuple[int, int]] = []
+    for round_, moment in enumerate(("jdbc staged", "jdbc moved", "jdbc committed")):
+        for version in range(30 * round_, 30 * round_ + 30):
+            stream_redis.xadd("orders", {"data": json.dumps({"k": version % 3, "version": version})})
+        driver = start_driver(KILLED, str(file), moment, "1")
+        driver.wait_for_line("killed")
+        driver.kill()
+        expected = [(k, 30 * round_ + 27 + k) for k in range(3)]
+    try:
+        run(Pipeline.from_file(file))
+        read = spark.read.format("jdbc").option("url", database)
+        found = read.option("dbtable", "latest").load().select("k", "version").collect()
+        assert sorted(map(tuple, found)) == expected
+        tables = read.option("dbtable", "sys.systables").load().select("tablename").collect()
+        assert [row[0] for row in tables if row[0].startswith("PENSTOCK")] == ["PENSTOCK_JDBC_BATCHES"]
+    finally:
+        end_derby(spark, database)
+
+
 # --- one batch after the other ---
 
 Write = Callable[..., bool]
@@ -261,6 +322,30 @@ def test_a_null_in_the_key_is_refused_and_told(
     assert refused.entry.id == "1-0"
     assert writer.write(rows.where("k IS NOT NULL"), BatchKey("q", 0), no_mark)
     assert stores.rows(store, "k", "word") == [("a", "one")]
+
+
+@pytest.mark.parametrize("entry", ["u-17", "17", None, f"{'9' * 21}-0"])
+def test_what_is_not_the_id_of_an_entry_is_no_order(
+    changes: Callable[..., DataFrame], spark: SparkSession, pipeline_of: Declare, stores: Stores, entry: Any
+) -> None:
+    writer = writer_of(stores.sink("postgres"), pipeline_of(), spark)
+    rows = changes(("a", entry, "none"), ("b", "2-0", "one"))
+    with pytest.raises(Exception, match="comes from no entry") as caught:
+        writer.write(rows, BatchKey("q", 0), no_mark)
+    assert writer.is_refusal(caught.value)
+    (refused,) = writer.refusals(rows, Origin("_stream", "_id"))
+    assert (refused.column, refused.entry) == ("_id", None)
+    assert refused.why.startswith("is not the id of an entry, by which rows with a key are ordered")
+
+
+def test_of_rows_that_are_equal_in_order_by_the_later_entry_wins(spark: SparkSession) -> None:
+    values = [("orders", f"{entry}-0", entry % 3, 7, entry) for entry in range(90, 120)]
+    rows = spark.createDataFrame(values, "_stream string, _id string, k bigint, at bigint, n bigint").repartition(4)
+    upsert = Upsert.of(Delta("/t", key="k", order_by="at"), rows.schema)
+    assert upsert is not None
+    found = upsert.newest(rows)
+    assert found.columns == ["k", "at", "n"]
+    assert sorted(map(tuple, found.collect())) == [(0, 7, 117), (1, 7, 118), (2, 7, 119)]
 
 
 def test_rows_without_an_entry_are_replaced_by_those_of_a_later_batch(

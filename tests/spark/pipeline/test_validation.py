@@ -248,7 +248,8 @@ def test_a_table_of_postgres_that_does_not_fit_is_told(
     postgres.execute(
         "CREATE TABLE t (n date, kind integer, tags text[], raw jsonb, at date, must bigint NOT NULL, "
         "made bigint NOT NULL DEFAULT 1, own bigint GENERATED ALWAYS AS IDENTITY);"
-        "CREATE TABLE k (n bigint, kind uuid, tags jsonb, raw bytea, at timestamp, UNIQUE (kind, n));"
+        "CREATE TABLE k (n bigint, kind uuid, tags jsonb, raw bytea, at timestamp, UNIQUE (kind, n) INCLUDE (at));"
+        "CREATE UNIQUE INDEX ON t (made) INCLUDE (n);"
         "DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN; GRANT USAGE ON SCHEMA public TO reader; GRANT SELECT ON k TO reader"
     )
     steps = Sql("SELECT n, stream AS kind, array(stream) AS tags, data AS raw, timestamp AS at FROM input")

@@ -206,6 +206,13 @@ class IcebergTable:
     def _load(self) -> None:
         self._table = _unrepeated(self._catalogue().load_table(self._name))
 
+    def is_there(self) -> bool:
+        """Load the table as it is now; return False if there is none."""
+        if not self._catalogue().table_exists(self._name):
+            return False
+        self._load()
+        return True
+
     def has(self, note: BatchNote) -> bool:
         """Return whether the batch, or a later one, is in the table."""
         return note.is_in(self._table.properties)

@@ -91,7 +91,8 @@ class IcebergJavaTable:
 
     def has(self, note: BatchNote) -> bool:
         """Tell whether the batch, or a later one, is in the table."""
-        last = self._table.properties().get(note.name)
+        table = self._loaded() if self._table is None else self._table
+        last = table.properties().get(note.name)
         return note.is_in({} if last is None else {note.name: last})
 
     def filled(self, rows: DataFrame) -> DataFrame:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
 from penstock.spark.pipeline.dead_letters import query_id
 from penstock.spark.pipeline.plan import Planner, dead_letter_config
@@ -19,7 +19,7 @@ from penstock.spark.pipeline.shared_files import files_of
 from penstock.spark.pipeline.sinks.writer import Writer
 from penstock.spark.pipeline.sinks.writers import writer_of
 from penstock.spark.pipeline.spec import Pipeline
-from penstock.spark.pipeline.staging import Staging
+from penstock.spark.pipeline.staging import Staging, recipe_of
 from penstock.spark.pipeline.status import Places
 from penstock.spark.runtime.errors import StopAsked
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger("penstock.spark")
+
+
+class StageOutdated(PenstockError):
+    """A batch that some sinks have cannot be computed anew for the others."""
 
 
 def no_mark(_: str) -> None:
@@ -88,7 +92,7 @@ class Batches:
         ]
 
         def staging(step: int) -> Staging:
-            return Staging(places.staging_of(step, pipeline.trunk), files)
+            return Staging(places.staging_of(step, pipeline.trunk), files, recipe_of(pipeline, step))
 
         return cls(pipeline, routes, staging, query, **given)
 
@@ -119,34 +123,64 @@ class Batches:
 
     def _write(self, rows: DataFrame, key: BatchKey) -> None:
         self._mark("begun")
-        is_repeated = self._staging.has(key)
+        is_repeated = self._staging.has(rows, key) or self._is_outdated(rows, key)
         is_staged = self.is_staged or is_repeated
         if is_staged:
             rows = self._staged(rows, key)
         elif self._has_left:
-            self._staging.forget_before(key)
+            self._staging.forget_before(rows, key)
             self._has_left = False
         frames = {self._trunk: rows}
         frames |= {step: self._branch(step, staging, rows, key) for step, staging in self._behind.items()}
         for route in self._routes:
             given = route.rows(frames)
             left = self._rejected.left(given, key, route.sink) if is_repeated else given
-            if not self._put(route.sink, route.writer, left, key, is_staged=is_staged):
+            if not route.writer.is_atomic:
+                self._staging.begin(route.sink, key)
+            if not self._put(route, left, key, unstaged=None if is_staged else rows):
                 logger.info("batch %d is in sink %s already", key.number, route.sink)
                 if self._is_stateful and not is_staged:
                     _compute(rows)
         self._mark("done")
 
-    def _put(self, name: str, writer: Writer, rows: DataFrame, key: BatchKey, *, is_staged: bool) -> bool:
-        """Write the rows that a sink takes, the others into the dead letters; tell whether the batch was new."""
+    def _is_outdated(self, rows: DataFrame, key: BatchKey) -> bool:
+        """Tell whether other steps have staged the batch, so that it is computed anew.
+
+        Raises: StageOutdated if a sink has it already.
+        """
+        if not (self.is_staged or self._has_left) or not self._staging.is_outdated(rows, key):
+            return False
+        self._check_new(self._routes, key)
+        for staging in self._behind.values():
+            staging.forget_all(key)
+        return True
+
+    def _check_new(self, routes: Iterable[Route], key: BatchKey) -> None:
+        """Raise StageOutdated if one of the sinks has the batch, or may have a part of it."""
+        for route in routes:
+            if (route.writer.is_atomic or self._staging.has_begun(route.sink, key)) and route.writer.has(key):
+                raise StageOutdated(
+                    f"the steps have changed, and the sink {route.sink!r} has rows of batch {key.number} that the old "
+                    "ones made, while others do not: put the steps back as they were, run the pipeline once, and then "
+                    "change them; or begin anew with `penstock pipeline reset`"
+                )
+
+    def _put(self, route: Route, rows: DataFrame, key: BatchKey, *, unstaged: DataFrame | None) -> bool:
+        """Write the rows that a sink takes, the others into the dead letters; tell whether the batch was new.
+
+        `unstaged` are the rows of the trunk if they are not staged yet: all of them are then, for a sink that is added
+        before the batch is repeated may want those that this one does not.
+        """
+        writer = route.writer
         try:
             return writer.write(rows, key, self._mark)
         except Exception as error:
             if not writer.is_refusal(error):
                 raise
             self._has_left = True
-            rows = rows if is_staged else self._staged(rows, key)
-            left = self._rejected.without_refused(rows, key, name, writer)
+            if unstaged is not None:
+                rows = route.rows({self._trunk: self._staged(unstaged, key)})
+            left = self._rejected.without_refused(rows, key, route.sink, writer)
             if left is None:
                 raise
         self._mark("refused")
@@ -155,14 +189,16 @@ class Batches:
     def _branch(self, step: int, staging: Staging, rows: DataFrame, key: BatchKey) -> DataFrame:
         """Return the rows of a step behind the trunk, which are computed once."""
         made = Planner(rows.sparkSession, self._pipeline).branch(rows, step)
-        staging.forget_before(key)
-        if not staging.has(key):
+        if staging.is_outdated(made, key):
+            self._check_new((route for route in self._routes if route.step == step), key)
+        staging.forget_before(made, key)
+        if not staging.has(made, key):
             staging.put(made, key, self._mark)
         return staging.get(made, key)
 
     def _staged(self, rows: DataFrame, key: BatchKey) -> DataFrame:
-        self._staging.forget_before(key)
-        if not self._staging.has(key):
+        self._staging.forget_before(rows, key)
+        if not self._staging.has(rows, key):
             self._staging.put(rows, key, self._mark)
         elif self._is_stateful:
             _compute(rows)

@@ -90,8 +90,12 @@ class Files:
         """Move a complete folder to where readers find it."""
         self.rename(old, new)
         if not self._has_one_step(new):
-            system, place = self._at(_complete(new))
-            system.create(place).close()
+            self.touch(_complete(new))
+
+    def touch(self, path: str) -> None:
+        """Make an empty file."""
+        system, place = self._at(path)
+        system.create(place).close()
 
     def hide(self, folder: str) -> None:
         """Delete a folder that was shown, or a part of one."""

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from penstock.errors import DecodeError, NotAuthentic, PenstockError
 from penstock.policy import Reason, unreadable
 from penstock.spark.pipeline.dead_letters import DeadLetterConfig, Failure
-from penstock.spark.pipeline.spec import CORRUPT, WHY_CORRUPT
+from penstock.spark.pipeline.spec import CORRUPT, DECODE, WHY_CORRUPT
 from penstock.spark.pipeline.steps import Rule
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 INVALID = "_penstock_invalid"
-COUNTS, DECODE = "penstock_rules", "decode_error"
+COUNTS = "penstock_rules"
 _IS_BROKEN = "NOT coalesce({}, false)"  # null is not true: a row of which a rule cannot be told breaks it
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from penstock.errors import text_of
+from penstock.settings.masking import without_login
 from penstock.spark.pipeline.sink_options import Delta, Iceberg, Jdbc, Parquet, Postgres, RedisStreams, Results, Sink
 from penstock.spark.pipeline.spec import Lineage, Pipeline
 
@@ -21,6 +24,9 @@ logger = logging.getLogger("penstock.spark")
 _SCHEMA = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
 _FACET = "https://openlineage.io/spec/facets"
 _PATIENCE_S = 5.0
+_PROPERTIES = re.compile(r"[;?]\w+=")
+# Behind a login, which may hold @ and / as well. Oracle has it before the slashes: jdbc:oracle:thin:user/word@//host
+_HOST = re.compile(r"(?://|@)(?:[^\s@:/?#]*(?::\S*)?@)?/*(\[[^\]]*\]|[^\s:/,;?#@]+)(?::(\d+))?")
 
 
 @dataclass
@@ -38,8 +44,8 @@ class LineageRun:
             return
         try:
             _deliver(lineage, json.dumps(self.event(kind, lineage, rows, error)))
-        except (OSError, ValueError) as failure:
-            reason = self.pipeline.masked(str(failure))
+        except Exception as failure:  # whatever a server, a proxy or a URL brings about: no run fails for its lineage
+            reason = text_of(failure, lambda error: self.pipeline.masked(repr(error)))
             logger.warning("pipeline %s: the OpenLineage event %s is lost: %s", self.pipeline.name, kind, reason)
 
     def event(self, kind: str, lineage: Lineage, rows: int | None = None, error: str | None = None) -> dict[str, Any]:
@@ -51,9 +57,9 @@ class LineageRun:
         if rows is not None:
             facets["penstock_progress"] = _facet(producer, "RunFacet", rows=rows)
         if error is not None:
-            message = {"message": self.pipeline.masked(error), "programmingLanguage": "PYTHON"}
+            message = {"message": error, "programmingLanguage": "PYTHON"}
             facets["errorMessage"] = _facet(producer, "1-0-1/ErrorMessageRunFacet.json", **message)
-        return {
+        event = {
             "eventType": kind,
             "eventTime": datetime.now(UTC).isoformat(),
             "producer": producer,
@@ -67,6 +73,14 @@ class LineageRun:
             "inputs": [_dataset(*each) for each in _streams(self.pipeline.source.url, self.pipeline.source.streams)],
             "outputs": [_dataset(*each) for sink in self.pipeline.sinks for each in _written(sink, self.pipeline)],
         }
+        return {name: self._masked(value) for name, value in event.items()}
+
+    def _masked(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: self._masked(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self._masked(each) for each in value]
+        return self.pipeline.masked(value) if isinstance(value, str) else value
 
 
 def _facet(producer: str, schema: str, **values: Any) -> dict[str, Any]:
@@ -79,37 +93,53 @@ def _dataset(namespace: str, name: str) -> dict[str, Any]:
 
 def _streams(url: str, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for name in names:
-        yield f"redis://{_host(url, 6379)}", name
+        yield f"redis://{_address(url, 6379)}", name
 
 
 def _written(sink: Sink, pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     """Yield the data sets of a sink, named as OpenLineage names those of its kind."""
     if isinstance(sink, Parquet | Delta):
-        parts = urlsplit(sink.path)
-        store = f"{parts.scheme.replace('s3a', 's3')}://{parts.netloc}" if parts.netloc else "file"
-        yield store, parts.path.lstrip("/") if parts.netloc else parts.path
+        yield _folder(sink.path)
     elif isinstance(sink, Iceberg):
-        yield sink.catalog.get("uri", sink.spark_catalog or "iceberg"), sink.table
+        yield _catalogue(sink), sink.table
     elif isinstance(sink, Postgres):
-        database = urlsplit(sink.dsn).path.lstrip("/") or "postgres"
+        from psycopg.conninfo import conninfo_to_dict
+
+        found = conninfo_to_dict(sink.dsn)
         schema_and_table = sink.table if "." in sink.table else f"public.{sink.table}"
-        yield f"postgres://{_host(sink.dsn, 5432)}", f"{database}.{schema_and_table}"
+        host, port = (str(found.get(name) or default) for name, default in (("host", "localhost"), ("port", 5432)))
+        yield f"postgres://{host}:{port}", f"{found.get('dbname') or 'postgres'}.{schema_and_table}"
     elif isinstance(sink, Jdbc):
-        yield f"jdbc:{_host(sink.url.removeprefix('jdbc:'), None)}", sink.table
+        yield f"jdbc:{_address(sink.url)}", sink.table
     elif isinstance(sink, RedisStreams):
         yield from _streams(sink.url or pipeline.source.url, (sink.stream or "*",))
     elif isinstance(sink, Results):
         yield f"penstock:{sink.backend}", sink.result_kind
 
 
-def _host(url: str, port: int | None) -> str:
-    """Return host and port of a URL: never its user, and not more of it."""
-    parts = urlsplit(url)
-    try:
-        found = parts.port or port
-    except ValueError:
-        found = port
-    return f"{parts.hostname or 'localhost'}" + (f":{found}" if found else "")
+def _folder(path: str) -> tuple[str, str]:
+    parts = urlsplit(without_login(path))
+    if not parts.netloc:
+        return "file", parts.path if parts.scheme == "file" else path
+    scheme, name = parts.scheme.replace("s3a", "s3"), parts.path.lstrip("/")
+    if scheme.startswith(("abfs", "wasb")):  # there a container stands where elsewhere a login does
+        name = f"{urlsplit(path).username}/{name}"
+    return f"{scheme}://{parts.netloc}", name
+
+
+def _catalogue(sink: Iceberg) -> str:
+    uri = sink.catalog.get("uri")
+    if uri is None:
+        return sink.spark_catalog or "iceberg"
+    parts = urlsplit(without_login(uri))
+    return f"{parts.scheme}://{_address(uri) if parts.netloc else ''}{parts.path}"
+
+
+def _address(url: str, port: int | None = None) -> str:
+    """Return host and port of a URL, also of one for JDBC: no login, no property."""
+    found = _HOST.search(_PROPERTIES.split(url, maxsplit=1)[0])
+    host, given = (found[1], found[2]) if found else ("localhost", None)
+    return f"{host}:{given or port}" if given or port else host
 
 
 def _deliver(lineage: Lineage, event: str) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 HIDDEN = ("_stream", "_id")  # for steps that keep the origin of rows out of the tables
 _PLAIN = ("stream", "id")
-_ENTRY_ID = re.compile(r"\d+-\d+")
+_ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 @dataclass(frozen=True)

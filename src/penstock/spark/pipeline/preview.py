@@ -15,12 +15,12 @@ from penstock.spark.pipeline.spec import CORRUPT, WHY_CORRUPT, Pipeline
 from penstock.spark.pipeline.steps import Handler, kind_of
 from penstock.spark.pipeline.validation import PipelineInvalid
 from penstock.spark.runtime.errors import one_line, without_query_log
-from penstock.spark.source.options import EARLIEST, GROUP, LATEST
+from penstock.spark.source.options import EARLIEST, GROUP, GROUP_NAMES, LATEST, MAX_ROWS, MIN_ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_OF_QUERIES = ("maxrowspertrigger", "maxbytespertrigger", "minrowspertrigger", "group", "minpartitions")
+_OF_QUERIES = {name.lower() for name in (*MAX_ROWS, *MIN_ROWS, "maxBytesPerTrigger", *GROUP_NAMES, "minPartitions")}
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _planned(planner: _PreviewPlanner, pipeline: Pipeline) -> dict[int, DataFram
             place = f"step {number} ({kind_of(step)})"
             frames[number] = planner.step(number, frames)
     except (PenstockError, PySparkException) as error:
-        raise PipelineInvalid((pipeline.masked(f"{place}: {one_line(error)}"),)) from None
+        raise PipelineInvalid((f"{place}: {one_line(error, pipeline.masked)}",)) from None
     finally:
         planner.forget()
     return frames

@@ -20,11 +20,11 @@ from penstock.spark.pipeline.batches import Batches, RemoteBatches, allow_batche
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.lineage import LineageRun
 from penstock.spark.pipeline.progress import Progress, slow_batch
-from penstock.spark.pipeline.spec import Pipeline
+from penstock.spark.pipeline.spec import DECODE, Pipeline
 from penstock.spark.pipeline.status import Driver, Places
 from penstock.spark.pipeline.steps import functions_of
 from penstock.spark.pipeline.validation import validate
-from penstock.spark.runtime.errors import StopAsked, is_server_gone, one_line
+from penstock.spark.runtime.errors import StopAsked, is_server_gone, one_line, without_query_log
 from penstock.spark.runtime.master import is_connect
 from penstock.spark.runtime.prerequisites import has_read_limits
 from penstock.spark.runtime.user_modules import send_modules
@@ -44,13 +44,19 @@ _STATEFUL = re.compile(r"Aggregate|Deduplicate|Distinct|Join|FlatMapGroups|Trans
 # Failures of servers and networks, as they are named somewhere in what Spark says of a batch.
 _PASSES = re.compile(
     r"\b(ConnectionFailed|ConnectionLost|CommandTimeout|ServerBusy|ReadOnlyServer|NotReplicating|OutOfMemory"
-    r"|BackendUnavailable|OperationalError|ExecutorLostFailure|ConnectException|SocketTimeoutException"
+    r"|BackendUnavailable|OperationalError|AdminShutdown|CrashShutdown|CannotConnectNow|DeadlockDetected"
+    r"|SerializationFailure|JdbcStageDiffers|ExecutorLostFailure|ConnectException|SocketTimeoutException"
     r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host|Python worker exited unexpectedly)\b"
 )
 _LONGEST_PAUSE_S = 60.0
 _OF_A_BATCH = ("batch", "rows", "seconds", "rows_per_s", "lag", "eta_s")
 _LOOK_FOR_STOP_S = 0.1
 _COLD_START_S = 30.0  # for which the first batch of a run may be longer: Spark loads its code
+
+
+def passes(failure: str) -> bool:
+    """Tell whether a failure may pass by itself, by what Spark says of it."""
+    return _PASSES.search(failure) is not None
 
 
 class PipelineFailed(PenstockError):
@@ -129,7 +135,7 @@ class Run:
             self._places = Places(files.qualified(self._pipeline.checkpoint))
         unsubscribe = SignalWatch.subscribe(self.stop)
         try:
-            with self._alone() as driver:
+            with self._alone() as driver, without_query_log():  # which shows values that an error must not show
                 self._run_reported(rows)
                 if driver is not None:
                     driver.end("stopped" if self.report.is_stopped else "done")
@@ -143,7 +149,7 @@ class Run:
         try:
             self._run_with_restarts(rows)
         except BaseException as error:
-            text = text_of(error)
+            text = text_of(error, self._masked)
             self._lineage.emit("FAIL", self.report.rows, text)
             self._emit(EventName.FAILED, error=text)
             raise
@@ -179,7 +185,10 @@ class Run:
 
     def _alone(self) -> AbstractContextManager[Driver | None]:
         folder = self._places.local()  # elsewhere Spark's own files are made in one step, and refuse a second driver
-        return nullcontext() if folder is None else Driver(folder).alone()
+        return nullcontext() if folder is None else Driver(folder, self._masked).alone()
+
+    def _masked(self, error: BaseException) -> str:
+        return self._pipeline.masked(str(error))
 
     def _start(self, rows: DataFrame) -> StreamingQuery:
         writer = rows.writeStream.foreachBatch(self._made_batches(rows)).outputMode(self._pipeline.output_mode)
@@ -244,14 +253,14 @@ class Run:
             self._look(query)
 
     def _failure(self, error: Exception) -> PipelineFailed:
-        reason = self._pipeline.masked(one_line(error).rstrip(". "))
+        reason = one_line(error, self._pipeline.masked).rstrip(". ")
         why = f"pipeline {self._pipeline.name!r} failed: {reason}. "
         if self._is_stopping:
             return PipelineFailed(
                 f"{why}It was asked to stop: let the signal go to this process and not to its Java (systemd: "
                 "KillMode=mixed). Started again, it continues with the same batch"
             )
-        is_transient = not is_server_gone(error) and _PASSES.search(str(error)) is not None
+        is_transient = not is_server_gone(error) and passes(str(error))
         hint = "Fix the cause and start it again: it continues with the same batch"
         return PipelineFailed(f"{why}{hint}", is_transient=is_transient)
 
@@ -298,11 +307,11 @@ class Run:
         self._places.note(progress)
         told = progress.as_dict()
         self._emit(EventName.BATCH_COMMITTED, **{name: told[name] for name in _OF_A_BATCH})
-        for rule in self._rules:
-            if count := progress.broken.get(rule.label):
-                self._emit(EventName.RULE_BROKEN, rule=rule.label, action=rule.action, count=count)
-                if rule.action == "warn":
-                    self._alarm(f"batch {progress.batch}: {count:,} rows break the rule {rule.label!r}")
+        actions = {DECODE: "dead_letter", **{rule.label: rule.action for rule in self._rules}}
+        for rule, count in progress.broken.items():
+            self._emit(EventName.RULE_BROKEN, rule=rule, action=actions[rule], count=count)
+            if actions[rule] == "warn":
+                self._alarm(f"batch {progress.batch}: {count:,} rows break the rule {rule!r}")
         if self._tell is not None:
             self._tell(progress)
 

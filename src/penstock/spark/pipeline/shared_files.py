@@ -55,6 +55,10 @@ class SharedFiles(Files):
         else:
             place.unlink(missing_ok=True)
 
+    def touch(self, path: str) -> None:
+        """Make an empty file."""
+        _at(path).touch()
+
     def rename(self, old: str, new: str) -> None:
         """Move a file or a folder to a place where nothing is."""
         place = _at(new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +15,7 @@ from penstock.errors import ConfigurationError
 from penstock.keys import StreamKeys, check_name
 from penstock.plugins import suggestion
 from penstock.settings.binding import Checked, Document
-from penstock.settings.masking import MASK, masked_text, secrets_of
+from penstock.settings.masking import masked_text, secrets_of, without_secrets
 from penstock.spark.pipeline.sink_options import Sink
 from penstock.spark.pipeline.steps import (
     SOURCE,
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 _MAX_PIPELINE_NAME = 128
 _TIMESTAMP = "timestamp"
-_LEAST_SECRET = 4  # of what is masked wherever it occurs: shorter texts occur in everything
 CORRUPT, WHY_CORRUPT = "_corrupt_record", "_corrupt_reason"
+DECODE = "decode_error"  # what rows that do not decode are counted as, beside those that break a rule
 _GLOB = "*?["
 _OWN = {
     "url": "url", "streams": "streams", "payload": "format", "format": "format", "payloadschema": "schema",
     "payloadmodel": "model", "payloadcolumn": "payload_column", "startingoffsets": "starting", "group": "group",
     "maxrowspertrigger": "max_rows_per_batch",
 }  # fmt: skip
-_FIXED = ("mode", "view", "columnnameofcorruptrecord", "columnnameofcorruptreason", "filterpushdown")
+_FIXED = ("mode", "view", "columns", "columnnameofcorruptrecord", "columnnameofcorruptreason", "filterpushdown")
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,15 @@ class Pipeline(Checked):
         check_name("name", self.name, _MAX_PIPELINE_NAME)
         duration_s("trigger", self.trigger)
         self._check_watermark()
+        self._check_rules()
         self._check_steps()
         self._check_sinks()
+
+    def _check_rules(self) -> None:
+        labels = [rule.label for rule in self.all_rules()]
+        for label in labels:
+            if labels.count(label) > 1 or label == DECODE:
+                raise ConfigurationError(f"two rules are called {label!r}: give each a name of its own")
 
     def _check_watermark(self) -> None:
         if self.watermark is not None:
@@ -236,7 +243,9 @@ class Pipeline(Checked):
     def all_rules(self) -> list[Rule]:
         """Return all that rows of the source are held to: the schema, the conditions in `valid`, and the rules."""
         required = [Rule(f"{name} IS NOT NULL") for name in self.source.required_columns()]
-        return [*required, *map(Rule, self.source.valid), *self.rules]
+        rules = [*required, *map(Rule, self.source.valid), *self.rules]
+        # A condition may hold what a variable stands for, and everybody sees how often it was broken.
+        return [replace(rule, name=self.masked(rule.label)) for rule in rules]
 
     @property
     def trigger_s(self) -> float:
@@ -248,10 +257,7 @@ class Pipeline(Checked):
         parts = [asdict(part) for part in (self.source, *self.sinks)]
         parts += [{"spark": self.spark}, {} if self.lineage is None else asdict(self.lineage)]
         found = {*self.secrets, *(secret for part in parts for secret in secrets_of(part))}
-        for secret in sorted(found, key=len, reverse=True):
-            if len(secret) >= _LEAST_SECRET:
-                text = text.replace(secret, MASK)
-        return masked_text(text)
+        return masked_text(without_secrets(text, found))
 
     def validate(self, spark: SparkSession) -> None:
         """Find what would make it fail; raise PipelineInvalid with every fault. Nothing is written."""

@@ -13,6 +13,7 @@ import msgspec
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.errors import SettingsError
 from penstock.settings.binding import Document, Expansion, bind, check_known, hints_of, is_options, key_of, plain
+from penstock.settings.masking import without_secrets
 from penstock.spark.pipeline.sink_options import SINKS
 from penstock.spark.pipeline.spec import Lineage, Pipeline, Source
 from penstock.spark.pipeline.steps import SOURCE, STEPS, Rule
@@ -35,16 +36,25 @@ class SpecFile:
         self._document = document
         self._expansion = Expansion(os.environ if environment is None else environment)
         profiles = document.content.pop("profile", {})
+        if not isinstance(profiles, Mapping):
+            raise SettingsError(f"{document.place(('profile',))}: write a profile as a table, [profile.<name>]")
         if profile is not None:
             check_known(profile, profiles, f"{document.name}: [profile.{profile}]")
             self._overlay(document.content, profiles[profile], (), ("profile", profile))
 
     def pipeline(self) -> Pipeline:
-        """Return the pipeline; raise SettingsError for the first mistake."""
+        """Return the pipeline; raise SettingsError for the first mistake, without the values of secrets."""
+        try:
+            return self._made()
+        except SettingsError as error:
+            raise SettingsError(without_secrets(str(error), self._expansion.secrets)) from None
+
+    def _made(self) -> Pipeline:
         content = self._document.content
         for key in content:
             known = [*top_level(), "source", "lineage", "spark", *LISTS, "profile"]
-            check_known(key, dict.fromkeys(known), self._where(())(key))
+            files = [f"{each}_file" for each in top_level()] if key.endswith("_file") else []
+            check_known(key, dict.fromkeys([*known, *files]), self._where(())(key))
         if SOURCE not in content:
             raise SettingsError(f"{self._document.name} lacks the table [source]")
         given = {key: value for key, value in content.items() if key not in (*LISTS, SOURCE, "lineage")}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -173,8 +173,9 @@ class DriverState:
 class Driver:
     """The driver of this process, on the checkpoint in a folder of this machine."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / _FILE
+    def __init__(self, folder: Path, spell: Callable[[BaseException], str] = str) -> None:
+        """`spell` returns what an error says, as `status` may show it."""
+        self._file, self._spell = folder / _FILE, spell
         self._state = DriverState(RUNNING, os.getpid(), socket.gethostname(), _now())
 
     @contextmanager
@@ -190,7 +191,7 @@ class Driver:
         except PipelineBusy:
             raise
         except BaseException as error:
-            text = " ".join(text_of(error).split()) or name_of(error)
+            text = " ".join(text_of(error, self._spell).split()) or name_of(error)
             self._write(descriptor, replace(self._state, state=FAILED, time=_now(), why=text))
             raise
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,12 @@ from penstock.spark.source.spark41_reader import check_unlimited
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# What Spark keeps state for, as a plan names it.
-_KEEPS_STATE = re.compile(r"\b(Aggregate|Deduplicate|Distinct|FlatMapGroups|TransformWithState|GlobalLimit|Window)")
+# What Spark keeps state for, as a plan names it; and a join, if both of its sides are streams.
+_KEEPS_STATE = re.compile(
+    r"Aggregate|Deduplicate|Distinct|(?:Flat)?Map(?:Co)?Groups|CoGroup|TransformWithState|GlobalLimit|Window|Except|Intersect"
+)
+_JOIN, _SOURCE = "Join", ""
+_CLOCK = re.compile(r"Current(?:Date|Time|Timestamp)|Now|LocalTimestamp|CurBatchTimestamp")
 
 
 class PipelineInvalid(ConfigurationError):
@@ -99,9 +104,9 @@ class Validation:
             if not is_connect(self._spark):  # there the start of the query says it
                 self._check_streaming(frames[self._pipeline.trunk])
         except (PenstockError, PySparkException) as error:
-            self._problems.append(f"{place}: {one_line(error)}")
+            self._problems.append(f"{place}: {one_line(error, self._pipeline.masked)}")
         except (Exception, SystemExit) as error:  # a function of the user's
-            self._problems.append(f"{place}: {name_of(error)}: {one_line(error)}")
+            self._problems.append(f"{place}: {name_of(error)}: {one_line(error, self._pipeline.masked)}")
         else:
             return frames
         finally:
@@ -112,8 +117,10 @@ class Validation:
         """Refuse what would be counted batch by batch on a branch, where it looks as if it were the whole stream."""
         if is_connect(self._spark):
             raise ConfigurationError("steps behind a branch need a driver that sees its plan, not Spark Connect")
-        added = set(_KEEPS_STATE.findall(_analyzed(frames[number]).toString()))
-        added -= set(_KEEPS_STATE.findall(_analyzed(frames[self._pipeline.trunk]).toString()))
+        here, trunk = (_stateful(_analyzed(frames[each])) for each in (number, self._pipeline.trunk))
+        # A step may read the trunk more than once: then it has its operators, and its sources, as often.
+        times = here.pop(_SOURCE) // trunk.pop(_SOURCE)
+        added = [name for name, count in here.items() if count > times * trunk[name]]
         if added:
             raise ConfigurationError(
                 f"{min(added)} over a stream does not work behind a branch, where each batch is computed by itself: "
@@ -159,10 +166,51 @@ class Validation:
             found = rows.where(condition)
             _ = found.schema  # Spark Connect looks at the condition only now
         except PySparkException as error:
-            return one_line(error)
+            return one_line(error, self._pipeline.masked)
         if not is_connect(self._spark) and _analyzed(rows).deterministic() and not _analyzed(found).deterministic():
             return f"{condition!r} takes other rows each time it is asked: leave out rand(), uuid() and such"
+        if not is_connect(self._spark) and _reads_clock(_analyzed(found)):
+            return (
+                f"{condition!r} takes other rows when a batch is repeated later: leave out now() and such, or compare "
+                "with a column that a step makes of it"
+            )
         return None
+
+
+def _stateful(plan: Any) -> Counter[str]:
+    """Return how often a plan has each operator that keeps state of a stream, and how many sources, as `_SOURCE`."""
+    found: Counter[str] = Counter()
+    for node in _streaming(plan):
+        name, inputs = str(node.nodeName()), [child for child in _listed(node.children()) if child.isStreaming()]
+        if _KEEPS_STATE.match(name) or (name == _JOIN and inputs[1:]):
+            found[name] += 1
+        elif not inputs:
+            found[_SOURCE] += 1
+    return found
+
+
+def _streaming(plan: Any) -> Iterator[Any]:
+    if plan.isStreaming():
+        yield plan
+        for child in _listed(plan.children()):  # no subquery reads a stream: Spark refuses it
+            yield from _streaming(child)
+
+
+def _reads_clock(plan: Any) -> bool:
+    """Return whether the condition of a plan, which is the last thing in it, depends on when it is asked."""
+    while plan.nodeName() != "Filter":
+        plan = plan.children().apply(0)
+    waiting = [plan.condition()]
+    while waiting:
+        expression = waiting.pop()
+        if _CLOCK.fullmatch(expression.nodeName()):
+            return True
+        waiting += _listed(expression.children())
+    return False
+
+
+def _listed(found: Any) -> list[Any]:
+    return [found.apply(number) for number in range(found.size())]
 
 
 def _analyzed(rows: DataFrame) -> Any:

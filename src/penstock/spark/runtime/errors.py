@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -73,8 +73,11 @@ def _said(error: object) -> str:
         return text_of(error) if isinstance(error, BaseException) else type(error).__name__
 
 
-def one_line(error: object) -> str:
-    """Return what an error is about: the end of the Python traceback that it carries, or else its first line."""
+def one_line(error: object, masked: Callable[[str], str] = str) -> str:
+    """Return what an error is about: the end of the Python traceback that it carries, or else its first line.
+
+    `masked` takes secrets out. It is called before a long text is cut, for nobody knows a part of a secret again.
+    """
     told = _said(error).partition(_PLAN)[0]
     gone = _NO_SERVER.search(told)
     if gone:
@@ -92,6 +95,7 @@ def one_line(error: object) -> str:
             text = f"{found[-1][1]}: {found[-1][2]}"
         if found and found[-1][1] == _BRIDGE:
             text = _of_java(lines[begun:]) or text
+    text = masked(text)
     return text if len(text) <= _MOST else text[:_MOST] + "..."
 
 

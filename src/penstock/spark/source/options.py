@@ -23,6 +23,9 @@ ColumnNames: TypeAlias = Literal["redis", "kafka"]
 PayloadForm: TypeAlias = Literal["raw", "json", "msgpack", "avro"]
 Mode: TypeAlias = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
 EARLIEST, LATEST, GROUP = "earliest", "latest", "group"
+# All names of an option, of which the first is ours.
+MAX_ROWS = ("maxRowsPerTrigger", "maxOffsetsPerTrigger", "maxRecordsPerTrigger", "maxEntriesPerTrigger")
+MIN_ROWS, GROUP_NAMES = ("minRowsPerTrigger", "minOffsetsPerTrigger"), ("group", "kafka.group.id")
 _SPARKS_OWN = ("checkpointLocation", "queryName", "includeHeaders", "header")
 
 
@@ -103,15 +106,13 @@ class SourceOptions:
             payload=_payload(options),
             starting=_bound(options, "starting"),
             ending=_bound(options, "ending"),
-            group=options.text("group", "kafka.group.id"),
+            group=options.text(*GROUP_NAMES),
             group_force=options.flag("groupForce", default=False),
             fail_on_data_loss=options.flag("failOnDataLoss", default=True),
             wait_for_streams=options.flag("waitForStreams", default=False),
-            max_rows=options.whole(
-                "maxRowsPerTrigger", "maxOffsetsPerTrigger", "maxRecordsPerTrigger", "maxEntriesPerTrigger"
-            ),
+            max_rows=options.whole(*MAX_ROWS),
             max_bytes=options.whole("maxBytesPerTrigger"),
-            min_rows=options.whole("minRowsPerTrigger", "minOffsetsPerTrigger"),
+            min_rows=options.whole(*MIN_ROWS),
             max_trigger_delay=options.duration("maxTriggerDelay", timedelta(minutes=15)),
             min_partitions=options.whole("minPartitions"),
             max_rows_per_partition=options.whole("maxRowsPerPartition", "maxRecordsPerPartition") or 250_000,

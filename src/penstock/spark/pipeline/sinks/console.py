@@ -29,6 +29,10 @@ class ConsoleWriter:
         """Yield nothing: everything can be shown."""
         yield from ()
 
+    def has(self, key: BatchKey) -> bool:  # noqa: ARG002
+        """Say no: what was shown may be shown again."""
+        return False
+
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Show a batch."""
         print(f"batch {key.number}")  # noqa: T201 - that is what it is for

@@ -105,10 +105,16 @@ class DeltaWriter(_DeltaSink):
             wanted = library().Schema.from_arrow(nullable_arrow(self._schema(schema)))
             yield from self._misfits(_types(wanted), _types(log.table.schema()), log.partition_by)
 
+    def has(self, key: BatchKey) -> bool:
+        """Return whether the batch is in the table."""
+        log = DeltaLog.open(self._location)
+        return log is not None and log.has((self._owner(key), key.number))
+
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch, unless the table has it; return whether it was new."""
         upsert, batch = Upsert.of(self._sink, rows.schema), (self._owner(key), key.number)
         log = self._log(rows.schema)
+        mark("delta prepared")
         if log.has(batch):
             return False
         if upsert is None:
@@ -160,7 +166,8 @@ class DeltaWriter(_DeltaSink):
             log.refresh()
             if not log.has(batch):
                 raise
-            return False
+            # A store that did not hear its own answer may report our own commit as a conflict.
+            return any(file.path.startswith(f"{folder}/") for file in log.files())
         return True
 
     def _tidy(self, folder: str, attempt: str) -> None:
@@ -237,6 +244,10 @@ class DeltaSparkWriter(_DeltaSink):
         except PySparkException as error:
             yield f"the table at {self._sink.path} cannot be read: {one_line(error)}"
 
+    def has(self, key: BatchKey) -> bool:
+        """Return whether the batch is in the table."""
+        return self._is_table(self._spark) and self._has_commit(self._spark, f"{self._owner(key)} {key.number} ")
+
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch, unless the table has it; return whether it was new."""
         spark, upsert = rows.sparkSession, Upsert.of(self._sink, rows.schema)
@@ -248,8 +259,11 @@ class DeltaSparkWriter(_DeltaSink):
             self._merge(self.partitions.added(upsert.newest(rows)), upsert, key, token)
         mark("delta committed")
         # Delta leaves a batch out that it has, and does not say so: then no commit is ours.
+        return self._has_commit(spark, token)
+
+    def _has_commit(self, spark: SparkSession, token: str) -> bool:
         recent = spark.sql(f"DESCRIBE HISTORY {self._name} LIMIT {_RECENT}").select("userMetadata").collect()
-        return any(row[0] == token for row in recent)
+        return any((row[0] or "").startswith(token) for row in recent)
 
     def _append(self, rows: DataFrame, key: BatchKey, token: str) -> None:
         writer = rows.write.format("delta").mode("append").option("mergeSchema", str(self._sink.evolve).lower())

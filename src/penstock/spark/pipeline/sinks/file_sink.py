@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from penstock.spark.lake.partitions import Partitions
 from penstock.spark.pipeline.files import Files, local_path
 from penstock.spark.pipeline.origin import Origin
-from penstock.spark.pipeline.sink_options import Delta, Iceberg, KeyedOptions, Parquet
-from penstock.spark.pipeline.sinks.keyed import is_null_in_key, null_rules
+from penstock.spark.pipeline.sink_options import Delta, Iceberg, Parquet
+from penstock.spark.pipeline.sinks.keyed import is_refused_for_key, key_rules
 from penstock.spark.pipeline.sinks.refusal import RefusalRule, Refusals, broken, is_of_spark
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ class FileSink:
 
     def __init__(self, sink: Parquet | Delta | Iceberg) -> None:
         self.partitions = Partitions.of(sink.partition_by)
-        self._key: tuple[str, ...] = sink.key if isinstance(sink, KeyedOptions) else ()
+        self._of_keys = sink
 
     def is_refusal(self, error: BaseException) -> bool:
         """Return whether a write may have failed for a value in a row: file systems say it in many ways."""
-        return is_null_in_key(error) or (bool(self.partitions.each) and is_of_spark(error))
+        return is_refused_for_key(error) or (bool(self.partitions.each) and is_of_spark(error))
 
     def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
         """Yield the rows that the sink does not take, and write nothing."""
@@ -41,7 +41,7 @@ class FileSink:
 
     def rules(self, schema: StructType) -> Iterator[RefusalRule]:
         """Yield rules for values that cannot be written."""
-        yield from null_rules(self._key)
+        yield from key_rules(self._of_keys, schema)
         yield from folder_rules(self.partitions, schema)
 
 

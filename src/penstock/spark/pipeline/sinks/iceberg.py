@@ -59,10 +59,15 @@ class IcebergWriter(FileSink):
             nullable_arrow(wanted), is_keyed=upsert is not None, may_add=self._sink.evolve
         )
 
+    def has(self, key: BatchKey) -> bool:
+        """Return whether the batch is in the table."""
+        return self._table.is_there() and self._table.has(BatchNote(key.query, self._sink.name, key.number))
+
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch, unless the table has it; return whether it was new."""
         upsert, note = Upsert.of(self._sink, rows.schema), BatchNote(key.query, self._sink.name, key.number)
         self._table.open(nullable_arrow(table_schema(upsert, rows.schema)), may_add=self._sink.evolve)
+        mark("iceberg prepared")
         if self._table.has(note):
             return False
         if upsert is None:
@@ -163,6 +168,11 @@ class IcebergSparkWriter(FileSink):
     def _opened(self, spark: SparkSession) -> IcebergJavaTable:
         return IcebergJavaTable(self._sink.table, self._catalogue, self.partitions, spark)
 
+    def has(self, key: BatchKey) -> bool:
+        """Return whether the batch is in the table."""
+        table = self._opened(self._spark)
+        return table.is_there() and table.has(BatchNote(key.query, self._sink.name, key.number))
+
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch, unless the table has it; return whether it was new."""
         from py4j.protocol import Py4JJavaError
@@ -171,6 +181,7 @@ class IcebergSparkWriter(FileSink):
         table = self._opened(rows.sparkSession)
         try:
             table.open(table_schema(upsert, rows.schema), may_add=self._sink.evolve)
+            mark("iceberg prepared")
             if table.has(note):
                 return False
             if upsert is None:

@@ -1,7 +1,8 @@
 """Any database with transactions, through Spark's own JDBC writer and a table beside the target.
 
-Tasks write the rows of a batch to a table of its own, in parallel. A task that Spark runs twice may have written its
-rows twice: they are counted before one transaction moves them and notes the batch in `penstock_jdbc_batches`.
+Tasks write the rows of a batch to a table of its own, in parallel. A task that Spark runs twice may write its rows
+twice, also after the others are done: they are counted, and counted again in the one transaction that moves them and
+notes the batch in `penstock_jdbc_batches`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.origin import Origin, SourceEntry, visible
 from penstock.spark.pipeline.sink_options import Jdbc
 from penstock.spark.pipeline.sinks.jdbc_connection import JdbcConnection, JdbcDatabase, JdbcFailed
-from penstock.spark.pipeline.sinks.keyed import ORDER_LENGTH, Upsert, is_null_in_key
+from penstock.spark.pipeline.sinks.keyed import ORDER_LENGTH, Upsert, is_refused_for_key
 from penstock.spark.pipeline.sinks.refusal import Refusal, Refusals, told_of
 from penstock.spark.pipeline.sinks.staged import Names, StagedWriter, as_json, bisected, misfits
 
@@ -46,6 +47,7 @@ class JdbcWriter(StagedWriter):
         super().__init__(sink)
         self._sink, self._spark = sink, spark
         self._database = JdbcDatabase(sink, spark)
+        self._staged = 0  # rows of the last batch
 
     # --- before anything runs ---
 
@@ -100,6 +102,12 @@ class JdbcWriter(StagedWriter):
         )
         return -1 if found is None else found
 
+    def has(self, key: BatchKey) -> bool:
+        """Return whether the table has the batch."""
+        with self.transaction() as connection:
+            is_noted = connection.columns(self._beside(_BATCHES)) is not None
+            return is_noted and self._last(connection, key) >= key.number
+
     def new_stage(self, key: BatchKey) -> str:
         """Return the name of the table for a batch: always the same, which the next batch overwrites."""
         return self._beside(self.beside(key))
@@ -109,18 +117,31 @@ class JdbcWriter(StagedWriter):
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        wanted, found = 0, None
+        found = None
         for _ in range(_TRIES):
             seen = Observation()
             self._save(rows.observe(seen, f.count(f.lit(1)).alias("rows")), stage, "overwrite", upsert)
-            wanted = int(seen.get["rows"])
+            self._staged = int(seen.get["rows"])
             with self.transaction() as connection:
-                found = connection.number(f"SELECT COUNT(*) FROM {stage}")  # noqa: S608 - our own name
-            if found == wanted:
+                found = self._count(connection, stage)
+            if found == self._staged:
                 return "1 = 1"
-        raise JdbcStageDiffers(
-            f"{stage} holds {found} rows and not the {wanted} of the batch: a task was repeated after it had written. "
-            "Start the pipeline again, and look why executors are lost"
+        raise self._differs(stage, found)
+
+    def check_moved(self, transaction: JdbcConnection, stage: str, moved: int, upsert: Upsert | None) -> None:  # type: ignore[override]
+        """Raise JdbcStageDiffers unless the rows that were moved are those that were given to the tasks."""
+        # Of rows with a key not all are moved. What the moving statements saw is still there behind them.
+        found = moved if upsert is None else self._count(transaction, stage)
+        if found != self._staged:
+            raise self._differs(stage, found)
+
+    def _count(self, connection: JdbcConnection, stage: str) -> int | None:
+        return connection.number(f"SELECT COUNT(*) FROM {stage}")  # noqa: S608 - our own name
+
+    def _differs(self, stage: str, found: int | None) -> JdbcStageDiffers:
+        return JdbcStageDiffers(
+            f"{stage} holds {found} rows and not the {self._staged} of the batch: a task was repeated after it had "
+            "written. Start the pipeline again, and look why executors are lost"
         )
 
     @contextmanager
@@ -181,7 +202,7 @@ class JdbcWriter(StagedWriter):
 
     def is_refusal(self, error: BaseException) -> bool:
         """Return whether a write may have failed for a value in a row."""
-        return is_null_in_key(error) or (isinstance(error, JdbcFailed) and error.is_about_values)
+        return is_refused_for_key(error) or (isinstance(error, JdbcFailed) and error.is_about_values)
 
     def refused_by_database(self, rows: DataFrame, origin: Origin | None, upsert: Upsert | None) -> Refusals:
         """Yield the rows that the database refuses.

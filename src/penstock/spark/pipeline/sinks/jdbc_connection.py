@@ -117,9 +117,9 @@ class JdbcConnection:
             statement.close()
         return True
 
-    def run(self, statement: str) -> None:
-        """Run a statement without values."""
-        self.execute(statement)
+    def run(self, statement: str) -> int:
+        """Run a statement without values; return the number of rows that it touched."""
+        return self.execute(statement)
 
     def execute(self, sql: str, *values: str | int) -> int:
         """Run a statement; return the number of rows that it touched."""
@@ -138,7 +138,7 @@ class JdbcConnection:
         finally:
             statement.close()
 
-    def attempted(self, work: Callable[[], None]) -> JdbcFailed | None:
+    def attempted(self, work: Callable[[], object]) -> JdbcFailed | None:
         """Do some work; take it back and return why if the database refuses a value in it."""
         from py4j.protocol import Py4JJavaError
 

@@ -21,29 +21,42 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 DELETED = "penstock_deleted"  # 1 in a row that deletes; it goes to no table
-_NUMBER = "_penstock_number"
+_NUMBER, _TIE = "_penstock_number", "_penstock_tie"
 _NULL_IN_KEY = "a column of the key is null"
+_NO_ENTRY = "a row of a sink with a key comes from no entry"
 _DIGITS = 20  # of the greatest number of 64 bits
+_ENTRY_ID = f"^[0-9]{{1,{_DIGITS}}}-[0-9]{{1,{_DIGITS}}}$"
+_WHY_NO_ENTRY = (
+    "is not the id of an entry, by which rows with a key are ordered: call this column something else, or name one in "
+    "order_by"
+)
 ORDER_LENGTH = 2 * _DIGITS + 1
 
 
 @dataclass(frozen=True)
 class Upsert:
-    """How the rows of a sink replace others. `order` is None where a later batch wins."""
+    """How the rows of a sink replace others. `order` is None where a later batch wins.
+
+    `tie` is the column with the id of the entry, which decides between rows of a batch that are equal in `order_by`.
+    """
 
     key: tuple[str, ...]
     order: str | None
     entry_id: str | None
     delete_when: str | None
+    tie: str | None = None
 
     @classmethod
     def of(cls, sink: KeyedOptions, schema: StructType) -> Upsert | None:
         """Return how a sink replaces rows of this schema; None if it appends."""
         if not sink.key:
             return None
-        origin = origin_of(schema) if sink.order_by is None else None
-        order = sink.order_by if origin is None else sink.order_column
-        return cls(sink.key, order, None if origin is None else origin.id, sink.delete_when)
+        origin = origin_of(schema)
+        if sink.order_by is not None:
+            return cls(sink.key, sink.order_by, None, sink.delete_when, None if origin is None else origin.id)
+        if origin is None:
+            return cls(sink.key, None, None, sink.delete_when)
+        return cls(sink.key, sink.order_column, origin.id, sink.delete_when)
 
     @property
     def has_order_of_its_own(self) -> bool:
@@ -53,17 +66,24 @@ class Upsert:
     def newest(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each key as the table has it, with the column `DELETED` if rows may delete.
 
-        Writing them fails for a null in a key: nothing equals it, so that such a row would never be replaced.
+        Writing them fails for a null in a key: nothing equals it, so that such a row would never be replaced. It also
+        fails where the id of the entry is the order, and is none.
         """
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
-        marked = visible(self.marked(rows))
-        raised = f.raise_error(_NULL_IN_KEY)
-        checked = {name: f.when(f.isnull(name), raised).otherwise(f.col(name)) for name in self.key}
-        order = f.lit(None) if self.order is None else f.col(self.order)
-        number = f.row_number().over(Window.partitionBy(*self.key).orderBy(order.desc_nulls_last()))
-        return marked.withColumns(checked).withColumn(_NUMBER, number).where(f"{_NUMBER} = 1").drop(_NUMBER)
+        tie = f.lit(None) if self.tie is None else f.expr(entry_order(self.tie))
+        marked = visible(self.marked(rows).withColumn(_TIE, tie))
+        reasons = dict.fromkeys(self.key, _NULL_IN_KEY)
+        if self.has_order_of_its_own and self.order is not None:
+            reasons[self.order] = _NO_ENTRY
+        checked = {
+            name: f.when(f.isnull(name), f.raise_error(why)).otherwise(f.col(name)) for name, why in reasons.items()
+        }
+        orders = [_TIE] if self.order is None else [self.order, _TIE]
+        newest_first = Window.partitionBy(*self.key).orderBy(*(f.col(name).desc_nulls_last() for name in orders))
+        numbered = marked.withColumns(checked).withColumn(_NUMBER, f.row_number().over(newest_first))
+        return numbered.where(f"{_NUMBER} = 1").drop(_NUMBER, _TIE)
 
     def marked(self, rows: DataFrame) -> DataFrame:
         """Return all rows, with their order if the table keeps it, and with `DELETED` if they may delete."""
@@ -138,17 +158,25 @@ def table_schema(upsert: Upsert | None, schema: StructType) -> StructType:
 
 
 def entry_order(column: str) -> str:
-    """Return, in SQL, a text for an id that sorts as its two numbers do: `17-3` is both of them with 20 digits."""
+    """Return, in SQL, a text for an id that sorts as its two numbers do: `17-3` is both of them with 20 digits.
+
+    It is null for what is no id.
+    """
     ms, seq = (f"lpad(substring_index(`{column}`, '-', {part}), {_DIGITS}, '0')" for part in (1, -1))
-    return f"concat({ms}, '-', {seq})"
+    return f"CASE WHEN `{column}` RLIKE '{_ENTRY_ID}' THEN concat({ms}, '-', {seq}) END"
 
 
-def null_rules(key: Sequence[str]) -> Iterator[RefusalRule]:
-    """Yield rules for rows that cannot be written for their key."""
-    for name in key:
+def key_rules(sink: object, schema: StructType) -> Iterator[RefusalRule]:
+    """Yield rules for rows that a sink with a key cannot order or replace."""
+    upsert = Upsert.of(sink, schema) if isinstance(sink, KeyedOptions) else None
+    if upsert is None:
+        return
+    for name in upsert.key:
         yield RefusalRule(name, f"`{name}` IS NULL", "is null, and belongs to the key")
+    if upsert.entry_id is not None:
+        yield RefusalRule(upsert.entry_id, f"{entry_order(upsert.entry_id)} IS NULL", _WHY_NO_ENTRY)
 
 
-def is_null_in_key(error: BaseException) -> bool:
-    """Return whether a write has failed for a null in a key."""
-    return _NULL_IN_KEY in str(error)
+def is_refused_for_key(error: BaseException) -> bool:
+    """Return whether a write has failed for a row that cannot be ordered or replaced."""
+    return _NULL_IN_KEY in str(error) or _NO_ENTRY in str(error)

@@ -72,11 +72,18 @@ class ParquetWriter(FileSink):
                     "there: write to another path"
                 )
 
+    def has(self, key: BatchKey) -> bool:
+        """Tell whether the batch is there."""
+        return self._files.is_shown(self._shown(key))
+
+    def _shown(self, key: BatchKey) -> str:
+        return joined(self._sink.path, f"{COLUMN}={key.folder}")
+
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch, unless it is there; tell whether it was new."""
         rows = self.partitions.added(visible(rows))
         path, files = self._sink.path, self._files
-        hidden, shown = joined(path, _HIDDEN, attempt_of(key)), joined(path, f"{COLUMN}={key.folder}")
+        hidden, shown = joined(path, _HIDDEN, attempt_of(key)), self._shown(key)
         if files.is_shown(shown):
             tidy(files, joined(path, _HIDDEN), key)
             return False

@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.origin import HIDDEN, Origin, SourceEntry, visible
 from penstock.spark.pipeline.sink_options import Postgres
-from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, is_null_in_key
+from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, is_refused_for_key
 from penstock.spark.pipeline.sinks.refusal import Refusal, RefusalRule, Refusals, time_rules
 from penstock.spark.pipeline.sinks.staged import Column, Names, StagedWriter, as_json, bisected, misfits
 from penstock.spark.runtime.code_shipping import Shipped
@@ -77,9 +77,9 @@ class PostgresTransaction:
 
     connection: psycopg.Connection[Any]
 
-    def run(self, statement: str) -> None:
-        """Run a statement."""
-        self.connection.execute(statement.encode())
+    def run(self, statement: str) -> int:
+        """Run a statement; return the number of rows that it touched."""
+        return self.connection.execute(statement.encode()).rowcount
 
     def commit(self) -> None:
         """Make everything visible."""
@@ -181,6 +181,12 @@ class PostgresWriter(StagedWriter):
             found = connection.execute(query.encode(), [key.query, self._sink.name]).fetchone()
         return -1 if found is None else int(found[0])
 
+    def has(self, key: BatchKey) -> bool:
+        """Return whether the table has the batch."""
+        with closing(self._connection()) as connection:
+            is_noted = _columns(connection, self._beside(_BATCHES)) is not None
+        return is_noted and self.last(key) >= key.number
+
     def new_stage(self, key: BatchKey) -> str:
         """Return the name of the table for a batch; drop what earlier attempts have left."""
         psycopg, prefix = _driver(), self.beside(key)
@@ -270,7 +276,7 @@ class PostgresWriter(StagedWriter):
 
     def is_refusal(self, error: BaseException) -> bool:
         """Return whether a write may have failed for a value in a row."""
-        return isinstance(error, PostgresRefused) or is_null_in_key(error) or _is_about_values(error)
+        return isinstance(error, PostgresRefused) or is_refused_for_key(error) or _is_about_values(error)
 
     def rules(self, schema: StructType) -> Iterator[RefusalRule]:
         """Yield rules for times that Python has no values for."""
@@ -385,7 +391,8 @@ FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
 WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
 _UNIQUE = """
-SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey)
+SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute
+  ON attrelid = indrelid AND attnum = ANY ((indkey::int2[])[0:indnkeyatts - 1]) -- without columns behind INCLUDE
 WHERE indrelid = to_regclass(%s) AND indisunique AND indpred IS NULL AND indexprs IS NULL GROUP BY indexrelid
 """
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
 from penstock.spark.pipeline.origin import Origin, visible
 from penstock.spark.pipeline.sink_options import Jdbc, Postgres
-from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, null_rules, table_schema
+from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, key_rules, table_schema
 from penstock.spark.pipeline.sinks.refusal import RefusalRule, Refusals, broken, unbroken
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ _EVERY = "1 = 1"
 class Transaction(Protocol):
     """An open transaction; what was not committed at its end is rolled back."""
 
-    def run(self, statement: str) -> None:
-        """Run a statement."""
+    def run(self, statement: str) -> int:
+        """Run a statement; return the number of rows that it touched."""
 
     def commit(self) -> None:
         """Make everything visible."""
@@ -63,6 +63,10 @@ class StagedWriter(ABC):
 
     # --- a batch ---
 
+    @abstractmethod
+    def has(self, key: BatchKey) -> bool:
+        """Return whether the table has the batch."""
+
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch, unless the table has it; return whether it was new."""
         upsert = Upsert.of(self._declared, rows.schema)
@@ -76,7 +80,8 @@ class StagedWriter(ABC):
         with self.transaction() as transaction:
             is_new = self.note(transaction, key)
             if is_new:
-                self.move(transaction, stage, plain.columns, upsert, condition)
+                moved = self.move(transaction, stage, plain.columns, upsert, condition)
+                self.check_moved(transaction, stage, moved, upsert)
                 mark(f"{self.kind} moved")
                 transaction.commit()
         mark(f"{self.kind} committed")
@@ -120,19 +125,22 @@ class StagedWriter(ABC):
         columns: Sequence[str],
         upsert: Upsert | None,
         condition: str = _EVERY,
-    ) -> None:
-        """Move the staged rows for which the condition is true into the target."""
+    ) -> int:
+        """Move the staged rows for which the condition is true into the target; return how many the last step moved."""
         there = self.spelled(transaction, [name for name in columns if name != DELETED])
         into, taken = ", ".join(there.values()), ", ".join(map(self.quoted, there))
         deletes = upsert is not None and upsert.delete_when is not None
         chosen = f"{condition} AND {stage}.{self.quoted(DELETED)} = 0" if deletes else condition
         insert = f"INSERT INTO {self.target} ({into}) SELECT {taken} FROM {stage} WHERE {chosen}"  # noqa: S608
         if upsert is None:
-            transaction.run(insert)
-            return
-        names = Names(self.target, stage, there, self.quoted, upsert)
+            return transaction.run(insert)
+        names, moved = Names(self.target, stage, there, self.quoted, upsert), 0
         for statement in self.replacing(names, insert, condition, deletes=deletes):
-            transaction.run(statement)
+            moved = transaction.run(statement)
+        return moved
+
+    def check_moved(self, transaction: Transaction, stage: str, moved: int, upsert: Upsert | None) -> None:  # noqa: B027
+        """Raise an error if the rows that were moved cannot be those of the batch."""
 
     @abstractmethod
     def replacing(self, names: Names, insert: str, condition: str, *, deletes: bool) -> Iterator[str]:
@@ -160,7 +168,7 @@ class StagedWriter(ABC):
     def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
         """Yield the rows that the table does not take, and write nothing."""
         upsert = Upsert.of(self._declared, rows.schema)
-        rules: list[RefusalRule] = [*self.rules(rows.schema), *null_rules(self._declared.key)]
+        rules: list[RefusalRule] = [*self.rules(rows.schema), *key_rules(self._declared, rows.schema)]
         yield from broken(rows, rules, origin)
         yield from self.refused_by_database(unbroken(rows, rules), origin, upsert)
 

@@ -22,5 +22,8 @@ class Writer(Choosy, Protocol):
     def problems(self, schema: StructType) -> Iterator[str]:
         """Yield what would keep rows of this schema from being written; write nothing."""
 
+    def has(self, key: BatchKey) -> bool:
+        """Tell whether the batch is there; of one that is not shown in one step, whether a part of it may be."""
+
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch, unless it is there; tell whether it was new."""
