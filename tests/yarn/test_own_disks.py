@@ -80,7 +80,7 @@ def test_what_is_written_elsewhere_is_told_and_not_committed(
     share = "name a place that the driver and all executors share, such as hdfs:// or s3a://"
     for name in ("parquet", "delta", "iceberg", "staging"):
         assert "FilesMissing: " in said[name], said
-        assert said[name].endswith(f"{share}. Mend the cause and start it again: it goes on with the same batch")
+        assert said[name].endswith(f"{share}. Fix the cause and start it again: it continues with the same batch")
     assert "results that are not there for the driver: name a root that the driver and all" in said["results"]
     assert "the driver and all executors must share the file system of the archive. Nothing was" in said["archive"]
     assert "name a folder for --results that the driver and all executors share" in said["again"]

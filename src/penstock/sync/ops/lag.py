@@ -151,19 +151,19 @@ def _advance(client: StreamClient, counts: Sequence[_Count], most: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _CountStep:
+class _LagStep:
     count: int
     first: str
     further: str  # where to go on; '' = the range has ended
     length: int
 
 
-def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]], most: int) -> list[_CountStep]:
+def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]], most: int) -> list[_LagStep]:
     replies = run_many(client, "streams/count_range", [([key], [start, end, most]) for key, start, end in ranges])
     return [
-        _CountStep(0, "", "", 0)
+        _LagStep(0, "", "", 0)
         if isinstance(reply, PenstockError)
-        else _CountStep(int(reply[0]), reply[1].decode(), reply[2].decode(), int(reply[3]))
+        else _LagStep(int(reply[0]), reply[1].decode(), reply[2].decode(), int(reply[3]))
         for reply in replies
     ]
 
