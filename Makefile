@@ -102,7 +102,7 @@ bench-spark: $(VENV)/.dev ## Measure the Spark source and sink beside the limits
 bench-archive: $(VENV)/.dev ## Archive, verify and replay messages at two sizes: time and memory for each (ARGS="--big 10000000")
 	@$(BIN)/python -m bench.archive $(ARGS)
 
-bench-commits: $(VENV)/.dev ## Commit to an archive 100,000 times, and compare what it costs then with one of 100 (a quarter of an hour)
+bench-commits: $(VENV)/.dev ## Commit to an archive 100,000 times, and compare what it costs then with one of 100 (takes an hour or more)
 	@$(BIN)/python -m bench.archive_commits --commits 100000 --strict $(ARGS)
 
 bench-inspector: $(VENV)/.dev ## Measure what the Inspector and the dashboard cost a server with a million pending entries

@@ -17,12 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.cli.app import app
 from penstock.cli.worker_metrics import serve
 from penstock.events import Event, EventName
-from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.pipeline.metrics import PipelineMetrics
 from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamProducer
 from penstock.sync.ops import Inspector, Sampler
 from penstock.sync.ops.metrics import InspectorCollector
 from penstock.sync.tasks import RedisTaskQueue, Task
+from tests.helpers.missing import usual_server
 from tools import cli_reference
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -98,7 +98,7 @@ def served() -> dict[str, set[str]]:
     }
     for name, fields in events.items():
         pipeline(Event(name, "orders", "revenue", fields))
-    server = EmbeddedServer()
+    server = usual_server().server()
     server.start()
     try:
         with StreamClient.from_url(server.unix_url) as client:

@@ -197,7 +197,9 @@ def test_a_killed_driver_changes_nothing_of_that(
     run(Pipeline.from_file(file))
     for store in ("postgres", "delta", "iceberg"):
         assert stores.rows(store, "k", "version") == NEWEST, store
-    left = postgres.execute("SELECT relname FROM pg_class WHERE relkind = 'r' AND relname LIKE 'penstock%'")
+    left = postgres.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename LIKE 'penstock%'"
+    )
     assert left == [("penstock_batches",)]
 
 
@@ -386,7 +388,9 @@ def test_a_table_in_a_schema_keeps_what_only_it_has(
     assert writer.write(changes(("a", "2-0", "two"), ("b", "3-0", "-"), ("c", "4-0", "one")), BatchKey("q", 1), no_mark)
     found = postgres.execute('SELECT k, word, note FROM "My shop"."Latest" ORDER BY k')
     assert found == [("a", "two", "mine"), ("c", "one", "none")]
-    tables = postgres.execute("SELECT relname FROM pg_class WHERE relkind = 'r' AND relname LIKE 'penstock%'")
+    tables = postgres.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'My shop' AND tablename LIKE 'penstock%'"
+    )
     assert tables == [("penstock_batches",)]
 
 

@@ -139,9 +139,9 @@ def test_groups_show_their_lag_and_what_is_pending() -> None:
     )
     idle = GroupInfo("orders", "idle", GroupKind.CONSUMERS, 0, 0, "1-1", Lag(0, 0.0))
     page = Page(render(figures(groups=(behind, idle)), TARGET, DAY, NOON_MS, "https://desk/ops"), "https://desk/ops")
-    assert page.tiles["Lag now"] == "≥ 1,200"
+    assert page.tiles["Lag now"] == "≤ 1,200"
     assert page.tiles["Pending now"] == "5"
-    assert page.row("a & b") == ["a & b", "orders", "≥ 1,200", "1 min 30 s", "5", "4.0 s", "0", "2"]
+    assert page.row("a & b") == ["a & b", "orders", "≤ 1,200", "1 min 30 s", "5", "4.0 s", "0", "2"]
     assert page.row("idle")[2:6] == ["0", "\N{EN DASH}", "0", "\N{EN DASH}"]
     assert "https://desk/ops/group?stream=orders&group=a+%26+b" in page.links
 
